@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from txlcli.core.backend import ScoreTerms
+from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import runs_triton
 
 
@@ -34,11 +35,11 @@ class SlotAttention:
         if runs_triton(query.device, query.dtype, width):
             return self._by_triton(query, key, value, terms)
         with torch.autocast(key.device.type, enabled=False):
-            scaled = query * width**-0.5
-            scores = _plus(scaled, terms.content_bias) @ key[..., :width].mT  # (B, H, 1, C)
+            biases, rows = (terms.content_bias, terms.position_bias), query.transpose(1, 2)
+            content, position = (q.transpose(1, 2) for q in scaled_queries(rows, *biases, width**-0.5, width))
+            scores = content @ key[..., :width].mT  # (B, H, 1, C)
             if terms.position_key is not None:
-                by_distance = _plus(scaled, terms.position_bias) @ terms.position_key.to(query.dtype).mT
-                scores = scores + self._by_slot(by_distance)
+                scores = scores + self._by_slot(position @ terms.position_key.to(query.dtype).mT)
             if terms.distance_bias is not None:
                 scores = scores + self._by_slot(terms.distance_bias[:, None].to(query.dtype))
             return scores.masked_fill(self._unseen, -math.inf).softmax(dim=-1) @ value[..., :width]
@@ -62,8 +63,3 @@ class SlotAttention:
         """Return the scores (..., C) of all slots from those of m distances, (..., m), of which the first is last."""
         last = by_distance.shape[-1] - 1
         return by_distance.index_select(-1, (last - self._distance).clamp(0, last))
-
-
-def _plus(scaled: Tensor, bias: Tensor | None) -> Tensor:
-    """Add a bias (H, D) to queries (B, H, 1, D) that are scaled by 1 / sqrt(D)."""
-    return scaled if bias is None else scaled + (bias * bias.shape[1] ** -0.5).to(scaled.dtype)[:, None]

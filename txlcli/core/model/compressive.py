@@ -149,10 +149,8 @@ class CompressiveTransformer(TransformerXL):
         """True with a convolution, which has no gradient while nothing leaves the memory."""
         return self.settings.compression == "convolution"
 
-    @property
-    def has_layer_losses(self) -> bool:
-        """True with a convolution, which a reconstruction loss trains."""
-        return self.settings.compression == "convolution"
+    has_layer_losses = has_idle_weights
+    """True with a convolution, which a reconstruction loss trains."""
 
     def _zeros(self, batch_size: int, length: int) -> Memory:
         slots = self.settings.compressed_len if length else 0

@@ -181,10 +181,9 @@ class TransformerXL(LanguageModel):
     @property
     def _pads_rows(self) -> bool:
         """True if hidden states are padded for CUDA's products; the parts of other architectures read them unpadded."""
-        sizes, multiple = self.settings, row_multiple(self.device)
-        is_plain = sizes.arch == "transformer" and sizes.gating == "residual" and sizes.parts.qk_norm == "none"
-        is_odd = bool(sizes.d_model % multiple or sizes.inner_width % multiple)
-        return is_odd and is_plain and not self.encoding.changes_layers
+        parts = (self.settings.arch, self.settings.gating, self.settings.parts.qk_norm)
+        is_plain = parts == ("transformer", "residual", "none") and not self.encoding.changes_layers
+        return is_plain and row_multiple(self.device) > 1
 
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: norms, residuals and activations in few kernels between products."""
