@@ -206,8 +206,8 @@ class LoadedRun:
         given = GenerateOptions(prompt=prompt, **options)
         given.exclude("samples", because="a call generates one text")
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
-        generation = Generation(self._opened, context, given)
-        return generation.spell(next(generation.samples()), after=context.tokens[-1])
+        generation = Generation(opened=self._opened, options=given, context=context)
+        return generation.spell(next(generation.samples()), after=context[-1])
 
     @checked
     def evaluate(

@@ -73,20 +73,20 @@ def show(generation: "Generation", *, raw: bool = False) -> None:
     """Write the texts to stdout while they are sampled, with the context and the reference if requested."""
     context, options = generation.context, generation.options
     if options.reference:
-        _show_heading(f"context ({context.title})")
-        console.show_generated("".join(generation.spell(context.tokens)) + "\n", raw=raw)
+        _show_heading(f"context ({generation.title})")
+        console.show_generated("".join(generation.spell(context)) + "\n", raw=raw)
     for number, tokens in enumerate(generation.samples(), 1):
         if options.reference or options.samples > 1:
             _show_heading("generation" if options.samples == 1 else f"generation {number} of {options.samples}")
         console.show_generated(options.prompt or "", raw=raw)
         try:
-            for text in generation.spell(tokens, after=context.tokens[-1] if options.prompt else None):
+            for text in generation.spell(tokens, after=context[-1] if options.prompt else None):
                 console.show_generated(text, raw=raw)
         finally:  # the line must end before an error message, or after Ctrl-C
             console.show_line("")
     if options.reference:
         _show_heading("reference")
-        console.show_generated("".join(generation.spell(context.continuation)) + "\n", raw=raw)
+        console.show_generated("".join(generation.spell(generation.continuation)) + "\n", raw=raw)
 
 
 def _show_heading(text: str) -> None:

@@ -48,31 +48,26 @@ class GenerateResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
-    """Tokens before the generated text."""
+class Generation:
+    """Texts that a run generates after one context, while they are sampled."""
 
-    tokens: list[int]
-    title: str
+    opened: OpenRun
+    options: GenerateOptions
+    context: list[int]
+    """Tokens before the generated texts."""
+    title: str = "the prompt"
+    """Name of the context."""
     continuation: list[int] = dataclasses.field(default_factory=list)
     """Tokens that follow in the test split; empty for a prompt."""
     detokenize: Callable[[str], str] = unchanged
     """Restores ordinary spelling."""
     position: int | None = None
-    """Token of the test split after which the text begins; None for a prompt."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Texts that a run generates after one context, while they are sampled."""
-
-    opened: OpenRun
-    context: Context
-    options: GenerateOptions
+    """Token of the test split after which the texts begin; None for a prompt."""
 
     def samples(self) -> Iterator[Iterator[int]]:
         """Yield the tokens of each text while they are sampled; each text must be consumed before the next."""
         reader = _reader(self.opened)
-        context = torch.tensor(self.context.tokens)
+        context = torch.tensor(self.context)
         for number in range(self.options.samples):
             seed = self.options.seed + number
             tokens = sampling.generate(reader, context, _sampling(self.options), seed=seed)
@@ -81,8 +76,7 @@ class Generation:
     def spell(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Yield the text of tokens as they arrive: by characters, or by lines if it must be detokenized."""
         pieces = self.opened.vocab.spell(tokens, after=after)
-        detokenize = self.context.detokenize
-        return pieces if detokenize is unchanged else detokenize_lines(pieces, detokenize)
+        return pieces if self.detokenize is unchanged else detokenize_lines(pieces, self.detokenize)
 
     def result(self) -> GenerateResult:
         """Generate all texts."""
@@ -92,10 +86,10 @@ class Generation:
 
         return GenerateResult(
             run=str(self.opened.run.directory),
-            context=text(self.context.tokens),
+            context=text(self.context),
             samples=tuple(Sample(text=text(tokens), tokens=tokens) for tokens in map(list, self.samples())),
-            position=self.context.position,
-            reference=text(self.context.continuation) if self.options.reference else None,
+            position=self.position,
+            reference=text(self.continuation) if self.options.reference else None,
         )
 
 
@@ -117,7 +111,7 @@ class Conversation:
     def reply(self, prompt: str) -> Iterator[str]:
         """Yield the continuation of a prompt while it is sampled; it may be abandoned at any time."""
         vocab = self._opened.vocab
-        context = encode_prompt(self._opened, prompt, self._reporter).tokens
+        context = encode_prompt(self._opened, prompt, self._reporter)
         if self._started and vocab.boundary is not None:
             context = context[1:] or context  # the boundary only begins a text
         self._started = True
@@ -144,11 +138,12 @@ def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace
     opened.vocab.check_has_text()
     compile_reading(opened, options)
     if options.prompt is None:
-        context = _split_context(opened, options, workspace)
+        generation = _after_passage(opened, options, workspace)
     else:
         context = encode_prompt(opened, options.prompt, workspace.reporter)
-    workspace.reporter.say(f"generating with {opened.run.directory}, after {context.title}")
-    return Generation(opened, context, options)
+        generation = Generation(opened=opened, options=options, context=context)
+    workspace.reporter.say(f"generating with {opened.run.directory}, after {generation.title}")
+    return generation
 
 
 def run(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> GenerateResult:
@@ -156,21 +151,21 @@ def run(run_name: str | None, options: GenerateOptions, workspace: Workspace) ->
     return prepare(run_name, options, workspace).result()
 
 
-def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> Context:
+def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> list[int]:
     """Encode a prompt, after the boundary that every text follows in training."""
     vocab = opened.vocab
-    ids = vocab.encode(prompt).tolist()
-    if unknown := ids.count(vocab.unknown):
+    ids: list[int] = vocab.encode(prompt).tolist()
+    if unknown := sum(token == vocab.unknown for token in ids):
         reporter.say(f"{unknown} of {len(ids)} tokens of the prompt are not in the vocabulary and are read as <unk>")
     if vocab.boundary is not None:
         ids.insert(0, vocab.boundary)
     if not ids:
         raise UsageError("the prompt is empty; give at least one character, or leave it out to use the test split")
-    return Context(tokens=ids, title="the prompt")
+    return ids
 
 
-def _split_context(opened: OpenRun, options: GenerateOptions, workspace: Workspace) -> Context:
-    """Return a passage of the test split, at `options.at` or a random token."""
+def _after_passage(opened: OpenRun, options: GenerateOptions, workspace: Workspace) -> Generation:
+    """Continue a passage of the test split, at `options.at` or a random token."""
     store = opened.store(workspace.data_dir)
     warn_if_trained_on(opened, "test", workspace)
     ids, at, length = store.ids("test"), options.at, options.context or DEFAULT_CONTEXT
@@ -182,8 +177,10 @@ def _split_context(opened: OpenRun, options: GenerateOptions, workspace: Workspa
         remark = f" that {options.tokens:,} more follow" if options.reference else ""
         count = f"{max(latest, 0):,} tokens{remark}"
         raise UsageError(f"`at` {at}: the test split of {store.path} has {count}; change `at` or `tokens`")
-    return Context(
-        tokens=ids[max(0, at - length) : at].tolist(),
+    return Generation(
+        opened=opened,
+        options=options,
+        context=ids[max(0, at - length) : at].tolist(),
         continuation=ids[at : at + options.tokens].tolist(),
         title=f"{store.name} test, token {at:,}",
         detokenize=corpora.detokenizer(store.corpus),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, float32_products, send
-from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import read_segment
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
@@ -31,36 +31,28 @@ SHARES = tuple(float(share) for share in np.linspace(0.0, 0.6, 31))
 DECAYS = (0.0, 1e-3, 1e-2)
 
 
-class ContinuousCache:
-    """The last C = `size` hidden states of each lane, with the tokens that followed (Grave et al. 2016b).
+def cached_probabilities(
+    states: Tensor, tokens: Tensor, targets: Tensor, *, size: int, thetas: Sequence[float]
+) -> Tensor:
+    """Return the probability of each target of a segment by a continuous cache, (K, B, L), NaN where it is empty.
 
-    The distribution over the cache is softmax(theta h_t . h_i); K thetas are tried together.
+    The cache has the last C = `size` hidden states, with the tokens that followed (Grave et al. 2016b); its
+    distribution is softmax(theta h_t . h_i) for each of K thetas.
+
+    Args:
+        states: hidden states before the segment, C or fewer, and in it, (B, C + L, d).
+        tokens: that follow each of them, (B, C + L).
+        targets: the last of these, (B, L).
+        size: C.
+        thetas: flatnesses.
     """
-
-    def __init__(self, size: int, thetas: Sequence[float]) -> None:
-        self._size, self._thetas = size, thetas
-        self._states = torch.empty(0)  # (B, C, d)
-        self._tokens = torch.empty(0)  # (B, C)
-
-    def read(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the probability of each target, (K, B, L), NaN where the cache is empty; then add the targets.
-
-        `hidden` (B, L, d) has the last hidden states of a segment, `targets` (B, L) the tokens that follow.
-        """
-        seg_len = hidden.shape[1]
-        if not self._states.numel():
-            self._states, self._tokens = hidden[:, :0], targets[:, :0]
-        states = torch.cat([self._states, hidden], dim=1)  # (B, C + L, d)
-        tokens = torch.cat([self._tokens, targets], dim=1)
-        query = torch.arange(seg_len, device=hidden.device)[:, None] + self._states.shape[1]
-        entry = torch.arange(states.shape[1], device=hidden.device)
-        visible = (entry < query) & (entry >= query - self._size)  # (L, C + L)
-        scores = hidden @ states.mT  # (B, L, C + L)
-        matches = tokens[:, None, :] == targets[:, :, None]
-        weights = ((theta * scores).masked_fill(~visible, -torch.inf).softmax(-1) for theta in self._thetas)
-        probabilities = torch.stack([(weight * matches).sum(-1) for weight in weights])
-        self._states, self._tokens = states[:, -self._size :], tokens[:, -self._size :]
-        return probabilities
+    entry = torch.arange(tokens.shape[1], device=states.device)
+    query = entry[-targets.shape[1] :, None]
+    visible = (entry < query) & (entry >= query - size)  # (L, C + L)
+    scores = states[:, -targets.shape[1] :] @ states.mT  # (B, L, C + L)
+    matches = tokens[:, None, :] == targets[:, :, None]
+    weights = ((theta * scores).masked_fill(~visible, -torch.inf).softmax(-1) for theta in thetas)
+    return torch.stack([(weight * matches).sum(-1) for weight in weights])
 
 
 def score_with_cache(stream: Stream, *, size: int, thetas: Sequence[float]) -> tuple[Scores, NDArray[np.float32]]:
@@ -68,12 +60,15 @@ def score_with_cache(stream: Stream, *, size: int, thetas: Sequence[float]) -> t
 
     Where the cache is empty, its probability is the model's, so that a mixture changes nothing.
     """
-    cache = ContinuousCache(size, thetas)
+    before: list[Tensor] = []  # hidden states and tokens of the cache
     cached: list[Tensor] = []  # (K, B, l) of each segment
 
-    def look_up(hidden: Tensor, segment_targets: Tensor, losses: Tensor) -> None:
-        probabilities = cache.read(hidden.float(), send(segment_targets, hidden.device))
+    def look_up(hidden: Tensor, targets: Tensor, losses: Tensor) -> None:
+        segment = [hidden.float(), send(targets, hidden.device)]
+        states, tokens = (torch.cat(pair, dim=1) for pair in zip(before, segment, strict=True)) if before else segment
+        probabilities = cached_probabilities(states, tokens, segment[1], size=size, thetas=thetas)
         cached.append(torch.where(probabilities.isnan(), (-losses).exp(), probabilities))
+        before[:] = states[:, -size:], tokens[:, -size:]
 
     with torch.inference_mode():
         scores = score(stream, on_segment=look_up)
@@ -138,7 +133,7 @@ def gradient_rms(
     memory, count = None, 0
     for count, (read, targets) in enumerate(segments, 1):  # noqa: B007 - the number of segments
         memory = memory or model.first_memory(len(read), settings.mem_len)
-        hidden, memory = _hidden_and_memory(model, read, memory, settings)
+        hidden, memory = _read_segment(model, read, memory, settings)
         loss = model.losses(hidden, targets).mean()
         for square, gradient in zip(squares, _gradients(loss, parameters), strict=True):
             square.addcmul_(gradient, gradient)
@@ -163,7 +158,7 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     started, temperature = time.perf_counter(), stream.model.softmax.temperature
     for part in lanes.parts(settings.seg_len):
         with autocast(device, model.precision):
-            hidden, memory = _hidden_and_memory(model, inputs[:, part], memory, settings)
+            hidden, memory = _read_segment(model, inputs[:, part], memory, settings)
             scored = model.losses(hidden, targets[:, part])
             with torch.no_grad(), model.softmax.at_temperature(temperature):
                 reported = scored if temperature == 1 else model.losses(hidden, targets[:, part])
@@ -205,14 +200,6 @@ def head_segments(
         yield lanes.cut(ids, device, part), lanes.cut(ids[1:], device, part)
 
 
-def _hidden_and_memory(
-    model: LanguageModel, inputs: Tensor, memory: Memory, settings: EvalSettings
-) -> tuple[Tensor, Memory]:
-    """Return the last hidden states (B, L, d) of inputs (B, L), with gradient, and the new memory."""
-    with _without_cudnn():
-        return read_segment(model, inputs, memory, settings)
-
-
 @contextlib.contextmanager
 def _without_cudnn() -> Iterator[None]:
     """Leave out cuDNN inside this block: it computes the gradients of an LSTM in training mode only.
@@ -225,6 +212,9 @@ def _without_cudnn() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.enabled = before
+
+
+_read_segment = _without_cudnn()(read_segment)
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:

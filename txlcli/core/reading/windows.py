@@ -94,17 +94,13 @@ class WindowReader(Reader):
         self._reader.reset()
         self._window = self._window[:, :0]
 
-    def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
-        first = tokens.shape[1] - count + 1  # tokens up to the first position that counts
-        hidden = [self._run(tokens[:, :first], count=1)]
-        hidden += [self._run(tokens[:, at : at + 1], count=1) for at in range(first, tokens.shape[1])]
-        return torch.cat(hidden, dim=1)
-
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
-        """Read (1, T) and return the last hidden state of the last position, (1, 1, d); `count` is 1."""
+        if count > 1:
+            before = self._run(tokens[:, :-1], count=count - 1)
+            return torch.cat([before, self._run(tokens[:, -1:], count=1)], dim=1)
         window_len = self._window.shape[1]
         self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
         if window_len + tokens.shape[1] <= self.seg_len:  # the window still grows: what was read stays valid
-            return self._reader.read_last(tokens)
+            return self._reader.read_last(tokens, count)
         self._reader.reset()
-        return self._reader.read_last(self._window)
+        return self._reader.read_last(self._window, count)
