@@ -69,8 +69,8 @@ class LayerProducts:
         """Return the products of one prediction from a recomputed window; every token takes equally many by default."""
         return window * self.decoding(keys=1, max_distance=max_distance)
 
-    def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
-        """Return the products per token of a step, forward and backward: three forward passes by default."""
+    def training(self, train: TrainSettings) -> float:
+        """Return the products per token read of a step, forward and backward: three forward passes by default."""
         return 3 * self.decoding(keys=1, max_distance=None)
 
     def auxiliary(self, vocab_size: int) -> float:
@@ -108,18 +108,18 @@ class TransformerProducts(LayerProducts):
         keys_before = 2 * (window - 1) * self._projection
         return (self.model.n_layers - 1) * window * below + last + keys_before
 
-    def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
+    def training(self, train: TrainSettings) -> float:
         # The backward pass takes twice the forward, but distances and memory need no gradient (the layer norm of the
         # memory does if it is the layer's own). Keys and values of the memory are projected at every step again, since
         # the weights change; distances are projected once for the whole batch.
-        model = self.model
-        before = model.memory_keys(mem_len)
+        model, seg_len = self.model, train.read_len
+        before = model.memory_keys(train.mem_len)
         keys, mem_len = model.mean_keys(seg_len=seg_len, mem_len=before), model.visible_memory(before)
         memory_passes = 2 if model.norm == "post" else 3
         memory = memory_passes * (2 * mem_len * self._projection) / seg_len
         scored = min(mem_len + seg_len, model.window or mem_len + seg_len)  # distances
         distances = scored * self._projection if model.encoding.projects_distances else 0
-        layer = 3 * self._layer(keys=keys) + memory + 2 * distances / (seg_len * batch_size)
+        layer = 3 * self._layer(keys=keys) + memory + 2 * distances / (seg_len * train.batch_size)
         return model.n_layers * layer
 
     def auxiliary(self, vocab_size: int) -> float:
@@ -145,16 +145,16 @@ class CompressiveProducts(TransformerProducts):
         slot = 2 * self._projection / self.model.compression_rate
         return super().decoding(keys=keys, max_distance=max_distance) + self.model.n_layers * (self._compression + slot)
 
-    def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
+    def training(self, train: TrainSettings) -> float:
         # For the reconstruction loss, L queries attend to the L positions that leave, without gradient, and to the
         # slots in their place, which have one; so have their keys and values and the weights of the convolution.
-        layers = super().training(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size)
-        if not (mem_len and self._compression):
+        layers = super().training(train)
+        if not (train.mem_len and self._compression):
             return layers
         rate = self.model.compression_rate
         # Query, key, value; and those of the slots, there and back.
         projections = 3 * self._projection + 2 * 2 * self._projection / rate
-        attention = 2 * seg_len * self._width + 5 * seg_len * self._width / rate
+        attention = (2 + 5 / rate) * train.seg_len * self._width
         return layers + self.model.n_layers * (2 * self._compression + projections + attention)
 
 
@@ -171,9 +171,8 @@ class RmtProducts(TransformerProducts):
 
     window = LayerProducts.window
 
-    def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
-        layers = super().training(seg_len=self.model.rows, mem_len=0, batch_size=batch_size)
-        return layers * self.model.rows / self.model.segment_len
+    def training(self, train: TrainSettings) -> float:
+        return super().training(train) * self.model.rows / self.model.segment_len
 
 
 ARCHITECTURES: dict[str, type[LayerProducts]] = {
@@ -220,6 +219,5 @@ def step_flops_per_token(
     The backward pass takes twice the forward pass. The layers read `reread_len` tokens more than are predicted.
     """
     products = _products(model)
-    layers = products.training(seg_len=train.read_len, mem_len=train.mem_len, batch_size=train.batch_size)
     once = sum(vocabulary_products(model, vocab_size, shares)) + products.auxiliary(vocab_size)
-    return 2.0 * (layers * train.read_len / train.seg_len + 3 * once)
+    return 2.0 * (products.training(train) * train.read_len / train.seg_len + 3 * once)
