@@ -98,7 +98,7 @@ class GruModel(LanguageModel):
 class GruProducts(LayerProducts):
     """Three gates, each from the input and from the state."""
 
-    def decoding(self, *, keys, max_distance):
+    def decoding(self, settings):
         """Return the products of one token."""
         return 6 * self.model.n_layers * self.model.d_model**2
 

@@ -19,9 +19,9 @@ import torch
 import typer
 
 from txlcli import console
-from txlcli.config.settings import TrainSettings
+from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import check_precision, describe, pick_device
-from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token
+from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.measures.timing import measure, peak_flops_per_s
 from txlcli.errors import UsageError
 
@@ -94,7 +94,8 @@ def readings(work, comparison, device):
     }
     tokens = work.batch_size * work.seg_len
     found = {name: Contestant(reader.segment, tokens, reader.segments) for name, reader in readers.items()}
-    flops = decoding_flops_per_token(model.settings, work.vocab_size, keys=work.mem_len, max_distance=work.max_distance)
+    settings = EvalSettings(seg_len=work.seg_len, mem_len=work.mem_len, same_length="m", max_distance=work.max_distance)
+    flops = evaluation_flops_per_token(model.settings, work.vocab_size, settings)
     return found, flops, differences
 
 

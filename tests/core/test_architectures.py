@@ -9,7 +9,7 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.architectures import register_architecture
-from txlcli.core.measures.cost import decoding_flops_per_token
+from txlcli.core.measures.cost import evaluation_flops_per_token
 from txlcli.core.measures.forecast import parameters_by_part, step_bytes
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -49,7 +49,7 @@ def test_its_parameters_and_operations_are_counted():
     gates = N * (6 * d * d + 6 * d)
     assert parameters_by_part(settings, V) == {"embedding": V * d, "softmax": V, "other layers": gates}
     assert count_parameters(settings, V) == V * d + V + gates
-    assert decoding_flops_per_token(settings, V, keys=0) == 2 * (6 * N * d * d + V * d)
+    assert evaluation_flops_per_token(settings, V, EvalSettings(seg_len=L, mem_len=0)) == 2 * (6 * N * d * d + V * d)
     needed = step_bytes(settings, V, TrainSettings(seg_len=L, mem_len=0, batch_size=B, max_steps=1))
     assert needed.memory == 4 * B * N * d
     assert needed.activations > 0

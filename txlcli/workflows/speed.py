@@ -13,7 +13,7 @@ from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSettings
 from txlcli.core.kernels.compilation import check_compiler, compiler_problem, triton_problem
 from txlcli.core.kernels.device import check_precision, describe, pick_device
-from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token, window_flops_per_prediction
+from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token, window_flops_per_prediction
 from txlcli.core.measures.timing import (
     MIN_STEPS,
     Timing,
@@ -26,7 +26,6 @@ from txlcli.core.measures.timing import (
 )
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import smallest_limit
-from txlcli.core.reading.scoring import keys_seen
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import named_groups
 from txlcli.errors import UsageError
@@ -268,9 +267,7 @@ class Bench:
             flops = self._evaluation_flops(dataclasses.replace(settings, seg_len=1))
         else:
             work = f"{SINGLE_TOKENS}, a window of {settings.seg_len} each"
-            flops = window_flops_per_prediction(
-                self.settings.model, self.model.vocab_size, window=settings.seg_len, max_distance=settings.max_distance
-            )
+            flops = window_flops_per_prediction(self.settings.model, self.model.vocab_size, settings)
         timed = partial(time_single_tokens, self.model, settings)
         return self._timed(work, timed, flops, tokens=1)
 
@@ -285,8 +282,7 @@ class Bench:
 
     def _evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations per token of an evaluation with a full memory."""
-        keys, limit = keys_seen(self.settings.model, settings), settings.max_distance
-        return decoding_flops_per_token(self.settings.model, self.model.vocab_size, keys=keys, max_distance=limit)
+        return evaluation_flops_per_token(self.settings.model, self.model.vocab_size, settings)
 
     def _memory(self, section: EvalSettings | TrainSettings) -> str:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token, window_flops_per_prediction
+from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token, window_flops_per_prediction
 from txlcli.core.reading.windows import WindowReader
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -131,7 +131,8 @@ def test_reading_multiplies_as_much_as_the_formula(seg_len, max_distance):
     reader = full_reader(seg_len, max_distance=max_distance)
     tokens = draw_tokens(B, seg_len)
     # Distances beyond the farthest key of a query are multiplied, too.
-    expected = decoding_flops_per_token(reader.model.settings, V, keys=M + seg_len, max_distance=max_distance)
+    seen = EvalSettings(seg_len=1, mem_len=M + seg_len - 1, same_length="off", max_distance=max_distance)
+    expected = evaluation_flops_per_token(reader.model.settings, V, seen)
     assert operations(lambda: reader.losses(reader.read(tokens), tokens)) == pytest.approx(
         B * seg_len * expected, rel=1e-12
     )
@@ -144,7 +145,7 @@ def test_a_window_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_s
     reader = WindowReader(model, EvalSettings(seg_len=L, mem_len=0, batch_size=1))
     reader.read_last(draw_tokens(1, L))
     token = draw_tokens(1, 1)
-    expected = window_flops_per_prediction(model.settings, V, window=L)
+    expected = window_flops_per_prediction(model.settings, V, reader.settings)
     terms = 3 if position == "relative" else 2
     unseen = 2 * (N - 1) * L * terms * (L - 1) / 2 * H * D  # of the layers below the last
     unused = 2 * (L - 1) * WIDTH * H * D  # queries of the last layer, projected with the keys

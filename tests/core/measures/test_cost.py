@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, model_settings, small_model, small_rnn
 from tests.core.work_counters import unseen_flops_per_token
 from txlcli.config.bands import bands
-from txlcli.config.settings import TrainSettings
+from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.measures.cost import (
-    decoding_flops_per_token,
+    evaluation_flops_per_token,
     step_flops_per_token,
     vocabulary_products,
     window_flops_per_prediction,
@@ -29,20 +29,29 @@ COMPRESSIVE = {"arch": "compressive", "compressed_len": 3, "compression_rate": L
 MEMORY_TOKENS = {"arch": "rmt", "segment_len": L, "n_memory_tokens": 2}
 
 
+def window(length):
+    return EvalSettings(seg_len=length, mem_len=0)
+
+
+def seeing(keys, max_distance=None):
+    """Settings by which a query sees so many keys, without those of a compressed memory."""
+    return EvalSettings(seg_len=1, mem_len=keys - 1, max_distance=max_distance, same_length="off")
+
+
 def test_one_token_with_kept_keys_equals_a_calculation_by_hand():
     # H D = 33, d = 14, F = 17, 12 keys. A layer: four projections 4 x 14 x 33, scores and values 3 x 12 x 33,
     # feed-forward 2 x 14 x 17; two layers, then the softmax over 19 symbols. Each product is two operations.
     expected = 2 * (2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17) + 14 * 19)
-    assert decoding_flops_per_token(model_settings(), 19, keys=12) == expected == 14_580
+    assert evaluation_flops_per_token(model_settings(), 19, seeing(12)) == expected == 14_580
     # SwiGLU has three matrices 14 x 11 instead of two 14 x 17: 34 / 3 is 11.
     expected = 2 * (2 * (4 * 14 * 33 + 3 * 12 * 33 + 3 * 14 * 11) + 14 * 19)
-    assert decoding_flops_per_token(model_settings(block="modern"), 19, keys=12) == expected
+    assert evaluation_flops_per_token(model_settings(block="modern"), 19, seeing(12)) == expected
 
 
 def test_distances_that_share_an_encoding_are_scored_once():
     # Of 12 keys at distances 0 .. 11, those from 4 on share one encoding: 5 products with distances instead of 12.
     model = model_settings()
-    given = [decoding_flops_per_token(model, V, keys=12, max_distance=limit) for limit in (None, 11, 50, 4)]
+    given = [evaluation_flops_per_token(model, V, seeing(12, limit)) for limit in (None, 11, 50, 4)]
     assert given[0] == given[1] == given[2]
     assert given[0] - given[3] == 2 * 2 * (12 - 5) * 33
 
@@ -52,22 +61,22 @@ def test_a_window_for_one_prediction_equals_a_calculation_by_hand():
     # the keys and values of the four before it; the softmax scores one.
     first = 5 * (4 * 14 * 33 + 3 * 3 * 33 + 2 * 14 * 17)
     second = 4 * 14 * 33 + 3 * 5 * 33 + 2 * 14 * 17 + 4 * 2 * 14 * 33
-    assert window_flops_per_prediction(model_settings(), V, window=5) == 2 * (first + second + 14 * V)
+    assert window_flops_per_prediction(model_settings(), V, window(5)) == 2 * (first + second + 14 * V)
     # W = 2: five tokens see 1, 2, 2, 2 and 2 keys, 9 in all. The last layer projects all keys and values, too.
     first = 5 * (4 * 14 * 33 + 2 * 14 * 17) + 3 * 9 * 33
     second = 4 * 14 * 33 + 3 * 2 * 33 + 2 * 14 * 17 + 4 * 2 * 14 * 33
-    given = window_flops_per_prediction(model_settings(window=2), V, window=5)
+    given = window_flops_per_prediction(model_settings(window=2), V, window(5))
     assert given == pytest.approx(2 * (first + second + 14 * V), rel=1e-12)
 
 
 def test_a_window_of_one_token_costs_one_token():
     model = model_settings(**ADAPTIVE)
-    one = decoding_flops_per_token(model, V, keys=1)
-    assert window_flops_per_prediction(model, V, window=1) == pytest.approx(one, rel=1e-12)
+    one = evaluation_flops_per_token(model, V, seeing(1))
+    assert window_flops_per_prediction(model, V, window(1)) == pytest.approx(one, rel=1e-12)
     # Each token of a window is embedded, by a projection of its band's.
     embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
     plain, adaptive = (
-        window_flops_per_prediction(settings, V, window=7) - decoding_flops_per_token(settings, V, keys=1)
+        window_flops_per_prediction(settings, V, window(7)) - evaluation_flops_per_token(settings, V, seeing(1))
         for settings in (model_settings(), model)
     )
     assert adaptive - plain == pytest.approx(2 * 6 * embedded, rel=1e-9)
@@ -128,12 +137,12 @@ def test_one_token_with_another_memory_equals_a_calculation_by_hand():
     model = model_settings(arch="rmt", segment_len=7, n_memory_tokens=3)
     layer = 4 * 14 * 33 + 3 * 7 * 33 + 2 * 14 * 17
     expected = 2 * (2 * layer * 13 / 7 + 14 * V)
-    assert decoding_flops_per_token(model, V, keys=1) == pytest.approx(expected, rel=1e-12)
+    assert evaluation_flops_per_token(model, V, seeing(1)) == pytest.approx(expected, rel=1e-12)
     # 12 keys, rate 3: a third of a slot is made of 3 x 14 numbers and projected to keys and values, in two layers.
     model = model_settings(arch="compressive", compressed_len=5)
     added = 2 * 2 * (14 * 14 + 2 * 14 * 33 / 3)
-    given = decoding_flops_per_token(model, V, keys=12)
-    assert given == pytest.approx(decoding_flops_per_token(model_settings(), V, keys=12) + added, rel=1e-12)
+    given = evaluation_flops_per_token(model, V, seeing(12 - 5))
+    assert given == pytest.approx(evaluation_flops_per_token(model_settings(), V, seeing(12)) + added, rel=1e-12)
 
 
 def test_auxiliary_classifiers_count_for_as_long_as_they_are_trained():
@@ -164,7 +173,7 @@ def test_embedding_and_softmax_of_an_adaptive_model_equal_a_calculation_by_hand(
     scored = SCORED[0] + ZIPF[1] * SCORED[1] + ZIPF[2] * SCORED[2]  # every token needs the head
     assert vocabulary_products(model, V) == pytest.approx((embedded, scored), rel=1e-12)
     layers = 2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17)
-    given = decoding_flops_per_token(model, V, keys=12)
+    given = evaluation_flops_per_token(model, V, seeing(12))
     assert given == pytest.approx(2 * (layers + embedded + scored), rel=1e-12)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RmtSettings, TransformerSettings
-from txlcli.config.settings import TrainSettings
+from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.registry import parameter_shapes
+from txlcli.core.reading.scoring import keys_seen
 
 Shares = Sequence[float]
 """Share of tokens in each band of a vocabulary, the head first."""
@@ -61,17 +62,17 @@ class LayerProducts:
         shapes = parameter_shapes(self.model)
         return sum(shape.numel() for name, shape in shapes.items() if part in name and len(shape) > 1)
 
-    def decoding(self, *, keys: float, max_distance: int | None) -> float:
+    def decoding(self, settings: EvalSettings) -> float:
         """Return the products of one token, with projected keys and values of earlier tokens kept."""
         return self.matrices()
 
-    def window(self, *, window: int, max_distance: int | None) -> float:
+    def window(self, settings: EvalSettings) -> float:
         """Return the products of one prediction from a recomputed window; every token takes equally many by default."""
-        return window * self.decoding(keys=1, max_distance=max_distance)
+        return settings.seg_len * self.decoding(settings)
 
     def training(self, train: TrainSettings) -> float:
         """Return the products per token read of a step, forward and backward: three forward passes by default."""
-        return 3 * self.decoding(keys=1, max_distance=None)
+        return 3 * self.decoding(EvalSettings(seg_len=train.read_len, mem_len=train.mem_len))
 
     def auxiliary(self, vocab_size: int) -> float:
         """Return the products per token of classifiers that exist in training only, forward: none by default."""
@@ -92,19 +93,20 @@ class TransformerProducts(LayerProducts):
         """Products of one token's queries, keys or values."""
         return self.model.d_model * self._width
 
-    def _layer(self, *, keys: float, max_distance: int | None = None) -> float:
+    def _layer(self, keys: float, max_distance: int | None = None) -> float:
         """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""
         distances = keys if max_distance is None else min(keys, max_distance + 1)
         attention = (2 * keys + (distances if "b" in self.model.encoding.score_terms else 0)) * self._width
         return (self.matrices() - self.matrices(".compression.")) // self.model.n_layers + attention
 
-    def decoding(self, *, keys: float, max_distance: int | None) -> float:
-        return self.model.n_layers * self._layer(keys=keys, max_distance=max_distance)
+    def decoding(self, settings: EvalSettings) -> float:
+        return self.model.n_layers * self._layer(keys_seen(self.model, settings), settings.max_distance)
 
-    def window(self, *, window: int, max_distance: int | None) -> float:
+    def window(self, settings: EvalSettings) -> float:
         # Of the last layer only the last position is computed, from the keys of all.
-        below = self._layer(keys=self.model.mean_keys(seg_len=window, mem_len=0), max_distance=max_distance)
-        last = self._layer(keys=min(window, self.model.window or window), max_distance=max_distance)
+        window, limit = settings.seg_len, settings.max_distance
+        below = self._layer(self.model.mean_keys(seg_len=window, mem_len=0), limit)
+        last = self._layer(min(window, self.model.window or window), limit)
         keys_before = 2 * (window - 1) * self._projection
         return (self.model.n_layers - 1) * window * below + last + keys_before
 
@@ -119,7 +121,7 @@ class TransformerProducts(LayerProducts):
         memory = memory_passes * (2 * mem_len * self._projection) / seg_len
         scored = min(mem_len + seg_len, model.window or mem_len + seg_len)  # distances
         distances = scored * self._projection if model.encoding.projects_distances else 0
-        layer = 3 * self._layer(keys=keys) + memory + 2 * distances / (seg_len * train.batch_size)
+        layer = 3 * self._layer(keys) + memory + 2 * distances / (seg_len * train.batch_size)
         return model.n_layers * layer
 
     def auxiliary(self, vocab_size: int) -> float:
@@ -140,10 +142,10 @@ class CompressiveProducts(TransformerProducts):
         """Products that compress one position."""
         return self.matrices(".compression.") // (self.model.n_layers * self.model.compression_rate)
 
-    def decoding(self, *, keys: float, max_distance: int | None) -> float:
+    def decoding(self, settings: EvalSettings) -> float:
         # A token has its share of a slot, which is made, and projected to keys and values.
         slot = 2 * self._projection / self.model.compression_rate
-        return super().decoding(keys=keys, max_distance=max_distance) + self.model.n_layers * (self._compression + slot)
+        return super().decoding(settings) + self.model.n_layers * (self._compression + slot)
 
     def training(self, train: TrainSettings) -> float:
         # For the reconstruction loss, L queries attend to the L positions that leave, without gradient, and to the
@@ -163,11 +165,10 @@ class RmtProducts(TransformerProducts):
 
     model: RmtSettings
 
-    def decoding(self, *, keys: float, max_distance: int | None) -> float:
+    def decoding(self, settings: EvalSettings) -> float:
         # Of a whole segment, with its share of the memory tokens.
-        keys = self.model.mean_keys(seg_len=self.model.segment_len, mem_len=0)
         rows_per_token = self.model.rows / self.model.segment_len
-        return rows_per_token * super().decoding(keys=keys, max_distance=max_distance)
+        return rows_per_token * super().decoding(settings)
 
     window = LayerProducts.window
 
@@ -187,28 +188,21 @@ def _products(model: ModelSettings) -> LayerProducts:
     return ARCHITECTURES.get(model.arch, LayerProducts)(model)
 
 
-def decoding_flops_per_token(
-    model: ModelSettings, vocab_size: int, *, keys: float, max_distance: int | None = None
-) -> float:
-    """Return the operations of reading and scoring one token, whose query sees `keys` keys that are kept.
+def evaluation_flops_per_token(model: ModelSettings, vocab_size: int, settings: EvalSettings) -> float:
+    """Return the operations of reading and scoring one token with a full memory. Only keys that queries see count.
 
-    Distances beyond `max_distance` share one encoding, so that a query is multiplied with it once for all of them. A
-    model with a recurrent state has no keys.
+    Distances beyond `max_distance` share one encoding, so that a query is multiplied with it once for all of them.
     """
-    layers = _products(model).decoding(keys=keys, max_distance=max_distance)
-    return 2.0 * (layers + sum(vocabulary_products(model, vocab_size)))
+    return 2.0 * (_products(model).decoding(settings) + sum(vocabulary_products(model, vocab_size)))
 
 
-def window_flops_per_prediction(
-    model: ModelSettings, vocab_size: int, *, window: int, max_distance: int | None = None
-) -> float:
-    """Return the operations of reading a window from its first token and scoring the token after it.
+def window_flops_per_prediction(model: ModelSettings, vocab_size: int, settings: EvalSettings) -> float:
+    """Return the operations of reading a window of L tokens from its first one and scoring the token after it.
 
     Only keys that queries see count.
     """
-    layers = _products(model).window(window=window, max_distance=max_distance)
     embedding, softmax = vocabulary_products(model, vocab_size)
-    return 2.0 * (layers + (window * embedding + softmax))
+    return 2.0 * (_products(model).window(settings) + (settings.seg_len * embedding + softmax))
 
 
 def step_flops_per_token(
