@@ -83,11 +83,11 @@ class Encoder:
         self.bits -= float(np.log2(np.maximum(chosen, np.finfo(np.float64).tiny)).sum())
         return symbols
 
-    def code_uniformly(self, symbols: Ids, size: int) -> Ids:
-        """Encode symbols (n,), each of which is one of `size` equally likely ones, and return them."""
-        self._coder.encode(symbols.astype(np.int32), constriction.stream.model.Uniform(size))
-        self.bits += len(symbols) * math.log2(size)
-        return symbols
+    def code_uniformly(self, number: int, size: int) -> int:
+        """Encode one of the numbers below `size`, which are equally likely, and return it."""
+        self._coder.encode(number, constriction.stream.model.Uniform(size))
+        self.bits += math.log2(size)
+        return number
 
     def words(self) -> Words:
         """Return everything that was encoded."""
@@ -95,7 +95,7 @@ class Encoder:
 
 
 class Decoder:
-    """Reads symbols from the words of a range coder; the values of the symbols that are given do not matter."""
+    """Reads symbols from the words of a range coder; the values that are given do not matter."""
 
     def __init__(self, words: Words) -> None:
         self._coder = constriction.stream.queue.RangeDecoder(words)
@@ -107,12 +107,21 @@ class Decoder:
         except AssertionError as error:
             raise ValueError("no encoder wrote these words") from error
 
-    def code_uniformly(self, symbols: Ids, size: int) -> Ids:
-        """Decode as many symbols as these, (n,), each of which is one of `size` equally likely ones."""
-        return np.asarray(self._coder.decode(constriction.stream.model.Uniform(size), len(symbols)), dtype=np.int64)
+    def code_uniformly(self, number: int, size: int) -> int:
+        """Decode one of the numbers below `size`, which are equally likely."""
+        return int(self._coder.decode(constriction.stream.model.Uniform(size)))
 
 
 SymbolCoder = Encoder | Decoder
+
+
+def _code_number(coder: SymbolCoder, number: int, count: int) -> int:
+    """Code one of the numbers below `count`, small ones by fewer bits: its length in bits, then its lower bits."""
+    length = coder.code_uniformly(number.bit_length(), (count - 1).bit_length() + 1)
+    if length < 2:
+        return length
+    first = 1 << length - 1
+    return first + coder.code_uniformly(number - first, first)
 
 
 def code_text(
@@ -142,12 +151,11 @@ def code_text(
             share = escapes / (1.0 + done)
             table = np.pad(table * (1.0 - share), ((0, 0), (0, 1)), constant_values=share)
         tokens = coder.code(np.minimum(ids[places], vocab_size), table)
-        is_other = tokens == vocab_size
-        if is_other.any():
-            tokens[is_other] += coder.code_uniformly(ids[places[is_other]] - vocab_size, others)
-        ids[places] = tokens
-        tokens[is_other] = probabilities[:active][is_other].argmax(axis=1)
-        done, escapes = done + active, escapes + is_other.sum()
+        ids[places], escaped = np.maximum(ids[places], tokens), np.flatnonzero(tokens == vocab_size)
+        for row in escaped:
+            ids[places[row]] = vocab_size + _code_number(coder, int(ids[places[row]]) - vocab_size, others)
+            tokens[row] = probabilities[row].argmax()
+        done, escapes = done + active, escapes + len(escaped)
         if on_tokens:
             on_tokens(done)
         if step + 1 < lanes.length:
