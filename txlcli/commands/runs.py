@@ -10,7 +10,6 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.options import Json, Run, Runs, with_options
-from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics

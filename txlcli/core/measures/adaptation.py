@@ -121,23 +121,24 @@ class DynamicSettings:
     """Share of the way back to the trained weights after each step, larger where gradients are usually large."""
 
 
-def gradient_rms(
-    model: LanguageModel, segments: Iterator[tuple[Tensor, Tensor]], settings: EvalSettings
-) -> list[Tensor]:
+def gradient_rms(model: LanguageModel, ids: Tokens, settings: EvalSettings, count: int) -> list[Tensor]:
     """Return the root mean square of a segment's gradient, for each of `LanguageModel.predicting_weights`.
 
-    `segments` has inputs and targets (B, L) of the training split, in reading order.
+    The segments are the first of each lane of the training split, at most `count`, in the evaluation's shape.
     """
-    parameters = model.predicting_weights
+    batch_size = min(settings.batch_size, max(1, len(ids) // (2 * settings.seg_len)))
+    whole = (len(ids) - 1) // batch_size * batch_size  # lanes of equal lengths
+    lanes = Lanes.of(whole, dataclasses.replace(settings, batch_size=batch_size))
+    parts, parameters = list(lanes.parts(settings.seg_len)), model.predicting_weights
+    parts = parts[: min(count, max(1, len(parts) - 1))]
     squares = [torch.zeros_like(parameter) for parameter in parameters]
-    memory, count = None, 0
-    for count, (read, targets) in enumerate(segments, 1):  # noqa: B007 - the number of segments
-        memory = memory or model.first_memory(len(read), settings.mem_len)
-        hidden, memory = _read_segment(model, read, memory, settings)
-        loss = model.losses(hidden, targets).mean()
+    memory = model.first_memory(batch_size, settings.mem_len)
+    for part in parts:
+        hidden, memory = _read_segment(model, lanes.cut(ids, model.device, part), memory, settings)
+        loss = model.losses(hidden, lanes.cut(ids[1:], model.device, part)).mean()
         for square, gradient in zip(squares, _gradients(loss, parameters), strict=True):
             square.addcmul_(gradient, gradient)
-    return [(square / max(count, 1)).sqrt() for square in squares]
+    return [(square / len(parts)).sqrt() for square in squares]
 
 
 def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> Scores:
@@ -186,18 +187,6 @@ def _dynamic_step(
             parameter.add_(decay * (start - parameter))
 
     return step
-
-
-def head_segments(
-    ids: Tokens, settings: EvalSettings, count: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets (B, L) of the first segments of a split, at most `count`, in the evaluation's shape."""
-    batch_size = min(settings.batch_size, max(1, len(ids) // (2 * settings.seg_len)))
-    whole = (len(ids) - 1) // batch_size * batch_size  # lanes of equal lengths
-    lanes = Lanes.of(whole, dataclasses.replace(settings, batch_size=batch_size))
-    parts = list(lanes.parts(settings.seg_len))
-    for part in parts[: min(count, max(1, len(parts) - 1))]:
-        yield lanes.cut(ids, device, part), lanes.cut(ids[1:], device, part)
 
 
 @contextlib.contextmanager

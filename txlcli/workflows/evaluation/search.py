@@ -17,7 +17,6 @@ from txlcli.core.measures.adaptation import (
     DECAYS,
     DynamicSettings,
     gradient_rms,
-    head_segments,
     mixed_losses,
     score_dynamic,
     score_with_cache,
@@ -243,9 +242,8 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterato
 
 def _rms_of_train(scoring: Scoring) -> list[Tensor]:
     """Return the root mean square of each gradient on the first segments of the training split."""
-    model, settings = scoring.opened.model, scoring.settings
     train = scoring.opened.store(scoring.workspace.data_dir).ids("train")
-    return gradient_rms(model, head_segments(train, settings, RMS_SEGMENTS, model.device), settings)
+    return gradient_rms(scoring.opened.model, train, scoring.settings, RMS_SEGMENTS)
 
 
 def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> DynamicSettings:
