@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.texts import ScoredText, Scoring
 from txlcli.workflows.options import DEFAULT_QUERIES, AttentionOptions, Head
 from txlcli.workflows.workspace import Workspace
 
@@ -152,8 +153,7 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
     at = options.at
     if at is None:
         at = random.Random(options.seed).randrange(first, count - rows + 1)
-    with workspace.reporter.progress("attention", total=count, unit="tokens") as bar:
-        maps = observe(opened.transformer, text.inputs, settings, at=at, rows=rows, on_tokens=bar.reach)
+    maps = Scoring(opened, text, settings, workspace).score(partial(observe, at=at, rows=rows), "attention")
     return AttentionResult(opened, text, settings, options.heads or tuple(maps.widest(WIDEST)), maps)
 
 

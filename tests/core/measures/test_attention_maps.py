@@ -12,8 +12,10 @@ from tests.core import oracle
 from tests.core.builders import POSITIONS, draw_tokens, small_model
 from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODINGS
-from txlcli.core.measures.attention_maps import TOTAL, AttentionMaps, first_query, observe, strongest, term_scores
+from txlcli.core.measures import attention_maps
+from txlcli.core.measures.attention_maps import TOTAL, AttentionMaps, first_query, strongest, term_scores
 from txlcli.core.model.attention import distance_encoding
+from txlcli.core.reading.scoring import Stream
 
 L, M, H, D, WIDTH, N = 5, 7, 3, 11, 14, 2
 FIRST = 10  # two segments fill the memory
@@ -25,6 +27,10 @@ assert_close = partial(np.testing.assert_allclose, atol=1e-10)
 
 def eval_settings(*, mem_len=M, seg_len=L, same_length="off", max_distance=None):
     return EvalSettings(mem_len=mem_len, seg_len=seg_len, same_length=same_length, max_distance=max_distance)
+
+
+def observe(model, tokens, settings, *, at, rows, **options):
+    return attention_maps.observe(Stream(model, tokens, tokens, settings, **options), at=at, rows=rows)
 
 
 def stream(count=FIRST + COUNTED):

@@ -12,7 +12,6 @@ rows are shown.
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.model.attention import attend
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.scoring import Tokens
+from txlcli.core.reading.scoring import Stream
 
 TOP_ONE_IN = 5  # Figure 6 marks the top 20 %
 TOTAL = "total"
@@ -134,21 +133,14 @@ def first_query(settings: EvalSettings) -> int:
     return -(-settings.mem_len // settings.seg_len) * settings.seg_len
 
 
-def observe(
-    model: TransformerXL,
-    inputs: Tokens,
-    settings: EvalSettings,
-    *,
-    at: int,
-    rows: int,
-    on_tokens: Callable[[int], None] = lambda _: None,
-) -> AttentionMaps:
+def observe(stream: Stream, *, at: int, rows: int) -> AttentionMaps:
     """Read a text (T,) with a batch of one and average the attention of all queries that have a full memory.
 
     Keep the rows of R queries from position `at` on, which is at least `first_query(settings)`; fewer at the end of the
     text. The model keeps the attention backend "reference": graphs would bypass the observation.
     """
-    first = first_query(settings)
+    model, inputs, settings, first = stream.model, stream.inputs, stream.settings, first_query(stream.settings)
+    assert isinstance(model, TransformerXL)
     assert first <= at < len(inputs), (first, at, len(inputs))
     model.set_attention_backend("reference")
     decoder = Decoder(model, settings)
@@ -167,7 +159,7 @@ def observe(
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
     for begin in range(0, len(inputs), settings.seg_len):
         decoder.read(tokens[:, begin : begin + settings.seg_len])
-        on_tokens(min(begin + settings.seg_len, len(inputs)))
+        stream.on_tokens(min(begin + settings.seg_len, len(inputs)))
     return sums.averages(first, len(inputs) - first)
 
 
