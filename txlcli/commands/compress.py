@@ -8,7 +8,6 @@ from typer import Argument
 from txlcli import console
 from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json
-from txlcli.runs import run_directory
 from txlcli.workflows.options import CompressOptions, DecompressOptions
 from txlcli.workflows.workspace import CpuWorkspace, Workspace
 
@@ -36,8 +35,6 @@ def compress(
 
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
-    # A wrong name is reported before PyTorch is imported.
-    run_directory.find(run_name, workspace.runs_dir)
     from txlcli.workflows import compress as workflow
 
     result = workflow.compress(run_name, source, target, options, workspace)
@@ -59,7 +56,6 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
-    run_directory.find(run_name, workspace.runs_dir)
     from txlcli.workflows import compress as workflow
 
     result = workflow.decompress(run_name, source, target, options, workspace)

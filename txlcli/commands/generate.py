@@ -9,7 +9,6 @@ from typer import Option
 from txlcli import console
 from txlcli.commands.options import Json, Run
 from txlcli.errors import TxlError, UsageError, VocabularyError
-from txlcli.runs import run_directory
 from txlcli.system.input_files import MAX_SETTINGS, read_stdin
 from txlcli.workflows.options import GenerateOptions
 from txlcli.workflows.workspace import RunWorkspace
@@ -46,7 +45,6 @@ def generate(
         raise UsageError("--json prints one object; leave out --interactive and --raw")
     if options.prompt is not None:
         options = dataclasses.replace(options, prompt=_read_prompt(options.prompt))
-    run_directory.find(run_name, workspace.runs_dir)  # a wrong name, before PyTorch is imported
     from txlcli.workflows import generate as workflow
 
     if interactive:

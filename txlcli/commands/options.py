@@ -47,7 +47,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of a command that is a class of options by one flag for each of them, and add --quiet.
 
     The command receives the object, a workspace with the terminal as its reporter; interrupted runs are recovered
-    before it begins.
+    before it begins, and the run that `run_name` selects is there.
     """
     classes: dict[str, type[Options]] = {}
     parameters: list[Parameter] = []
@@ -73,6 +73,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = cls(**given)
             if issubclass(cls, RunsDir) and launcher.is_main():
                 run_directory.recover(values[name].runs_dir, console.say)
+                if "run_name" in values:  # a wrong name is reported before PyTorch is imported
+                    run_directory.find(values["run_name"], values[name].runs_dir)
         command(**values)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from txlcli import console
 from txlcli.commands.options import Json, Run
 from txlcli.paper.metrics import bits
-from txlcli.runs import run_directory
 from txlcli.workflows.options import ProbeOptions
 from txlcli.workflows.workspace import RunWorkspace
 
@@ -30,7 +29,6 @@ def probe(
 
     Example: txl probe --plot probe.png
     """
-    run_directory.find(run_name, workspace.runs_dir)  # a wrong name, before PyTorch is imported
     from txlcli.workflows import probe as workflow
 
     result = workflow.run(run_name, options, workspace)
