@@ -190,7 +190,7 @@ class Bench:
         self._train = self._training_settings()  # may raise, so before anything is timed
         named_groups(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
-        self._min_steps = MIN_STEPS if self.device.type == "cuda" else 1
+        self._times = {"repeat": repeat, "min_steps": MIN_STEPS if self.device.type == "cuda" else 1}
 
     def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
@@ -211,15 +211,14 @@ class Bench:
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
-        common: Any = {"min_steps": self._min_steps, "repeat": self.repeat}
         in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
-            segments = time_evaluation(self.model, settings, **common)
+            segments = time_evaluation(self.model, settings, **self._times)
             bar.reach(1, "one token at a time with memory")
-            tokens = time_single_tokens(self.model, settings, **common)
+            tokens = time_single_tokens(self.model, settings, **self._times)
             bar.reach(2, "vanilla, one window at a time")
-            vanilla = time_vanilla(self.model, in_windows, **common)
+            vanilla = time_vanilla(self.model, in_windows, **self._times)
             bar.reach(3, "vanilla, batched windows")
             windows, batched = best_windows(self.model, in_windows, vanilla, repeat=self.repeat)
         return SlowdownRow(
@@ -256,8 +255,7 @@ class Bench:
         """Time segments of this many lanes with a full memory, with the other settings of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}, L {settings.seg_len}{self._memory(settings)}"
-        timed = partial(time_evaluation, self.model, settings)
-        return self._timed(work, timed, self._evaluation_flops(settings), tokens=lanes * settings.seg_len)
+        return self._timed(work, partial(time_evaluation, self.model, settings), self._evaluation_flops(settings))
 
     def single_tokens(self) -> ThroughputRow:
         """Time one token at a time, with the memory of the recipe's evaluation."""
@@ -268,8 +266,7 @@ class Bench:
         else:
             work = f"{SINGLE_TOKENS}, a window of {settings.seg_len} each"
             flops = window_flops_per_prediction(self.settings.model, self.model.vocab_size, settings)
-        timed = partial(time_single_tokens, self.model, settings)
-        return self._timed(work, timed, flops, tokens=1)
+        return self._timed(work, partial(time_single_tokens, self.model, settings), flops)
 
     def training(self) -> ThroughputRow:
         """Time optimizer steps with a full memory; they change the weights."""
@@ -277,8 +274,7 @@ class Bench:
         flops = step_flops_per_token(self.settings.model, self.model.vocab_size, train)
         lanes = f"{train.batch_size} of {full}" if train.batch_size < full else f"{full}"
         work = f"training, {lanes} lanes, L {train.seg_len}{self._memory(train)}"
-        timed = partial(time_training, self.model, train)
-        return self._timed(work, timed, flops, tokens=train.batch_size * train.seg_len)
+        return self._timed(work, partial(time_training, self.model, train), flops)
 
     def _evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations per token of an evaluation with a full memory."""
@@ -287,13 +283,13 @@ class Bench:
     def _memory(self, section: EvalSettings | TrainSettings) -> str:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
-    def _timed(self, work: str, timed: Callable[..., Timing], flops: float, *, tokens: int) -> ThroughputRow:
-        """Time steps of `tokens` tokens, with `flops` operations per token."""
+    def _timed(self, work: str, timed: Callable[..., Timing], flops: float) -> ThroughputRow:
+        """Time steps with `flops` operations per token."""
         on_cuda = self.device.type == "cuda"
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
         with self._reporter.progress(work):
-            timing = timed(repeat=self.repeat, min_steps=self._min_steps)
+            timing = timed(**self._times)
         rate = 1e3 / timing.median
         return ThroughputRow(
             work=work,
@@ -302,5 +298,5 @@ class Bench:
             low_high_ms=timing.low_high,
             share_of_peak=rate * flops / self.peak,
             peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if on_cuda else None,
-            tokens_per_step=tokens,
+            tokens_per_step=timing.tokens,
         )

@@ -35,6 +35,8 @@ class Timing:
 
     ms_per_token: tuple[float, ...]
     """One entry per repetition."""
+    tokens: int = 1
+    """Of a step."""
 
     @property
     def median(self) -> float:
@@ -78,7 +80,7 @@ def measure(
         for _ in range(steps):
             work()
         ms_per_token.append(1e3 * (now() - started) / (steps * tokens))
-    return Timing(tuple(ms_per_token))
+    return Timing(tuple(ms_per_token), tokens)
 
 
 def peak_flops_per_s(
