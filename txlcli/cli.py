@@ -169,19 +169,13 @@ app = typer.Typer(
 )
 
 
-def _show_version(requested: bool) -> None:
-    if requested:
-        console.show_line(f"txl {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
+    if version:
+        console.show_line(f"txl {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         console.show_text(context.get_help() + "\n")
     elif launcher.place().world_size > 1 and context.invoked_subcommand not in ("train", "eval"):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.runs.test_run_directory import FACTS
 from txlcli.config import recipe
+from txlcli.corpora import CORPORA
 from txlcli.errors import UsageError
 from txlcli.paper import published
 from txlcli.runs.history import History
@@ -120,7 +121,7 @@ def test_a_whole_split_without_newlines_is_shorter_but_not_much(tokens):
 
 
 def test_the_corpus_is_the_one_that_an_evaluation_recorded():
-    assert corpus_of(history("ptb", store="hf-ptb")) == "hf"
-    assert corpus_of(history("ptb", store="hf-ptb", evals=[scored_row(82_430, corpus="ptb")])) == "ptb"
-    assert corpus_of(history("ptb", store="ptb-sp8000")) == "ptb"
-    assert corpus_of(history("ptb", evals=[scored_row(82_430, corpus=None)])) == "ptb"
+    assert corpus_of(history("ptb", store="hf-ptb")) is None
+    assert corpus_of(history("ptb", store="hf-ptb", evals=[scored_row(82_430, corpus="ptb")])) is CORPORA["ptb"]
+    assert corpus_of(history("ptb", store="ptb-sp8000")) is CORPORA["ptb"]
+    assert corpus_of(history("ptb", evals=[scored_row(82_430, corpus=None)])) is CORPORA["ptb"]

@@ -69,12 +69,13 @@ def run(first: Path, second: Path) -> LossDifference:
         best = min(means, key=means.__getitem__)
         losses.append(file.losses_nats[best].astype(np.float64))
         sources.append(LossSource(file=str(path), run=file.run, evaluation=best, loss_nats=means[best]))
-    low, high = mean_interval(losses[1] - losses[0])
+    differences = losses[1] - losses[0]
+    low, high = mean_interval(differences)
     return LossDifference(
         first=sources[0],
         second=sources[1],
-        tokens=len(losses[0]),
-        difference_nats=float((losses[1] - losses[0]).mean()),
+        tokens=len(differences),
+        difference_nats=float(differences.mean()),
         low_nats=low,
         high_nats=high,
         significant=low > 0 or high < 0,

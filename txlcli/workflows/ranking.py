@@ -3,8 +3,8 @@
 import shlex
 from collections.abc import Iterator
 
-from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import Corpus
+from txlcli.data import token_store
 from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
@@ -26,10 +26,10 @@ def rank(history: History) -> Section:
 
     A run without a test result is ranked by its validation result.
     """
-    table, run = published.benchmark(corpus_of(history)), history.run
-    if table is None:
+    corpus, run = corpus_of(history), history.run
+    table = published.benchmark(corpus.name) if corpus else None
+    if corpus is None or table is None:
         raise UsageError(f"{run.directory} was trained on {run.settings.corpus.store}, not a corpus of the paper")
-    corpus = CORPORA[str(table.corpus)]
     dropped = len(corpus.released_rule.dropped) if corpus.released_rule else 0
     # The paper's own rows are of text without the symbols that the released code drops.
     released = bool(dropped) and run.vocab_size == corpus.published["types"] - dropped
@@ -99,8 +99,7 @@ def _short(parameters: int) -> str:
     return f"{parameters // 10**6}M" if parameters >= 10**6 else f"{parameters / 1e6:.1g}M"
 
 
-def corpus_of(history: History) -> str:
-    """Return the corpus of a run, as recorded by an evaluation or else from the store's name."""
-    store = history.run.settings.corpus.store
+def corpus_of(history: History) -> Corpus | None:
+    """Return the corpus of a run, as recorded by an evaluation or else from the store's name; None for own text."""
     recorded = (row["corpus"] for row in reversed(history.evals) if row.get("corpus"))
-    return str(next(recorded, store if store in CORPORA else store.partition("-")[0]))
+    return token_store.corpus_of(next(recorded, history.run.settings.corpus.store))
