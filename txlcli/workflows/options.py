@@ -51,8 +51,8 @@ class OptionTraits:
     """Texts that `read` accepts."""
     writes: tuple[str, ...] = ()
     """Extensions of a file that the job writes, and replaces with `force` only."""
-    excludes: tuple[str, ...] = ()
-    """Fields that do not belong to this option."""
+    excludes: str = ""
+    """Fields that do not belong to this option, separated by blanks."""
     because: str = ""
     """Why not."""
 
@@ -99,8 +99,8 @@ class Options:
                 raise UsageError(f'`name` "{value}" is not a plain name; use letters, digits, ".", "-" and "_"')
         for item in self.declared():
             traits: OptionTraits = item.metadata["option"]
-            if traits.excludes and item.name in self.changed():
-                self.exclude(*traits.excludes, because=traits.because)
+            if item.name in self.changed():
+                self.exclude(*traits.excludes.split(), because=traits.because)
         self._check()
 
     def _check_output(self, name: str, path: Path, extensions: Sequence[str]) -> None:
@@ -190,7 +190,7 @@ SLOWDOWN_WINDOWS = 3
 PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
 """Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
 OF_ADAPTATION: dict[str, Any] = {
-    "excludes": ("attn_len", "plot"),
+    "excludes": "attn_len plot",
     "because": "`cache` and `dynamic` take one memory length",
 }
 OF_MEMORY = ("mem_len", "seg_len", "same_length")
@@ -249,7 +249,7 @@ class EvalOptions(PlotOptions):
     )
     reset_at_documents: bool = flag_option(
         "Read each document from an empty memory; the store must keep them apart.",
-        excludes=("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html"),
+        excludes="text attn_len protocols cache dynamic plot html",
         because="`reset_at_documents` reads the documents of a split with a memory",
     )
     batch_size: PositiveInt | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
@@ -258,21 +258,21 @@ class EvalOptions(PlotOptions):
         "Score a text file instead of a split; - is stdin.",
         metavar="FILE",
         read=read_user_text,
-        excludes=("split",),
+        excludes="split",
         because="`text` is scored instead of a split",
     )
     losses: Path | None = option(
         "Write the loss of every token to this file.",
         metavar="FILE.h5",
         writes=LOSS_FORMATS,
-        excludes=("cache", "dynamic", "protocols"),
+        excludes="cache dynamic protocols",
         because="`losses` are those of the model alone",
     )
     html: Path | None = option(
         "Write a page with the text coloured by loss, and by what memory gained.",
         metavar="FILE.html",
         writes=(".html",),
-        excludes=("attn_len", "cache", "dynamic", "protocols"),
+        excludes="attn_len cache dynamic protocols",
         because="`html` shows the model and its memory",
     )
     attention: AttentionBackend | None = attention_option()
@@ -378,7 +378,7 @@ class GenerateOptions(Options):
     prompt: str | None = option(
         "Text to continue; - is stdin.",
         metavar="TEXT",
-        excludes=("at", "context", "reference"),
+        excludes="at context reference",
         because="`prompt` is the whole context",
     )
     at: NaturalInt | None = option("Last token of the context in the test split [default: random, by --seed].")
@@ -394,7 +394,7 @@ class GenerateOptions(Options):
     )
     greedy: bool = flag_option(
         "Always select the likeliest token.",
-        excludes=("top_k", "top_p", "temperature", "samples"),
+        excludes="top_k top_p temperature samples",
         because="`greedy` does not sample",
     )
     reference: bool = flag_option("Also print the context and its actual continuation in the test split.")
@@ -529,7 +529,7 @@ class PrepareOptions(Options):
     vocab: Path | None = option(
         "Encode with this vocabulary, such as the vocab.json of a run.",
         metavar="FILE",
-        excludes=("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention"),
+        excludes="tokenizer vocab_size min_count sp_type released_convention",
         because="the file of `vocab` decides",
     )
     workers: PositiveInt | None = option("Processes that read the text [default: one per processor, at most 6].")
@@ -597,7 +597,7 @@ class TrainOptions(Options):
     resume: str | None = option(
         "Resume this run.",
         metavar="RUN",
-        excludes=("name", "force", "begin_from"),
+        excludes="name force begin_from",
         because="`resume` continues a run",
     )
     begin_from: str | None = option(
@@ -649,7 +649,7 @@ class LaunchOptions(Options):
         default=0,
     )
     seeds: PositiveInt = seeds_option(
-        excludes=("processes", "restarts", "dry_run"),
+        excludes="processes restarts dry_run",
         because="`seeds` trains one run after the other in one process",
     )
     dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
