@@ -146,7 +146,7 @@ def _notes(result: "EvalResult") -> list[str]:
     metric, paper = result.scoring.opened.run.metric, result.scoring.text.paper
     change = f"change: of {metrics.METRIC_TITLES[metric]}, from the first row; the same weights and tokens."
     notes = [("* best. " if len(rows) > 1 else "") + (change if compared else result.describe_settings(rows[0]))]
-    notes += [f"no {name}: {reason}." for name, reason in result.lacking.items()]
+    notes += [f"no recurrence: {result.lacks_recurrence}."] if result.lacks_recurrence else []
     if result.ended_by is not None:
         notes.append("Stopped before the last row.")
     if compared:

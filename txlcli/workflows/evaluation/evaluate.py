@@ -58,15 +58,15 @@ class EvalResult:
     scoring: Scoring = field(repr=False)
     rows: tuple[EvalRow, ...]
     search: LengthSearch | None
-    lacking: dict[str, str]
-    """Requested protocols that the model lacks, each with the reason."""
+    lacks_recurrence: str | None
+    """Reason why the model lacks the protocol "recurrence", if it was requested."""
     ended_by: BaseException | None
     """Error or Ctrl-C that ended the sweep; the result then lacks the remaining rows."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl eval --json` prints."""
         opened, text, settings = self.scoring.opened, self.scoring.text, self.scoring.settings
-        model = opened.run.settings.model
+        model = opened.model.settings
         in_segments = not all(row.stride for row in self.rows)  # windows have their own lengths
         result = {
             "run": str(opened.run.directory),
@@ -91,7 +91,8 @@ class EvalResult:
             "complete": self.ended_by is None,
             "rows": [row.to_json() for row in self.rows],
         }
-        return result | {"lacking": self.lacking} if self.compares_protocols else result
+        lacking = {"recurrence": self.lacks_recurrence} if self.lacks_recurrence else {}
+        return result | {"lacking": lacking} if self.compares_protocols else result
 
     @property
     def compares_protocols(self) -> bool:
@@ -101,7 +102,7 @@ class EvalResult:
     def describe_settings(self, row: EvalRow) -> str:
         """Return the settings of a row in one sentence."""
         opened, settings = self.scoring.opened, self.scoring.settings
-        model = opened.run.settings.model
+        model = opened.model.settings
         limit = f"max_distance = {settings.max_distance or 'none'}, " if model.limits_distance else ""
         precision = opened.precision
         if row.temperature != 1:
@@ -167,7 +168,7 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         scoring=scoring,
         rows=tuple(replace(row, best=row is best, change=_change(row, rows[0], metric)) for row in rows),
         search=search,
-        lacking=_lacking_protocols(opened, options),
+        lacks_recurrence=_lacks_recurrence(opened, options),
         ended_by=ended_by,
     )
 
@@ -226,15 +227,15 @@ def _protocol_scores(settings: Settings, options: EvalOptions) -> Iterator[tuple
             yield protocol, partial(in_windows, length=length, stride=stride, batch_size=options.batch_size)
 
 
-def _lacking_protocols(opened: OpenRun, options: EvalOptions) -> dict[str, str]:
-    """Return the requested protocols that the model lacks, each with the reason."""
+def _lacks_recurrence(opened: OpenRun, options: EvalOptions) -> str | None:
+    """Return the reason why the model lacks the protocol "recurrence", if it is requested."""
     settings = opened.run.settings
     reads_memory = settings.model.recurrent_state or options.mem_lens or settings.eval.mem_len
     if "recurrence" not in options.protocols or reads_memory:
-        return {}
+        return None
     next_step = "; give a memory length to evaluate it with one"
     ending = next_step if settings.supports_memory else " and with absolute positions"
-    return {"recurrence": f"{opened.run.directory} was trained without memory{ending}"}
+    return f"{opened.run.directory} was trained without memory{ending}"
 
 
 def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World) -> Scoring:
@@ -279,9 +280,8 @@ def check_options(opened: OpenRun, options: EvalOptions) -> None:
     longest = max(options.mem_lens, default=0)
     settings.check_memory(longest, run=directory, instead="give `attn_len` instead of `mem_len`")
     settings.check_attn_lens(options.windows, subject=directory)
-    if options.protocols != PROTOCOLS:  # if all were requested, the model may lack one
-        for name, reason in _lacking_protocols(opened, options).items():
-            raise UsageError(f"`protocols` {name}: {reason}; or leave {name} out")
+    if options.protocols != PROTOCOLS and (reason := _lacks_recurrence(opened, options)):  # of all, it may lack one
+        raise UsageError(f"`protocols` recurrence: {reason}; or leave recurrence out")
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
 

@@ -175,7 +175,7 @@ def _times(scoring: Scoring) -> tuple[float, float] | None:
     opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
     one_lane = replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
     _, attn_len = attention_span(opened.model, one_lane)
-    longest = opened.run.settings.model.longest_window
+    longest = opened.model.settings.longest_window
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
         return None
     xl = time_evaluation(opened.model, one_lane, repeat=SLOWDOWN_WINDOWS)
@@ -193,7 +193,7 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
     if not math.isfinite(scores.total_nats):
         advice = non_finite_advice(opened.precision, next_step)
         raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
-    is_state = opened.run.settings.model.recurrent_state
+    is_state = opened.model.settings.recurrent_state
     fewest, most = (None, None) if is_state else attention_span(opened.model, settings, len(text.targets))
     measures = metrics.measures(scores.total_nats, text.scored)
     return EvalRow(
