@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from txlcli.paper.metrics import Scored, bits, finite, in_metric, measures, metric_of, perplexity, wanted_measures
+from txlcli.paper.metrics import bits, finite, in_metric, measures, metric_of, perplexity, wanted_measures
 
 
 def test_nats_to_bits_and_to_perplexity():
@@ -23,14 +23,14 @@ def test_a_mean_loss_is_converted_to_the_metric_of_the_corpus(metric, expected):
 
 def test_every_measure_divides_the_sum_of_losses_by_its_own_count():
     # 12 tokens at 3 bits each are 36 bits: over 4 words 9 bits each, over 18 bytes 2 bits each.
-    result = measures(36 * math.log(2), Scored(tokens=12, words=4, bytes=18))
+    result = measures(36 * math.log(2), tokens=12, words=4, size=18)
     assert result == pytest.approx({"bpc": 3.0, "ppl": 8.0, "ppl_per_word": 512.0, "bits_per_byte": 2.0})
 
 
 def test_measures_without_a_count_are_omitted():
-    assert set(measures(1.0, Scored(tokens=3))) == {"bpc", "ppl"}
-    assert set(measures(1.0, Scored(tokens=3, words=2))) == {"bpc", "ppl", "ppl_per_word"}
-    assert set(measures(1.0, Scored(tokens=3, bytes=2))) == {"bpc", "ppl", "bits_per_byte"}
+    assert set(measures(1.0, tokens=3)) == {"bpc", "ppl"}
+    assert set(measures(1.0, tokens=3, words=2)) == {"bpc", "ppl", "ppl_per_word"}
+    assert set(measures(1.0, tokens=3, size=2)) == {"bpc", "ppl", "bits_per_byte"}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_measures_without_a_count_are_omitted():
     ],
 )
 def test_each_unit_has_its_measures_and_its_metric_comes_first(unit, expected):
-    everything = measures(5.0, Scored(tokens=7, words=3, bytes=11))
+    everything = measures(5.0, tokens=7, words=3, size=11)
     assert wanted_measures(unit, everything) == expected
     assert wanted_measures(unit, {"ppl": 2.0}) == ["ppl"]
     assert metric_of(unit) == expected[0]

@@ -5,7 +5,6 @@ Losses are summed in nats everywhere else and converted only here.
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
 
 METRIC_TITLES = {
     "bpc": "bpc",
@@ -13,18 +12,6 @@ METRIC_TITLES = {
     "ppl_per_word": "ppl/word",
     "bits_per_byte": "bits/byte",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """Counts of the text that a sum of losses covers."""
-
-    tokens: int
-    """Number of predicted tokens."""
-    words: int | None = None
-    """Number of original words, with line ends counted as in the benchmark; None if unknown."""
-    bytes: int | None = None
-    """Number of original bytes; None unless all bytes of the text are scored."""
 
 
 def bits(nats: float) -> float:
@@ -50,14 +37,18 @@ def in_metric(mean_nats: float, metric: str) -> float:
     return bits(mean_nats) if metric == "bpc" else perplexity(mean_nats)
 
 
-def measures(total_nats: float, scored: Scored) -> dict[str, float]:
-    """Compute all measures for which there are counts, by name: bpc, ppl, ppl_per_word, bits_per_byte."""
-    mean = total_nats / scored.tokens
+def measures(total_nats: float, *, tokens: int, words: int | None = None, size: int | None = None) -> dict[str, float]:
+    """Compute all measures for which there are counts, by name: bpc, ppl, ppl_per_word, bits_per_byte.
+
+    Counts are those of the text that the sum of losses covers: `words` are original words, with line ends counted as in
+    the benchmark, and `size` is its bytes if all of them are scored; None if unknown.
+    """
+    mean = total_nats / tokens
     result = {"bpc": bits(mean), "ppl": perplexity(mean)}
-    if scored.words:
-        result["ppl_per_word"] = perplexity(total_nats / scored.words)
-    if scored.bytes:
-        result["bits_per_byte"] = bits(total_nats) / scored.bytes
+    if words:
+        result["ppl_per_word"] = perplexity(total_nats / words)
+    if size:
+        result["bits_per_byte"] = bits(total_nats) / size
     return result
 
 

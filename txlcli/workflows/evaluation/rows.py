@@ -195,14 +195,15 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
         raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
     is_state = opened.model.settings.recurrent_state
     fewest, most = (None, None) if is_state else attention_span(opened.model, settings, len(text.targets))
-    measures = metrics.measures(scores.total_nats, text.scored)
+    tokens = len(scores.losses_nats)
+    measures = metrics.measures(scores.total_nats, tokens=tokens, words=text.words, size=text.size)
     return EvalRow(
         mem_len=settings.mem_len,
         attn_len_min=fewest,
         attn_len_max=most,
-        tokens=len(scores.losses_nats),
+        tokens=tokens,
         lanes=scores.lanes,
-        loss_nats=scores.total_nats / len(scores.losses_nats),
+        loss_nats=scores.total_nats / tokens,
         measures={name: metrics.finite(value) for name, value in measures.items()},
         ms_per_token=scores.ms_per_token,
         temperature=float(settings.temperature),

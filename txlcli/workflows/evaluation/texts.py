@@ -17,7 +17,6 @@ from txlcli.corpora.signatures import HEAD, conversion, encoding_of, format_in
 from txlcli.data.token_store import TokenStore, corpus_of, prepare_command
 from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
-from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.options import UserText
@@ -34,7 +33,10 @@ class ScoredText:
     title: str
     inputs: NDArray[np.integer]
     targets: NDArray[np.integer]
-    scored: metrics.Scored
+    words: int | None
+    """Number of original words, with line ends counted as in the benchmark; None if unknown."""
+    size: int | None
+    """Number of original bytes; None unless all bytes of the text are scored."""
     unit: str
     conventions: dict[str, str]
     paper: float | None = None
@@ -134,11 +136,8 @@ def _first_positions(opened: OpenRun, split: str, positions: int | None, workspa
         title=f"{store.name} {split}",
         inputs=inputs,
         targets=targets,
-        scored=metrics.Scored(
-            tokens=count,
-            words=_scored_words(store.vocab, info.words) if whole and info.words else None,
-            bytes=size if store.every_byte_scored and not info.unknown else None,
-        ),
+        words=_scored_words(store.vocab, info.words) if whole and info.words else None,
+        size=size if store.every_byte_scored and not info.unknown else None,
         unit=store.unit,
         conventions=store.conventions,
         paper=_published(opened.run, store, split) if whole else None,
@@ -202,11 +201,8 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         title=printable(source.name),
         inputs=inputs,
         targets=targets,
-        scored=metrics.Scored(
-            tokens=len(targets),
-            words=_scored_words(vocab, words) if whole else None,
-            bytes=size,
-        ),
+        words=_scored_words(vocab, words) if whole else None,
+        size=size,
         unit="piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer,
         conventions={},
         whole=whole,
