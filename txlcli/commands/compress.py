@@ -6,17 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json
+from txlcli.commands.options import Json, argument
 from txlcli.workflows.options import CompressOptions, DecompressOptions
 from txlcli.workflows.workspace import CpuWorkspace, Workspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.compress import CompressResult, DecompressResult
 
-RunToUse = Annotated[
-    str, Argument(metavar="RUN", help="Run that predicts the bytes of the file.", autocompletion=names_of("runs"))
-]
+RunToUse = Annotated[str, argument("RUN", "Run that predicts the bytes of the file.", "runs")]
 
 
 def compress(

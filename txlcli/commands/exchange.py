@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json
+from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ExportOptions, ImportOptions
@@ -55,7 +54,7 @@ def _show_import(result: "ImportedRun") -> None:
 def export(
     name: Annotated[
         str,
-        Argument(metavar="RUN|STORE", help="Run or token store to export.", autocompletion=names_of("runs", "stores")),
+        argument("RUN|STORE", "Run or token store to export.", "runs", "stores"),
     ],
     directory: Annotated[Path, Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
     options: ExportOptions,

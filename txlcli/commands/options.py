@@ -1,33 +1,56 @@
-"""Flags of the commands: those that several commands share, and those built from the options of a job."""
+"""Arguments and flags of the commands: those built from the options of a job, and the names that a shell completes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
-from txlcli import console
-from txlcli.commands.completion import names_of
+from txlcli import console, corpora
 from txlcli.commands.progress import TerminalReporter
+from txlcli.config import recipe
 from txlcli.config.ranges import FieldType
 from txlcli.runs import run_directory
 from txlcli.system import launcher
-from txlcli.system.command_lines import flag
-from txlcli.workflows.options import Options, OptionTraits, parse
+from txlcli.system.command_lines import default_data_dir, default_runs_dir, flag
+from txlcli.workflows.options import ALL_ITEMS, REPRODUCIBLE, Options, OptionTraits, parse
 from txlcli.workflows.workspace import RunsDir, Workspace
+
+NAMES: dict[str, Callable[[Context], Iterable[str]]] = {
+    "runs": lambda context: run_directory.names(Path(context.params.get("runs_dir") or default_runs_dir())),
+    "recipes": lambda _: recipe.packaged_names(),
+    "stores": lambda context: sorted(
+        path.stem for path in Path(context.params.get("data_dir") or default_data_dir()).glob("*.h5")
+    ),
+    "corpora": lambda _: corpora.CORPORA,
+    "settings": lambda _: [f"{name}=" for name in recipe.setting_names()],
+    "items": lambda _: [*REPRODUCIBLE, ALL_ITEMS],
+}
+
+
+def names_of(*kinds: str) -> Callable[[Context, str], list[str]]:
+    """Return a completion with the names of these kinds."""
+
+    def complete(context: Context, incomplete: str) -> list[str]:
+        names = dict.fromkeys(name for kind in kinds for name in NAMES[kind](context))
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def argument(metavar: str, help_: str, *kinds: str) -> Any:
+    """Return an argument of a command; a shell completes the names of these kinds."""
+    return Argument(metavar=metavar, help=help_, autocompletion=names_of(*kinds))
+
 
 Run = Annotated[
     str | None,
-    Argument(
-        metavar="RUN", help="Name or folder of a run [default: the most recent].", autocompletion=names_of("runs")
-    ),
+    argument("RUN", "Name or folder of a run [default: the most recent].", "runs"),
 ]
-Runs = Annotated[
-    list[str] | None, Argument(metavar="RUN...", help="Runs, by name or folder.", autocompletion=names_of("runs"))
-]
+Runs = Annotated[list[str] | None, argument("RUN...", "Runs, by name or folder.", "runs")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]
 

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from txlcli import console
-from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json
+from txlcli.commands.options import Json, argument
 from txlcli.commands.progress import TerminalReporter
 from txlcli.errors import TxlError, UsageError
 from txlcli.workflows.options import PrepareOptions
@@ -23,7 +22,7 @@ def prepare(
     options: PrepareOptions,
     what: Annotated[
         str | None,
-        Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.", autocompletion=names_of("corpora")),
+        argument("NAME|PATH", "A corpus, or a text file or folder.", "corpora"),
     ] = None,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
     *,

@@ -8,8 +8,7 @@ import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json
+from txlcli.commands.options import Json, argument
 from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
 from txlcli.errors import UnknownNameError, UsageError
@@ -20,7 +19,7 @@ from txlcli.workflows.workspace import StoresDir, Workspace
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 NOTE = "valid, test: published; table: in the paper. See txl recipes show NAME"
 
-Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.", autocompletion=names_of("recipes"))]
+Name = Annotated[str, argument("NAME", "Name of a packaged recipe.", "recipes")]
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 
@@ -87,7 +86,7 @@ def scale(
     options: ScaleOptions,
     recipe_source: Annotated[
         str,
-        Argument(metavar="NAME", help="A packaged recipe or a recipe file.", autocompletion=names_of("recipes")),
+        argument("NAME", "A packaged recipe or a recipe file.", "recipes"),
     ],
     *,
     where: StoresDir,

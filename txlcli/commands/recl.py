@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
-
 from txlcli import console
-from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json
+from txlcli.commands.options import Json, argument
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ReclOptions
 from txlcli.workflows.workspace import RunWorkspace
@@ -17,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def recl(
-    run_names: Annotated[
-        list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.", autocompletion=names_of("runs"))
-    ],
+    run_names: Annotated[list[str], argument("RUN...", "Runs to compare; one is enough.", "runs")],
     options: ReclOptions,
     *,
     workspace: RunWorkspace,

@@ -2,11 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
-
 from txlcli import console
-from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json
+from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
 from txlcli.workflows.options import REPRODUCIBLE, ReproduceOptions, select_items
 from txlcli.workflows.workspace import DeviceWorkspace
@@ -20,10 +17,10 @@ def reproduce(
     options: ReproduceOptions,
     item_names: Annotated[
         list[str] | None,
-        Argument(
-            metavar="ITEM...",
-            help="table1 to table10, figure3 to figure7, appendix-e, or all of these; frontier goes beyond the paper.",
-            autocompletion=names_of("items"),
+        argument(
+            "ITEM...",
+            "table1 to table10, figure3 to figure7, appendix-e, or all of these; frontier goes beyond the paper.",
+            "items",
         ),
     ] = None,
     *,

@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
-
 from txlcli import console
-from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json
+from txlcli.commands.options import Json, argument
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
@@ -22,10 +19,11 @@ def speed(
     options: SpeedOptions,
     subject: Annotated[
         str | None,
-        Argument(
-            metavar="RUN|RECIPE",
-            help="Run, or recipe with random weights, to time [default: the most recent run].",
-            autocompletion=names_of("runs", "recipes"),
+        argument(
+            "RUN|RECIPE",
+            "Run, or recipe with random weights, to time [default: the most recent run].",
+            "runs",
+            "recipes",
         ),
     ] = None,
     *,

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from typer import Argument
 
 from txlcli import console
-from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json
+from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
@@ -26,11 +24,7 @@ def train(
     launch: LaunchOptions,
     recipe_source: Annotated[
         str | None,
-        Argument(
-            metavar="RECIPE",
-            help="A recipe file, the name of a packaged recipe, or of a token store.",
-            autocompletion=names_of("recipes", "stores"),
-        ),
+        argument("RECIPE", "A recipe file, the name of a packaged recipe, or of a token store.", "recipes", "stores"),
     ] = None,
     *,
     workspace: DeviceWorkspace,
