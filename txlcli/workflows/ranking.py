@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Iterator
 
 from txlcli.corpora.corpus import Corpus
-from txlcli.data import token_store
 from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
@@ -101,5 +100,7 @@ def _short(parameters: int) -> str:
 
 def corpus_of(history: History) -> Corpus | None:
     """Return the corpus of a run, as recorded by an evaluation or else from the store's name; None for own text."""
+    from txlcli.data import token_store
+
     recorded = (row["corpus"] for row in reversed(history.evals) if row.get("corpus"))
     return token_store.corpus_of(next(recorded, history.run.settings.corpus.store))
