@@ -62,11 +62,21 @@ class Slice:
         return (self.read(start, start + size) for start in range(0, self.size, size))
 
 
+Slices = Sequence[Slice]
+Splits = Mapping[str, Slices]
+"""The text of each split."""
+
+
+def size_of(slices: Slices) -> int:
+    """Return the number of bytes."""
+    return sum(piece.size for piece in slices)
+
+
 @dataclass(frozen=True)
 class Text:
     """The location of each split's text; notes and conventions describe differences from the full benchmark."""
 
-    splits: Mapping[str, tuple[Slice, ...]]
+    splits: Splits
     notes: tuple[str, ...] = ()
     conventions: Mapping[str, str] = field(default_factory=dict)
     vocabulary_file: Path | None = None
@@ -80,7 +90,7 @@ class ReadOptions:
 
     released: bool = False
     shares: tuple[float, ...] | None = None
-    starts: Callable[[Sequence[Slice]], Sequence[int]] | None = None
+    starts: Callable[[Slices], Sequence[int]] | None = None
     """Offsets, in the concatenation of slices, between which own text is cut; None to cut at line ends."""
 
 
@@ -152,7 +162,7 @@ def from_card(name: str, read: Callable[[Path, ReadOptions], Text], **own: Any) 
 
 @functools.cache
 def cards() -> dict[str, dict[str, Any]]:
-    """Return the data cards, and under "tokenizers" the rules for text that has none of its own."""
+    """Return the data cards, and under "tokenizers" what holds for text that has none of its own."""
     return tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
 
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .corpus import SHARES, SPLITS, CorpusError, ReadOptions, Slice, Text, from_card
+from .corpus import SHARES, SPLITS, CorpusError, ReadOptions, Slice, Slices, Splits, Text, from_card, size_of
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
 from .signatures import GROUPS, format_of, head_of, reject_other_than_text
@@ -49,7 +49,7 @@ def read(source: Path, options: ReadOptions) -> Text:
         names = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
         notes.append(f"the splits are as the folder's names say ({names}); --split cuts the whole text")
         notes += missing_note(by_split)
-        splits = {split: tuple(texts[path] for path in paths) for split, paths in by_split.items()}
+        splits: Splits = {split: [texts[path] for path in paths] for split, paths in by_split.items()}
         conventions["split"] = "the folder's own files"
     else:
         pieces = [*texts.values()]
@@ -106,15 +106,15 @@ def files_by_split(files: list[Path], directory: Path, otherwise: str) -> dict[s
 
 
 def cut(
-    pieces: list[Slice],
+    pieces: Slices,
     source: Path,
     shares: tuple[float, ...],
     boundaries: Sequence[int] | None,
     unit: str = "documents",
-) -> dict[str, tuple[Slice, ...]]:
+) -> Splits:
     """Cut a text by shares in percent: at `boundaries`, where units of it begin, else at line ends or blanks."""
     slices = [piece for piece in pieces if piece.size]
-    total = sum(piece.size for piece in slices)
+    total = size_of(slices)
     if not total:
         raise CorpusError(f"{source}: there is no text in it; give a file or folder that has some")
     wanted = {name: total * share / 100 for name, share in zip(SPLITS, shares, strict=True) if share}  # bytes
@@ -138,7 +138,7 @@ def cut(
     return splits
 
 
-def _between(slices: list[Slice], start: int, stop: int) -> Iterator[Slice]:
+def _between(slices: Slices, start: int, stop: int) -> Iterator[Slice]:
     """Yield the parts of the slices between two offsets of their concatenation."""
     for piece in slices:
         low, high = max(start, 0), min(stop, piece.size)
@@ -147,7 +147,7 @@ def _between(slices: list[Slice], start: int, stop: int) -> Iterator[Slice]:
         start, stop = start - piece.size, stop - piece.size
 
 
-def _find_cut(slices: list[Slice], target: int, distance: int) -> int:
+def _find_cut(slices: Slices, target: int, distance: int) -> int:
     """Return the best offset at which to cut the concatenation, at most `distance` bytes from `target`.
 
     It is after the line end, else the blank, nearest to `target`, else between two characters; all in one file.

@@ -4,11 +4,11 @@ import bisect
 import codecs
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .corpus import Slice
+from .corpus import Slice, Slices
 
 BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
 BLOCK = 1 << 22  # bytes
@@ -32,7 +32,7 @@ class Documents:
     offsets: "dict[Path, array[int]]" = field(default_factory=dict)
     """Where the documents of each file begin, in bytes."""
 
-    def starts(self, pieces: Sequence[Slice]) -> "array[int]":
+    def starts(self, pieces: Slices) -> "array[int]":
         """Return the offsets in the concatenation of slices at which documents begin."""
         found, done = array("q"), 0
         for piece in pieces:

@@ -22,8 +22,8 @@ from txlcli.corpora.corpus import SPLITS, Download
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.options import PrepareOptions
-from txlcli.workflows.preparation.planning import make_plan
-from txlcli.workflows.preparation.preparing import WorkSizes, run, run_plan
+from txlcli.workflows.preparation.planning import WorkSizes, make_plan
+from txlcli.workflows.preparation.preparing import run, run_plan
 from txlcli.workflows.reporter import Reporter
 
 LINES = [

@@ -1,7 +1,7 @@
 """Cuts the text of a split into chunks that end between words; worker processes number their symbols."""
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,17 +11,13 @@ import pyarrow as arrow
 from numpy.typing import NDArray
 from pyarrow import feather
 
-from txlcli.corpora.corpus import Slice
+from txlcli.corpora.corpus import Slice, Slices
 from txlcli.data.vocabulary import REPLACEMENT, Vocab, count_words, smallest_dtype
 from txlcli.errors import CorpusInputError
-
-CHUNK = 2 << 20  # bytes; the unit of work and of memory
-
-Chunk = tuple[Slice, ...]
-"""Bytes of one file, or several small files."""
+from txlcli.workflows.preparation.planning import CHUNK
 
 
-def cut_into_chunks(slices: Iterable[Slice], size: int = CHUNK) -> Iterator[Chunk]:
+def cut_into_chunks(slices: Slices, size: int = CHUNK) -> Iterator[Slices]:
     """Yield chunks of about `size` bytes in reading order, cut after a line end, else after a blank, else a character.
 
     The cuts depend only on the text, so they are the same for any number of workers.
@@ -51,7 +47,7 @@ def _character_end(piece: Slice, offset: int) -> int:
     return offset + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 
 
-def align_to_characters(slices: Iterable[Slice]) -> tuple[Slice, ...]:
+def align_to_characters(slices: Slices) -> Slices:
     """Move each end of a slice that lies inside a UTF-8 character behind that character."""
     files = ((piece, Slice(piece.path, 0, piece.path.stat().st_size)) for piece in slices)
     return tuple(
@@ -60,7 +56,7 @@ def align_to_characters(slices: Iterable[Slice]) -> tuple[Slice, ...]:
     )
 
 
-def join_files(slices: Iterable[Slice], *, close_last: bool) -> tuple[Slice, ...]:
+def join_files(slices: Slices, *, close_last: bool) -> Slices:
     """Add the line end that a slice's last line lacks before the next slice.
 
     With `close_last`, which words need, also after the last slice, unless the text has no word.
@@ -72,7 +68,7 @@ def join_files(slices: Iterable[Slice], *, close_last: bool) -> tuple[Slice, ...
     return (*joined[:-1], *(joined if closes else pieces)[-1:])
 
 
-def read_chunk(chunk: Chunk, *, is_utf8: bool) -> bytes:
+def read_chunk(chunk: Slices, *, is_utf8: bool) -> bytes:
     """Read the bytes of a chunk; if `is_utf8`, they must be UTF-8."""
     parts = [piece.read() for piece in chunk]
     for piece, data in zip(chunk, parts, strict=True) if is_utf8 else ():
@@ -112,7 +108,7 @@ class NumberedChunk:
         return text.dictionary.to_pylist(), text.indices.to_numpy()
 
 
-Job = tuple[Chunk, Sequence[int]]
+Job = tuple[Slices, Sequence[int]]
 """A chunk to read, and the offsets in it at which documents begin."""
 
 

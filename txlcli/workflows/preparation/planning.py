@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txlcli import corpora
 from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, CorpusError
+from txlcli.corpora.documents import Documents
 from txlcli.data.token_store import StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
@@ -20,9 +22,23 @@ from txlcli.workflows.options import PrepareOptions
 if TYPE_CHECKING:
     from txlcli.exchange.containers import TextFile
 
+CHUNK = 2 << 20  # bytes; the unit of work and of memory
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
 UNITS = {"sentencepiece": "piece", "ids": "id"}
 """Unit of a token where it is not called like the tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkSizes:
+    """Sizes, in bytes, that bound the work; the store depends on the samples only."""
+
+    parallel_from: int = 16 << 20
+    """Smaller texts are read by one process: starting more takes longer than they save."""
+    chunk: int = CHUNK
+    unigram_sample: int = 24 << 20
+    """Most text on which a unigram model of SentencePiece is trained: it takes 20 bytes of memory per byte."""
+    bpe_sample: int = 64 << 20
+    """Most text on which byte-pair encoding is trained: it takes 5 bytes of memory per byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +59,17 @@ class Plan:
     """Token files, whose ids are kept; None for text."""
     files: "tuple[TextFile, ...]"
     """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
+    sizes: WorkSizes = WorkSizes()
+
+    @cached_property
+    def documents(self) -> Documents | None:
+        """Documents of the text, if their places are to be stored."""
+        return Documents(self.options.documents) if self.options.documents else None
 
     @property
     def own_convention(self) -> bool:
         """True if the benchmark's own tokenizer and vocabulary are used."""
         return self.tokenizer == self.corpus.unit
-
-    @property
-    def min_count(self) -> int:
-        """Least number of times that a symbol of the vocabulary occurs."""
-        return self.options.min_count or 1
 
     @property
     def bpe(self) -> bool:

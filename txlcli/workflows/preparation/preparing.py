@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from txlcli.corpora.corpus import CorpusError, Slice
-from txlcli.corpora.documents import Documents
+from txlcli.corpora.corpus import CorpusError, Slices, Splits, size_of
 from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, train
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import Vocab
@@ -18,7 +17,6 @@ from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.chunks import (
-    CHUNK,
     Job,
     NumberedChunk,
     align_to_characters,
@@ -28,7 +26,7 @@ from txlcli.workflows.preparation.chunks import (
     read_chunk,
 )
 from txlcli.workflows.preparation.numbered_text import NumberedText, default_workers, map_in_order
-from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, make_plan
+from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, WorkSizes, make_plan
 from txlcli.workflows.preparation.sources import Text, digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.reporter import Reporter
@@ -36,21 +34,6 @@ from txlcli.workflows.reporter import Reporter
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
 EXCERPT_TOKENS, EXCERPT_CHARACTERS = 120, 100
-
-Splits = dict[str, tuple[Slice, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkSizes:
-    """Sizes, in bytes, that bound the work; the store depends on the samples only."""
-
-    parallel_from: int = 16 << 20
-    """Smaller texts are read by one process: starting more takes longer than they save."""
-    chunk: int = CHUNK
-    unigram_sample: int = 24 << 20
-    """Most text on which a unigram model of SentencePiece is trained: it takes 20 bytes of memory per byte."""
-    bpe_sample: int = 64 << 20
-    """Most text on which byte-pair encoding is trained: it takes 5 bytes of memory per byte."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +89,13 @@ def run(
     """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`."""
     reporter = reporter or Reporter()
     plan = make_plan(corpus_or_path, options, data_dir)
+    plan = replace(plan, sizes=sizes) if sizes else plan
     origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
     title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
     if options.source is None and plan.corpus.name == corpus_or_path and Path(corpus_or_path).exists():
         reporter.say(f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here")
     reporter.say(f"preparing {title}, {origin}, into {plan.store}")
-    return PreparedStore(run_plan(plan, reporter, sizes))
+    return PreparedStore(run_plan(plan, reporter))
 
 
 def clean(data_dir: Path) -> None:
@@ -119,7 +103,7 @@ def clean(data_dir: Path) -> None:
     remove_abandoned(data_dir, WORK_DIRECTORY)
 
 
-def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> TokenStore:
+def run_plan(plan: Plan, reporter: Reporter) -> TokenStore:
     """Carry out a plan. After a failure only downloads are left, which the next attempt continues."""
     directory = plan.store.parent
     try:
@@ -127,7 +111,7 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
         with _only_process(plan), temporary_directory(directory, WORK_DIRECTORY) as work:
             if plan.tokens:
                 return write_store(plan, plan.tokens, work, reporter)
-            return _prepare_text(plan, work, reporter, sizes or WorkSizes())
+            return _prepare_text(plan, work, reporter)
     except CorpusError as error:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error
@@ -149,22 +133,21 @@ def _only_process(plan: Plan) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) -> TokenStore:
+def _prepare_text(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
     """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store."""
-    documents = Documents(plan.options.documents) if plan.options.documents else None
-    text, rule = locate_text(plan, documents, work, reporter), rules.rule_of(plan)
+    text, rule = locate_text(plan, work, reporter), rules.rule_of(plan)
     closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
     checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
     splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
     vocab, sampled = plan.vocab, list[str]()
     if vocab is None and plan.tokenizer == "sentencepiece":
         with reporter.progress("training SentencePiece"):
-            vocab, sampled = _train_sentencepiece(plan, splits, sizes)
+            vocab, sampled = _train_sentencepiece(plan, splits)
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
     splitter = vocab or rules.vocabulary(plan, rule, marks)
-    sentences = plan.corpus.sentences and not documents and splitter.boundary is not None
+    sentences = plan.corpus.sentences and not plan.documents and splitter.boundary is not None
     number = partial(number_chunk, splitter, work, sentences=sentences)
-    numbered = _number(plan, splits, documents, sizes, reporter, number)
+    numbered = _number(plan, splits, reporter, number)
     vocab = vocab or rules.build(plan, rule, text.vocabulary_file, numbered)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     infos = {split: numbered.info(split, count_line_ends=count_line_ends) for split in splits}
@@ -183,14 +166,14 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     tokens = sum(info.tokens for info in infos.values())
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
         for split, info in infos.items():
-            starts = numbered.starts(split) if documents or sentences else None
+            starts = numbered.starts(split) if plan.documents or sentences else None
             writer.add(split, info, numbered.ids(split, vocab, step), starts)
     return TokenStore.open(plan.store)
 
 
 def _changes(
     text: Text,
-    splits: Mapping[str, tuple[Slice, ...]],
+    splits: Splits,
     numbered: NumberedText,
     vocab: Vocab,
     infos: Mapping[str, SplitInfo],
@@ -206,27 +189,23 @@ def _changes(
     return {name: count for name, count in counts.items() if count}
 
 
-def _checked(plan: Plan, split: str, pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
+def _checked(plan: Plan, split: str, pieces: Slices) -> Slices:
     """Return the slices of a split that end between characters; benchmarks are cut by bytes."""
-    if not _size(pieces):
+    if not size_of(pieces):
         where = ", ".join(str(piece.path) for piece in pieces) or "the source"
         raise CorpusInputError(f"{where}: the {split} split is empty; add text to it")
     return pieces if plan.tokenizer == "byte" else align_to_characters(pieces)
 
 
-def _size(slices: tuple[Slice, ...]) -> int:
-    """Return the number of bytes."""
-    return sum(piece.size for piece in slices)
-
-
-def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[Vocab, list[str]]:
+def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
     """Train a SentencePiece model, on the first part of each chunk if the text is long; return a note if it is."""
     if "train" not in splits:
         raise CorpusInputError(
             "SentencePiece is trained on the train split, and this source has none; add one, "
             "or choose another `tokenizer`"
         )
-    size, sample = _size(splits["train"]), sizes.bpe_sample if plan.bpe else sizes.unigram_sample
+    size, sizes = size_of(splits["train"]), plan.sizes
+    sample = sizes.bpe_sample if plan.bpe else sizes.unigram_sample
     vocab_size, largest = plan.options.vocab_size or DEFAULT_VOCAB_SIZE, min(size, sample) + FIXED_PIECES
     if vocab_size > largest:  # each piece but the fixed ones is a part of the text
         raise UsageError(
@@ -243,19 +222,12 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
     return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
 
 
-def _number(
-    plan: Plan,
-    splits: Splits,
-    documents: Documents | None,
-    sizes: WorkSizes,
-    reporter: Reporter,
-    number: Callable[[Job], NumberedChunk],
-) -> NumberedText:
+def _number(plan: Plan, splits: Splits, reporter: Reporter, number: Callable[[Job], NumberedChunk]) -> NumberedText:
     """Number the symbols of each chunk, in worker processes if there are many chunks."""
-    total = sum(map(_size, splits.values()))
-    workers = (plan.options.workers or default_workers()) if total > sizes.parallel_from else 1
-    chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, sizes.chunk)]
-    jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
+    total = sum(map(size_of, splits.values()))
+    workers = (plan.options.workers or default_workers()) if total > plan.sizes.parallel_from else 1
+    chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, plan.sizes.chunk)]
+    jobs = ((chunk, plan.documents.starts(chunk) if plan.documents else []) for _, chunk in chunks)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
     with reporter.progress("reading", total, "B") as step:
         for (split, _), chunk in zip(chunks, map_in_order(number, jobs, workers), strict=True):

@@ -4,14 +4,13 @@ import hashlib
 import itertools
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from txlcli import __version__
 from txlcli.corpora import OWN_TEXT
-from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Slice, Text
-from txlcli.corpora.documents import Documents
+from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Splits, Text
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_files, list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text
@@ -24,9 +23,11 @@ BLANK = b" \n"
 """Line that an empty row of a mirror stands for, as in WikiText."""
 
 
-def locate_text(plan: Plan, documents: Documents | None, work: Path, reporter: Reporter) -> Text:
+def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
     """Return the location of each split's text, cut between documents; archives are unpacked into `work`."""
-    options = ReadOptions(plan.options.released_convention, plan.options.split, documents.starts if documents else None)
+    options = ReadOptions(
+        plan.options.released_convention, plan.options.split, plan.documents and plan.documents.starts
+    )
     source, corpus = plan.source, plan.corpus
     if source is None:
         _download(plan, work, reporter)
@@ -35,7 +36,7 @@ def locate_text(plan: Plan, documents: Documents | None, work: Path, reporter: R
             raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
         return corpus.read(work, options)
     if plan.files:
-        return _extract_text(plan, options, documents, work / "text", reporter)
+        return _extract_text(plan, options, work / "text", reporter)
     for path in (packed := _packed_files(source, corpus)):
         _unpack_or_copy(path, work, corpus, reporter)
     source = work if packed else source
@@ -47,9 +48,7 @@ def locate_text(plan: Plan, documents: Documents | None, work: Path, reporter: R
     return replace(text, notes=(*text.notes, *notes))
 
 
-def _extract_text(
-    plan: Plan, options: ReadOptions, documents: Documents | None, work: Path, reporter: Reporter
-) -> Text:
+def _extract_text(plan: Plan, options: ReadOptions, work: Path, reporter: Reporter) -> Text:
     """Write the text of files into text files of the same names, and find the splits in these."""
     from txlcli.exchange import containers
 
@@ -57,7 +56,7 @@ def _extract_text(
     source, only_utf8 = plan.source, plan.tokenizer != "byte"
     directory = source if source.is_dir() else source.parent
     extracted = work / source.relative_to(directory)
-    records = documents.offsets if documents and documents.unit == "records" else None
+    records = plan.documents.offsets if plan.documents and plan.documents.unit == "records" else None
     plain = [file.path for file in plan.files if not (file.column or file.packing)]
     reject_other_than_text(*plain, is_utf8=plan.options.encoding is None)
     size = missing = 0
@@ -174,7 +173,7 @@ def _altered_files(source: Path, corpus: Corpus) -> list[tuple[Path, str]]:
     return [(path, fault) for path, fault in faults if fault]
 
 
-def digest(splits: Mapping[str, tuple[Slice, ...]]) -> str:
+def digest(splits: Splits) -> str:
     """Return the SHA-256 of the text of all splits, in order."""
     total = hashlib.sha256()
     for piece in itertools.chain(*splits.values()):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.corpora.corpus import SHARES, Slice
+from txlcli.corpora.corpus import SHARES, Slices, Splits, size_of
 from txlcli.corpora.directory import cut
 from txlcli.corpora.locate import list_names, missing_note, text_files
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
@@ -19,13 +19,11 @@ from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.preparation.sources import digest
 from txlcli.workflows.reporter import Reporter, Step
 
-Splits = dict[str, tuple[Slice, ...]]
-
 
 def write_store(plan: Plan, tokens: TokenFiles, work: Path, reporter: Reporter) -> TokenStore:
     """Write the store, after a first pass that finds the largest id if the size of the vocabulary is not known."""
     splits, size = _splits(plan, tokens), tokens.dtype.itemsize
-    counts = {split: sum(piece.size for piece in pieces) // size for split, pieces in splits.items()}
+    counts = {split: size_of(pieces) // size for split, pieces in splits.items()}
     total = sum(counts.values())
     vocab, vocab_size = plan.vocab, plan.options.vocab_size
     if vocab is None and vocab_size is None:
@@ -58,16 +56,15 @@ def _splits(plan: Plan, tokens: TokenFiles) -> Splits:
     """Return the splits; files without splits are cut together, between documents or ids."""
     assert plan.source is not None
     if "" not in tokens.splits:
-        return dict(tokens.splits)
-    pieces = [*tokens.splits[""]]
-    total = sum(piece.size for piece in pieces)
+        return tokens.splits
+    pieces = tokens.splits[""]
     starts = tokens.documents and tokens.documents.starts(pieces)
-    boundaries, unit = (starts, "documents") if starts else (range(0, total, tokens.dtype.itemsize), "ids")
+    boundaries, unit = (starts, "documents") if starts else (range(0, size_of(pieces), tokens.dtype.itemsize), "ids")
     return cut(pieces, plan.source, plan.options.split or SHARES, boundaries, unit)
 
 
 def _blocks(
-    pieces: tuple[Slice, ...], tokens: TokenFiles, limit: int, step: Step, unknown: int | None = None
+    pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown: int | None = None
 ) -> Iterator[NDArray[Any]]:
     """Yield the ids of pieces in blocks, all of them below `limit`, and -1 for the id `unknown`."""
     for piece in pieces:

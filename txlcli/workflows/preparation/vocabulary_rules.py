@@ -18,7 +18,7 @@ def rule_of(plan: Plan) -> VocabularyRule:
     """Return the rule of the benchmark, or the one for the tokenizer."""
     corpus = plan.corpus
     if not plan.own_convention:
-        return VocabularyRule(**cards()["tokenizers"][plan.tokenizer])
+        return VocabularyRule(**cards()["tokenizers"][plan.tokenizer]["rule"])
     return (corpus.released_rule or corpus.rule) if plan.options.released_convention else corpus.rule
 
 
@@ -43,17 +43,11 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     if own:
         built_from = _built_from(corpus.rule, text)
         return described | ({"vocabulary": f"{plan.tokenizer}s of {built_from} by frequency"} if built_from else {})
-    at_least = f", at least {plan.min_count} times" if plan.min_count > 1 else ""
-    most = f", the {plan.options.vocab_size:,} most frequent" if plan.options.vocab_size else ""
-    described["vocabulary"] = {
-        "byte": "all 256 bytes",
-        "char": f"characters of train by frequency{at_least}, others <unk>",
-        "word": f"words of train by frequency{at_least}{most}, others <unk>",
-        "sentencepiece": f"{'BPE' if plan.bpe else 'unigram'}, trained on train, lossless",
-    }[plan.tokenizer]
-    if plan.tokenizer in ("word", "sentencepiece"):
-        described["line end"] = "<eos>"
-    return described
+    at_least, most = plan.options.min_count or 1, plan.options.vocab_size
+    limits = f", at least {at_least} times" * (at_least > 1) + (f", the {most:,} most frequent" if most else "")
+    own_of_tokenizer = cards()["tokenizers"][plan.tokenizer]["conventions"]
+    model = "BPE" if plan.bpe else "unigram"
+    return described | {key: value.format(limits=limits, model=model) for key, value in own_of_tokenizer.items()}
 
 
 def vocabulary(plan: Plan, rule: VocabularyRule, symbols: list[str]) -> Vocab:
@@ -78,7 +72,7 @@ def build(plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, text: 
     counts = text.counts()
     total = sum((counts[split] for split in rule.splits if split in counts), Counter[str]())
     total = total or sum(counts.values(), total)
-    frequent = (symbol for symbol, times in total.most_common() if times >= plan.min_count)
+    frequent = (symbol for symbol, times in total.most_common() if times >= (plan.options.min_count or 1))
     symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
     if rule.unknown is not None and rule.unknown not in symbols and not set().union(*counts.values()) <= {*symbols}:
         symbols.append(rule.unknown)
