@@ -1,12 +1,24 @@
-"""The corpora of txl: one module each, with a reader; their data cards are in cards.toml."""
+"""The corpora of txl; their data cards are in cards.toml."""
 
 from collections.abc import Callable
 
-from . import directory, enwik8, lm1b, ptb, stdlib, text8, wt103
-from .corpus import Corpus, unchanged
+from . import directory, stdlib
+from .corpus import Corpus, from_card, unchanged
+from .english import join_english, join_wikitext
+from .locate import read_files, read_prefix
 
-CORPORA: dict[str, Corpus] = {module.CORPUS.name: module.CORPUS for module in (enwik8, text8, wt103, lm1b, ptb, stdlib)}
-OWN_TEXT: Corpus = directory.CORPUS
+CORPORA: dict[str, Corpus] = {
+    corpus.name: corpus
+    for corpus in (
+        from_card("enwik8", read_prefix),
+        from_card("text8", read_prefix),
+        from_card("wt103", read_files, detokenize=join_wikitext),
+        from_card("lm1b", read_files, detokenize=join_english),
+        from_card("ptb", read_files, detokenize=join_english),
+        from_card("stdlib", stdlib.read, home=stdlib.home),
+    )
+}
+OWN_TEXT = from_card("text", directory.read)
 
 
 def detokenizer(name: str) -> Callable[[str], str]:

@@ -1,5 +1,6 @@
 """The description of a corpus: the source of its text, its splits, and the conventions of its benchmark."""
 
+import fnmatch
 import functools
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,8 +127,8 @@ class Corpus:
     title: str
     unit: Unit
     """Token unit of the benchmark."""
-    read: Callable[[Path, ReadOptions], Text]
-    """Reader: gets a file or an (unpacked) directory; raises CorpusError."""
+    reader: Callable[["Corpus", Path, ReadOptions], Text]
+    """Locates the text in a file or an (unpacked) directory; raises CorpusError."""
     conventions: Mapping[str, str]
     rule: VocabularyRule = VocabularyRule()
     released_rule: VocabularyRule | None = None
@@ -135,8 +136,12 @@ class Corpus:
     released_conventions: Mapping[str, str] = field(default_factory=dict)
     """Differences of the released code; empty if --released-convention does not apply."""
     downloads: Sequence[Download] = ()
-    wanted: str = ""
-    """Pattern of the names of the files in the archive that are needed."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Shell pattern of the names of each split's files; empty if all text is in one file with the corpus's name."""
+    symbols: str = ""
+    """Regular expression of the bytes that such a file may have."""
+    otherwise: str = ""
+    """Reason why a file with other bytes is rejected."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Digest, "algorithm:hex", of each original file in the archive."""
     published: Mapping[str, int] = field(default_factory=dict)
@@ -151,13 +156,22 @@ class Corpus:
     """Returns the directory of the text if every machine has it; None if it must be downloaded or given."""
     detokenize: Callable[[str], str] = unchanged
 
+    def read(self, source: Path, options: ReadOptions) -> Text:
+        """Return the location of the text in a file or directory."""
+        return self.reader(self, source, options)
 
-def from_card(name: str, read: Callable[[Path, ReadOptions], Text], **own: Any) -> Corpus:
+    def has_file(self, name: str) -> bool:
+        """True if the corpus has a file of that name."""
+        patterns = (*self.files.values(), self.rule.file or self.name)
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def from_card(name: str, reader: Callable[[Corpus, Path, ReadOptions], Text], **own: Any) -> Corpus:
     """Return the corpus whose facts are in cards.toml; `own` are fields that no file can hold, such as functions."""
     facts = cards()[name] | own
     for key in facts.keys() & {"rule", "released_rule"}:
         facts[key] = VocabularyRule(**facts[key])
-    return Corpus(**facts | {"name": name, "read": read, "downloads": _downloads(facts.get("downloads", ()))})
+    return Corpus(**facts | {"name": name, "reader": reader, "downloads": _downloads(facts.get("downloads", ()))})
 
 
 @functools.cache

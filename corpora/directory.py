@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .corpus import SHARES, SPLITS, CorpusError, ReadOptions, Slice, Slices, Splits, Text, from_card, size_of
+from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Slices, Splits, Text, size_of
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
 from .signatures import GROUPS, format_of, head_of, reject_other_than_text
@@ -30,7 +30,7 @@ JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
 """Beginning of JSON, whatever the name of the file."""
 
 
-def read(source: Path, options: ReadOptions) -> Text:
+def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
     listed, hidden = list_files(source)
     files = [path for path in listed if not (source.is_dir() and BACKUP.search(path.name))]
@@ -169,6 +169,3 @@ def _find_cut(slices: Slices, target: int, distance: int) -> int:
     while 0 < middle < len(window) and window[middle] & 0xC0 == 0x80:  # inside a UTF-8 character
         middle -= 1
     return begin + low + middle
-
-
-CORPUS = from_card("text", read)

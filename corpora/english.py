@@ -15,3 +15,8 @@ def join_english(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text
+
+
+def join_wikitext(text: str) -> str:
+    """Undo WikiText's `@-@`, `@,@`, `@.@` and the spaces around punctuation."""
+    return join_english(re.sub(r" @([-,.])@ ", r"\1", text))

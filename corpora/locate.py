@@ -1,5 +1,6 @@
 """Finds the files of a corpus in the file or directory that the user gives."""
 
+import fnmatch
 import itertools
 import os
 import re
@@ -7,7 +8,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .corpus import SPLITS, CorpusError, Slice, Text
+from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text
 from .signatures import format_of, reject_packed
 
 SPECIAL = ((stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
@@ -91,12 +92,13 @@ def split_of(name: str) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
-def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
+def read_prefix(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Split a corpus of 10^8 bytes, or a prefix of n: n // 20 each for valid and test, the rest for train.
 
-    It is `source` itself, or the only file below it with this name, else the only one whose name begins so.
-    A byte that is not in `known` is rejected; `reason` says so in the error.
+    It is `source` itself, or the only file below it with the name of the corpus, else the only one whose name begins
+    so. A file with bytes that the corpus does not have is rejected.
     """
+    name, known = corpus.name, b"".join(re.findall(corpus.symbols.encode(), bytes(range(256))))
     paths = [source]
     if source.is_dir():
         paths = [path for path in text_files(source) if path.name.startswith(name) and not format_of(path)]
@@ -116,10 +118,8 @@ def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
     offset = 0
     for block in Slice(path, 0, size).blocks():
         if others := block.translate(None, known):
-            at = offset + block.index(others[0])
-            raise CorpusError(
-                f"{path}: byte {at:,} is 0x{others[0]:02x}, {reason}: {other}, or prepare the file as own text"
-            )
+            place = f"byte {offset + block.index(others[0]):,} is 0x{others[0]:02x}"
+            raise CorpusError(f"{path}: {place}, {corpus.otherwise}: {other}, or prepare the file as own text")
         offset += len(block)
     part = size // 20
     cuts = itertools.pairwise((0, size - 2 * part, size - part, size))
@@ -137,24 +137,27 @@ def splits_in(path: Path) -> set[str]:
     return {split for part in path.parts if (split := split_of(part))}
 
 
-def read_files(source: Path, official: Mapping[str, str], corpus: str) -> Text:
-    """Return the text of a corpus with one whole file per split.
+def read_files(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
+    """Return the text of a corpus with whole files for each split.
 
     Official names take precedence; for other splits a file is used whose name mentions the split. Archives are ignored.
     """
     files, splits = [path for path in text_files(source) if not format_of(path)], {}
-    for split, name in official.items():
-        paths = [path for path in files if path.name == name] or [
-            path for path in files if split_of(path.name) == split
-        ]
-        if len(paths) > 1:
+    patterns = corpus.files | ({"valid": corpus.files["test"]} if options.released else {})
+    for split, pattern in patterns.items():
+        official = [path for path in files if fnmatch.fnmatchcase(path.name, pattern)]
+        paths = official or [path for path in files if split_of(path.name) == split]
+        if len(paths) > max(1, len({path.name for path in official})):
             raise CorpusError(f"{source}: {list_names(paths, source)} look like the {split} split; keep one of them")
         if paths:
-            splits[split] = whole(paths[0])
+            splits[split] = [piece for path in paths for piece in whole(path)]
     if not splits:
-        names = ", ".join(official.values())
-        raise CorpusError(f"{source}: found no file of {corpus}; expected {names}, or names with train, valid or test")
-    return Text(splits, missing_note(splits))
+        names = ", ".join(corpus.files.values())
+        raise CorpusError(
+            f"{source}: found no file of {corpus.name}; expected {names}, or names with train, valid or test"
+        )
+    lists = (path for path in (*files, source.parent / str(corpus.rule.file)) if path.name == corpus.rule.file)
+    return Text(splits, missing_note(splits), vocabulary_file=next(filter(Path.is_file, lists), None))
 
 
 def missing_note(splits: Mapping[str, object]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import itertools
 import sysconfig
 from pathlib import Path
 
-from .corpus import SHARES, ReadOptions, Text, from_card
+from .corpus import SHARES, Corpus, ReadOptions, Text
 from .directory import cut
 from .locate import text_files, whole
 
@@ -26,7 +26,7 @@ def home() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def read(source: Path, options: ReadOptions) -> Text:
+def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Cut between source files, each of which is a document."""
     names = (path.relative_to(source) for path in text_files(source) if path.suffix == ".py")
     ordered = sorted(filter(_belongs, names), key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
@@ -37,6 +37,3 @@ def read(source: Path, options: ReadOptions) -> Text:
 
 def _belongs(name: Path) -> bool:
     return not set(name.parts[:-1]) & (SKIPPED | TABLES) and not name.name.startswith("_sysconfigdata")
-
-
-CORPUS = from_card("stdlib", read, home=home)

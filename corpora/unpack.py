@@ -29,8 +29,8 @@ DAMAGE = (
 """Exceptions that damaged archives raise in the standard library; an OSError has no number then, or EINVAL."""
 
 
-def unpack(archive: Path, directory: Path, wanted: str) -> None:
-    """Write the files of an archive whose names match `wanted` into `directory`, without their folders.
+def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> None:
+    """Write the files of an archive whose names are `wanted` into `directory`, without their folders.
 
     The archive is read to its end and its checksums. A compressed file loses the ending of its name.
     """
@@ -38,7 +38,7 @@ def unpack(archive: Path, directory: Path, wanted: str) -> None:
     try:
         for path, content in _files(archive):
             name = archive.stem if path is None else re.split(r"[/\\:]", path)[-1]
-            if path is None or re.fullmatch(wanted, name):
+            if path is None or wanted(name):
                 with (directory / name).open("wb") as file:
                     while block := content.read(BLOCK):
                         left -= len(block)

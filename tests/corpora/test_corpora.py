@@ -12,7 +12,8 @@ import pyarrow as arrow
 import pytest
 
 from txlcli import corpora
-from txlcli.corpora import directory, english, lm1b, stdlib, wt103
+from txlcli.corpora import OWN_TEXT as own
+from txlcli.corpora import english
 from txlcli.corpora.corpus import SPLITS, CorpusError, ReadOptions, Slice
 
 PLAIN = ReadOptions()
@@ -108,10 +109,10 @@ def test_the_official_names_win_over_others(tmp_path):
 def test_similar_file_names_are_recognized_unless_two_are_for_one_split(tmp_path):
     (tmp_path / "wiki.train.tokens.first7lines").write_text("a")
     (tmp_path / "my-dev.txt").write_text("b")
-    assert texts(wt103.read(tmp_path, PLAIN)) == {"train": b"a", "valid": b"b"}
+    assert texts(corpora.CORPORA["wt103"].read(tmp_path, PLAIN)) == {"train": b"a", "valid": b"b"}
     (tmp_path / "train.old").write_text("c")
     with pytest.raises(CorpusError, match=r"train\.old, wiki\.train\.tokens\.first7lines look like the train split"):
-        wt103.read(tmp_path, PLAIN)
+        corpora.CORPORA["wt103"].read(tmp_path, PLAIN)
 
 
 def lm1b_directory(tmp_path):
@@ -128,11 +129,11 @@ def lm1b_directory(tmp_path):
 
 
 def test_lm1b_reads_its_shards_in_order_and_two_heldout_ones(tmp_path):
-    text = lm1b.read(lm1b_directory(tmp_path), PLAIN)
+    text = corpora.CORPORA["lm1b"].read(lm1b_directory(tmp_path), PLAIN)
     assert texts(text) == {"train": b"train 1\ntrain 2\n", "valid": b"held 1\n", "test": b"held 0\n"}
     assert text.vocabulary_file == tmp_path / "1b_word_vocab.txt"
     shard = tmp_path / "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
-    assert texts(lm1b.read(shard, PLAIN)) == {"test": b"held 0\n"}
+    assert texts(corpora.CORPORA["lm1b"].read(shard, PLAIN)) == {"test": b"held 0\n"}
 
 
 def test_stdlib_is_split_by_whole_files(tmp_path):
@@ -144,20 +145,20 @@ def test_stdlib_is_split_by_whole_files(tmp_path):
         (tmp_path / left_out).mkdir(parents=True)
         (tmp_path / left_out / "never.py").write_text("never\n")
     (tmp_path / "notes.txt").write_text("never\n")
-    text = stdlib.read(tmp_path, PLAIN)
+    text = corpora.CORPORA["stdlib"].read(tmp_path, PLAIN)
     parts = texts(text)
     sizes = {split: len(part) for split, part in parts.items()}
     assert b"never" not in b"".join(parts.values())
     assert sum(sizes.values()) == sum(path.stat().st_size for path in tmp_path.rglob("module*.py"))
     assert 0.85 < sizes["train"] / sum(sizes.values()) < 0.95
     assert min(sizes.values()) > 0
-    assert texts(stdlib.read(tmp_path, PLAIN)) == parts
+    assert texts(corpora.CORPORA["stdlib"].read(tmp_path, PLAIN)) == parts
 
 
 def test_a_file_is_cut_at_line_ends(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("".join(f"line {number}\n" for number in range(1000)))
-    parts = texts(directory.read(path, PLAIN))
+    parts = texts(own.read(path, PLAIN))
     assert b"".join(parts.values()) == path.read_bytes()
     assert all(part.endswith(b"\n") for part in parts.values())
     assert len(parts["valid"]) == pytest.approx(path.stat().st_size * 0.05, abs=10)
@@ -166,7 +167,7 @@ def test_a_file_is_cut_at_line_ends(tmp_path):
 @pytest.mark.parametrize(("text", "end"), [("word " * 500, " "), ("語" * 333, "語")])
 def test_text_without_line_ends_is_cut_at_blanks_else_between_characters(tmp_path, text, end):
     (tmp_path / "one-line.txt").write_text(text, encoding="utf-8")
-    parts = texts(directory.read(tmp_path / "one-line.txt", ReadOptions(shares=(61, 19, 20))))
+    parts = texts(own.read(tmp_path / "one-line.txt", ReadOptions(shares=(61, 19, 20))))
     assert "".join(part.decode() for part in parts.values()) == text
     assert all(part.decode().endswith(end) for part in parts.values())
 
@@ -181,21 +182,21 @@ def test_text_without_line_ends_is_cut_at_blanks_else_between_characters(tmp_pat
 )
 def test_no_cut_leaves_a_split_with_little_text(tmp_path, text):
     (tmp_path / "long lines.txt").write_bytes(text)
-    parts = texts(directory.read(tmp_path / "long lines.txt", PLAIN))
+    parts = texts(own.read(tmp_path / "long lines.txt", PLAIN))
     assert b"".join(parts.values()) == text
     assert [round(20 * len(part) / len(text)) for part in parts.values()] == [18, 1, 1]
 
 
 def test_json_is_read_as_text_and_noted(tmp_path):
     (tmp_path / "a.txt").write_text("a line\n" * 99)
-    assert directory.read(tmp_path, PLAIN).notes == ()
+    assert own.read(tmp_path, PLAIN).notes == ()
     (tmp_path / "b.jsonl").write_text('{"text": "a line"}\n' * 99)
     note = "b.jsonl: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
-    assert directory.read(tmp_path, PLAIN).notes == (note,)
-    assert directory.read(tmp_path / "b.jsonl", PLAIN).notes == (note,)
+    assert own.read(tmp_path, PLAIN).notes == (note,)
+    assert own.read(tmp_path / "b.jsonl", PLAIN).notes == (note,)
     (tmp_path / "a.txt").rename(tmp_path / "train.txt")
     (tmp_path / "b.jsonl").rename(tmp_path / "test.JSON")
-    assert directory.read(tmp_path, PLAIN).notes[-1] == note.replace("b.jsonl", "test.JSON")
+    assert own.read(tmp_path, PLAIN).notes[-1] == note.replace("b.jsonl", "test.JSON")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_json_is_read_as_text_and_noted(tmp_path):
 )
 def test_a_share_of_zero_omits_the_split_and_no_text_is_lost(tmp_path, shares, names):
     (tmp_path / "book.txt").write_text("a line\n" * 99)
-    parts = texts(directory.read(tmp_path / "book.txt", ReadOptions(shares=shares)))
+    parts = texts(own.read(tmp_path / "book.txt", ReadOptions(shares=shares)))
     assert list(parts) == names
     assert b"".join(parts.values()) == (tmp_path / "book.txt").read_bytes()
     assert all(part.endswith(b"\n") for part in parts.values())
@@ -221,17 +222,17 @@ def test_a_directory_is_read_recursively_in_order_without_hidden_files(tmp_path)
     for name in ("b/two.txt", "a.txt", "c.txt", ".git/config", ".hidden", "b/.hidden"):
         (tmp_path / name).write_text(f"{name}\n" * 10)
     (tmp_path / "empty.txt").write_text("")
-    parts = texts(directory.read(tmp_path, PLAIN))
+    parts = texts(own.read(tmp_path, PLAIN))
     assert b"".join(parts.values()) == b"a.txt\n" * 10 + b"b/two.txt\n" * 10 + b"c.txt\n" * 10
 
 
 def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     for name in ("train.txt", "valid.txt"):
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + b"the fox\n" * 3)
-    assert texts(directory.read(tmp_path, PLAIN)) == dict.fromkeys(("train", "valid"), b"the fox\n" * 3)
-    cut = texts(directory.read(tmp_path, ReadOptions(shares=(80, 10, 10))))
+    assert texts(own.read(tmp_path, PLAIN)) == dict.fromkeys(("train", "valid"), b"the fox\n" * 3)
+    cut = texts(own.read(tmp_path, ReadOptions(shares=(80, 10, 10))))
     assert b"".join(cut.values()) == b"the fox\n" * 6
-    assert texts(directory.read(tmp_path / "train.txt", ReadOptions(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
+    assert texts(own.read(tmp_path / "train.txt", ReadOptions(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
 
 
 def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_path):
@@ -241,7 +242,7 @@ def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_p
     (tmp_path / "elsewhere/b.txt").write_text("b\n" * 10)
     (tmp_path / "book/more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "book/itself").symlink_to(tmp_path / "book")
-    parts = texts(directory.read(tmp_path / "book", PLAIN))
+    parts = texts(own.read(tmp_path / "book", PLAIN))
     assert b"".join(parts.values()) == b"a\n" * 10 + b"b\n" * 10
 
 
@@ -284,13 +285,13 @@ def test_a_format_is_recognized_by_its_first_bytes_under_any_name_and_behind_lin
     (tmp_path / "linked/train.txt").symlink_to(tmp_path / "elsewhere/0f3a")
     for source in (tmp_path / "elsewhere/0f3a", tmp_path / "linked"):
         with pytest.raises(CorpusError, match=re.escape(name)):
-            directory.read(source, PLAIN)
+            own.read(source, PLAIN)
 
 
 @pytest.mark.parametrize("text", [b"x^2 + 1\n" * 9, b"x\x01y\n" * 9, b"]\n" * 9, b"some \0 text\n" * 9, b"PAR 1\n" * 9])
 def test_text_that_begins_like_a_format_is_text(tmp_path, text):
     (tmp_path / "a").write_bytes(text)
-    assert b"".join(texts(directory.read(tmp_path / "a", PLAIN)).values()) == text
+    assert b"".join(texts(own.read(tmp_path / "a", PLAIN)).values()) == text
 
 
 SCRIPTS = ["A line, as an editor saves it.\r\n", "Так пишет редактор: \u00a0\u2028\n", "一个简单的文本。\n"]
@@ -301,13 +302,13 @@ SCRIPTS = ["A line, as an editor saves it.\r\n", "Так пишет редакт
 def test_utf_16_and_utf_32_are_recognized_and_named(tmp_path, line, encoding):
     (tmp_path / "a").write_text(line * 99, encoding=encoding)
     with pytest.raises(CorpusError) as refused:
-        directory.read(tmp_path / "a", PLAIN)
+        own.read(tmp_path / "a", PLAIN)
     assert str(refused.value) == (
         f"{tmp_path}/a: {encoding} is not UTF-8; give `encoding` {encoding}, or convert it: "
         f"iconv -f {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')} -t UTF-8 FILE > NEW"
     )
     (tmp_path / "a").write_text(line * 99, encoding="utf-8")
-    directory.read(tmp_path / "a", PLAIN)
+    own.read(tmp_path / "a", PLAIN)
 
 
 def write_named(directory, *names):
@@ -335,13 +336,13 @@ def test_file_names_in_a_directory_determine_the_splits_without_empty_files(tmp_
     (tmp_path / "_SUCCESS").touch()
     splits = {split: sorted(names) for split, names in NAMED_AS_SPLITS[case].items()}
     write_named(tmp_path, *(name for names in splits.values() for name in names))
-    parts = texts(directory.read(tmp_path, PLAIN))
+    parts = texts(own.read(tmp_path, PLAIN))
     assert parts == {split: "".join(f"{name}\n" * 10 for name in names).encode() for split, names in splits.items()}
 
 
 def test_splits_named_by_files_and_missing_splits_are_noted(tmp_path):
     write_named(tmp_path, *(f"train-{number}.txt" for number in range(5)), "dev.txt")
-    text = directory.read(tmp_path, PLAIN)
+    text = own.read(tmp_path, PLAIN)
     assert text.notes == (
         "the splits are as the folder's names say (train: train-0.txt, train-1.txt, train-2.txt and 2 more; "
         "valid: dev.txt); --split cuts the whole text",
@@ -364,11 +365,11 @@ def test_splits_named_by_files_and_missing_splits_are_noted(tmp_path):
 def test_files_without_a_split_beside_named_splits_are_rejected_without_shares(tmp_path, names, message):
     write_named(tmp_path, *names)
     with pytest.raises(CorpusError) as refused:
-        directory.read(tmp_path, PLAIN)
+        own.read(tmp_path, PLAIN)
     assert str(refused.value) == (
         f"{tmp_path}: {message}; rename or move such files, or give --split 90,5,5 to cut the whole text"
     )
-    parts = texts(directory.read(tmp_path, ReadOptions(shares=(60, 20, 20))))
+    parts = texts(own.read(tmp_path, ReadOptions(shares=(60, 20, 20))))
     assert b"".join(parts.values()) == "".join(f"{name}\n" * 10 for name in sorted(names)).encode()
 
 
@@ -377,39 +378,39 @@ def test_empty_text_is_rejected(tmp_path, content):
     if content is not None:
         (tmp_path / "empty.txt").write_text(content)
     with pytest.raises(CorpusError, match="there is no text in it"):
-        directory.read(tmp_path, PLAIN)
+        own.read(tmp_path, PLAIN)
 
 
 def test_a_link_to_a_file_that_does_not_exist_is_named(tmp_path):
     write_named(tmp_path, "a.txt")
     (tmp_path / "b.txt").symlink_to("gone.txt")
     with pytest.raises(CorpusError, match=r"b\.txt: a link to a file that does not exist; remove it, or restore that"):
-        directory.read(tmp_path, PLAIN)
+        own.read(tmp_path, PLAIN)
 
 
 def test_tokenized_english_is_joined():
     assert english.join_english("no , it was n't ( really ) the dog 's .") == "no, it wasn't (really) the dog's."
-    assert wt103.detokenize("a 3 @-@ year , 1 @,@ 000 , 2 @.@ 5") == "a 3-year, 1,000, 2.5"
+    assert corpora.CORPORA["wt103"].detokenize("a 3 @-@ year , 1 @,@ 000 , 2 @.@ 5") == "a 3-year, 1,000, 2.5"
     assert corpora.detokenizer("enwik8")("a , b") == "a , b"
     assert corpora.detokenizer("my notes")("a , b") == "a , b"
 
 
 def test_backups_readmes_pictures_and_two_versions_of_a_text_are_not_joined_to_it(tmp_path):
     write_named(tmp_path, "train.txt", "test.txt", "README.md", "train.txt~", ".hidden", ".git/config", "#test.txt#")
-    text = directory.read(tmp_path, PLAIN)
+    text = own.read(tmp_path, PLAIN)
     assert texts(text) == {"train": b"train.txt\n" * 10, "test": b"test.txt\n" * 10}
     assert text.notes[2:] == (
         "files that are not text, are backups or name no split, which were left out: #test.txt#, README.md, train.txt~",
     )
     assert text.changes == {"files_skipped": 3, "hidden_files_skipped": 2}
     write_named(tmp_path, "__pycache__/train.pyc", "__MACOSX/x", "Thumbs.db")
-    assert directory.read(tmp_path, PLAIN).changes == {"files_skipped": 3, "hidden_files_skipped": 5}
+    assert own.read(tmp_path, PLAIN).changes == {"files_skipped": 3, "hidden_files_skipped": 5}
     write_named(tmp_path / "book", "README", "a.txt")
     (tmp_path / "book/cover.png").write_bytes(b"\x89PNG\r\n" + bytes(20))
-    skipped, note = directory.read(tmp_path / "book", PLAIN).notes
+    skipped, note = own.read(tmp_path / "book", PLAIN).notes
     assert skipped.endswith("which were left out: cover.png")
     assert note == "README: part of the text; move it away if it only describes the text"
     write_named(tmp_path, "train.txt.raw")
     for options in (PLAIN, ReadOptions(shares=(90, 5, 5))):
         with pytest.raises(CorpusError, match=r"train\.txt and train\.txt\.raw are two versions of one text; keep one"):
-            directory.read(tmp_path, options)
+            own.read(tmp_path, options)

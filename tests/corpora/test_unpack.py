@@ -13,7 +13,6 @@ from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.signatures import format_of, reject_packed
 from txlcli.corpora.unpack import SMALL, unpack
 
-EVERYTHING = ".+"
 FLIPS = 200
 
 
@@ -68,24 +67,24 @@ def out(tmp_path):
 @pytest.mark.parametrize("make", ARCHIVES.values(), ids=ARCHIVES)
 def test_only_wanted_members_are_written(tmp_path, out, make):
     archive = make(tmp_path / "archive", {"a/train.txt": b"one", "a/other.txt": b"two", "archive": b"three"})
-    unpack(archive, out, r"train\.txt")
+    unpack(archive, out, "train.txt".__eq__)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {"train.txt": b"one"}
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
 @pytest.mark.parametrize("name", ["../evil.txt", "a/../../evil.txt", "/evil.txt", "..\\evil.txt", "C:evil.txt"])
 def test_no_member_is_written_outside_the_directory(tmp_path, out, kind, name):
-    unpack(PACKERS[kind](tmp_path / "archive", {name: b"x"}), out, EVERYTHING)
+    unpack(PACKERS[kind](tmp_path / "archive", {name: b"x"}), out, bool)
     assert list(tmp_path.rglob("*evil*")) == [out / "evil.txt"]
 
 
 def test_links_in_a_tar_are_not_written(tmp_path, out):
-    unpack(a_tar(gzip.open, links=[("way-out", "/etc")])(tmp_path / "a.tgz", {"a": b"one"}), out, EVERYTHING)
+    unpack(a_tar(gzip.open, links=[("way-out", "/etc")])(tmp_path / "a.tgz", {"a": b"one"}), out, bool)
     assert [path.name for path in out.iterdir()] == ["a"]
 
 
 def test_a_single_gzip_file_is_unpacked_under_its_own_name(tmp_path, out):
-    unpack(PACKERS["gz"](tmp_path / "text8.gz", {"a": b" a b"}), out, "another")
+    unpack(PACKERS["gz"](tmp_path / "text8.gz", {"a": b" a b"}), out, "another".__eq__)
     assert (out / "text8").read_bytes() == b" a b"
 
 
@@ -109,7 +108,7 @@ def refusal(path):
     """Return the error of unpacking, which must not write a large file."""
     directory = path.parent / "out"
     with pytest.raises(CorpusError) as refused:
-        unpack(path, directory, EVERYTHING)
+        unpack(path, directory, bool)
     assert sum(file.stat().st_size for file in directory.rglob("*")) <= SMALL
     assert str(refused.value).startswith(f"{path}: ")
     return str(refused.value).removeprefix(f"{path}: ")
@@ -157,7 +156,7 @@ def unpacked(path, data):
     directory = path.with_name(f"{path.name}-out")
     directory.mkdir()
     try:
-        unpack(path, directory, r"text\..*")
+        unpack(path, directory, lambda name: name.startswith("text."))
     except CorpusError:
         return None
     return {entry.name: entry.read_bytes() for entry in directory.iterdir()}

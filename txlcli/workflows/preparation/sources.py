@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,9 +24,8 @@ BLANK = b" \n"
 
 def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
     """Return the location of each split's text, cut between documents; archives are unpacked into `work`."""
-    options = ReadOptions(
-        plan.options.released_convention, plan.options.split, plan.documents and plan.documents.starts
-    )
+    starts = plan.documents.starts if plan.documents else None
+    options = ReadOptions(plan.options.released_convention, plan.options.split, starts)
     source, corpus = plan.source, plan.corpus
     if source is None:
         _download(plan, work, reporter)
@@ -146,7 +144,7 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
         names = [file.file for file in (download, *download.mirror)]
         published |= {name for name in names if name not in corpus.digests}
         paths += [files[name] for name in (names[:1] if names[0] in files else names) if name in files]
-    is_unpacked = any(re.fullmatch(corpus.wanted, name) for name in files if name not in published)
+    is_unpacked = any(corpus.has_file(name) for name in files if name not in published)
     return [] if is_unpacked or not any(path.name in packed for path in paths) else paths
 
 
@@ -161,7 +159,7 @@ def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) 
                 containers.extract(file, work / original, only_utf8=False, blank=BLANK)
     elif format_of(path):
         with reporter.progress(f"unpacking {path.name}"):
-            unpack(path, work, corpus.wanted)
+            unpack(path, work, corpus.has_file)
     else:
         shutil.copyfile(path, work / path.name)
 
