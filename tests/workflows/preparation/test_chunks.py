@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from txlcli.corpora.corpus import Slice
 from txlcli.corpora.locate import whole
-from txlcli.workflows.preparation.chunks import align_to_characters, cut_into_chunks, join_files, read_chunk
+from txlcli.workflows.preparation.numbered_text import align_to_characters, cut_into_chunks, join_files, read_chunk
 
 
 def content(chunk) -> bytes:

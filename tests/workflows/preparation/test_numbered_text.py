@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from txlcli.corpora.locate import whole
 from txlcli.data.vocabulary import Vocab, count_lines, count_words
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.chunks import join_files, number_chunk, read_chunk
-from txlcli.workflows.preparation.numbered_text import NumberedText
+from txlcli.workflows.preparation.numbered_text import NumberedText, join_files, number_chunk, read_chunk
 from txlcli.workflows.reporter import Reporter
 
 BLANKS = "ab \n\r\t\x0b\x1c\x85\u00a0\u1680\u2003\u2028\u202f\u205f\u3000\u00e9\u2014\u65e5"

@@ -16,16 +16,18 @@ from txlcli.system.command_lines import command_line
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
-from txlcli.workflows.preparation.chunks import (
+from txlcli.workflows.preparation.numbered_text import (
     Job,
     NumberedChunk,
+    NumberedText,
     align_to_characters,
     cut_into_chunks,
+    default_workers,
     join_files,
+    map_in_order,
     number_chunk,
     read_chunk,
 )
-from txlcli.workflows.preparation.numbered_text import NumberedText, default_workers, map_in_order
 from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, WorkSizes, make_plan
 from txlcli.workflows.preparation.sources import Text, digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
