@@ -15,7 +15,7 @@ CORPORA: dict[str, Corpus] = {
         from_card("wt103", read_files, detokenize=join_wikitext),
         from_card("lm1b", read_files, detokenize=join_english),
         from_card("ptb", read_files, detokenize=join_english),
-        from_card("stdlib", stdlib.read, home=stdlib.home),
+        from_card("stdlib", stdlib.read),
     )
 }
 OWN_TEXT = from_card("text", directory.read)

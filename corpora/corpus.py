@@ -150,10 +150,8 @@ class Corpus:
     """True if perplexity per word counts one word per line end, as in benchmarks with <eos>."""
     sentences: bool = False
     """True if lines are unrelated sentences, whose offsets are stored."""
-    splittable: bool = False
-    """True if --split may set the shares."""
-    home: Callable[[], Path] | None = None
-    """Returns the directory of the text if every machine has it; None if it must be downloaded or given."""
+    home: str | None = None
+    """Name that Python has for a directory with the text; None if it must be downloaded or given."""
     detokenize: Callable[[str], str] = unchanged
 
     def read(self, source: Path, options: ReadOptions) -> Text:

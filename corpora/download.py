@@ -84,16 +84,15 @@ def _complete(
     received, most = _size(part), download.size or LARGEST
     if received:
         request.add_header("Range", f"bytes={received}-")
-    if download.size is None or received < most:
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
-                _save(response, part, most, progress)
-        except (OSError, http.client.HTTPException, ValueError) as error:  # a redirect may have a malformed address
-            # A file that is as long as the server's, or longer, is complete.
-            if getattr(error, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                cause = error.reason if type(error) is urllib.error.URLError else error
-                reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-                raise CorpusError(" ".join(reason.split())[:100]) from error
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            _save(response, part, most, progress)
+    except (OSError, http.client.HTTPException, ValueError) as error:  # a redirect may have a malformed address
+        # A file that is as long as the server's, or longer, is complete.
+        if getattr(error, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            cause = error.reason if type(error) is urllib.error.URLError else error
+            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+            raise CorpusError(" ".join(reason.split())[:100]) from error
     if wrong := fault(part, download):
         part.unlink()
         raise CorpusError(wrong)

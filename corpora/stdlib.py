@@ -10,7 +10,6 @@ Splits      files in the order of the sha256 of their relative names, so that al
 
 import hashlib
 import itertools
-import sysconfig
 from pathlib import Path
 
 from .corpus import SHARES, Corpus, ReadOptions, Text
@@ -19,11 +18,6 @@ from .locate import text_files, whole
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 TABLES = {"encodings", "pydoc_data"}
-
-
-def home() -> Path:
-    """Return the directory of the running Python's standard library."""
-    return Path(sysconfig.get_path("stdlib"))
 
 
 def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:

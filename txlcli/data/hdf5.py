@@ -15,9 +15,6 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.errors import StoreError
-from txlcli.system.atomic_files import replacing
-
 Facts = Mapping[str, str | int | float | None]
 """Attributes by name; None is omitted."""
 ALIGNMENT = 64  # bytes; tensors need aligned memory maps
@@ -72,18 +69,6 @@ def creating(path: Path) -> Iterator[tuple[h5py.File, DiskFile]]:
         with h5py.File(disk, "w", libver="v110", alignment_threshold=1, alignment_interval=ALIGNMENT) as file:
             yield file, disk
         disk.raise_error()
-
-
-@contextmanager
-def replacing_losses(path: Path) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file of losses, which replaces `path` if the block succeeds."""
-    try:
-        with replacing(path) as draft, creating(draft) as (file, _):
-            yield file
-    except OSError as error:
-        raise StoreError(
-            f"{path}: the losses cannot be written ({error.strerror}); check the folder and the free space"
-        ) from error
 
 
 def set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:

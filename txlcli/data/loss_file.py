@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.hdf5 import READ_ERRORS, Facts, add_array, read_array, reading, replacing_losses, set_attributes
-from txlcli.errors import UsageError
-from txlcli.system.atomic_files import check_output
+from txlcli.data.hdf5 import READ_ERRORS, Facts, add_array, creating, read_array, reading, set_attributes
+from txlcli.errors import StoreError, UsageError
+from txlcli.system.atomic_files import check_output, replacing
 from txlcli.system.input_files import check_regular
 
 FORMAT = 1
@@ -43,17 +43,12 @@ class Losses:
 
 def check_path(path: Path, asked: str) -> None:
     """Reject a path to which losses cannot be written, or that is another file, before anything is computed."""
-    if check_regular(path).exists() and not _has_losses(path):
-        raise UsageError(f"{asked}: exists and holds no losses; give another name")
+    if check_regular(path).exists():
+        try:
+            read(path)
+        except UsageError as error:
+            raise UsageError(f"{asked}: exists and holds no losses; give another name") from error
     check_output(path, asked)
-
-
-def _has_losses(path: Path) -> bool:
-    try:
-        with reading(path) as file:
-            return "tokens" in file and bool(file.attrs.get("format") == FORMAT)
-    except READ_ERRORS:
-        return False
 
 
 def write(path: Path, tokens: NDArray[np.integer], results: Iterable[TokenLosses], facts: Facts) -> None:
@@ -62,12 +57,17 @@ def write(path: Path, tokens: NDArray[np.integer], results: Iterable[TokenLosses
     The length and facts of a result become attributes of its dataset. `facts` become attributes of the file, such as
     run, step, text, vocabulary fingerprint and precision.
     """
-    with replacing_losses(path) as file:
-        set_attributes(file, {"format": FORMAT, **facts})
-        add_array(file, "tokens", tokens)
-        for result in results:
-            dataset = add_array(file, f"{result.length_name}_{result.length}", result.losses_nats)
-            set_attributes(dataset, {result.length_name: result.length, **result.facts})
+    try:
+        with replacing(path) as draft, creating(draft) as (file, _):
+            set_attributes(file, {"format": FORMAT, **facts})
+            add_array(file, "tokens", tokens)
+            for result in results:
+                dataset = add_array(file, f"{result.length_name}_{result.length}", result.losses_nats)
+                set_attributes(dataset, {result.length_name: result.length, **result.facts})
+    except OSError as error:
+        raise StoreError(
+            f"{path}: the losses cannot be written ({error.strerror}); check the folder and the free space"
+        ) from error
 
 
 def read(path: Path) -> Losses:

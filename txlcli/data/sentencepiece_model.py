@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 
 import sentencepiece
 
@@ -22,9 +24,7 @@ FIXED_PIECES = 258
 FAILED = 3
 """Exit code of the training process if the library gave a reason to end."""
 PR_SET_PDEATHSIG = 1  # Linux: a signal for when the parent dies
-LONGEST_LINE = 4000  # bytes of one training sentence
-# Sums in training depend on how the text is divided among threads, so a fixed number makes the model reproducible.
-TRAINING_THREADS = 4
+LONGEST_LINE = 1000  # characters of one training sentence; max_sentence_length is in bytes
 SAMPLE = "a  b \ufb01 a\u0301 "
 """Text that models change which remove blanks, or normalize characters."""
 
@@ -104,19 +104,7 @@ def _train_on_stdin(size: int, model_type: str) -> None:
             model_writer=model,
             vocab_size=size,
             model_type=model_type,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            byte_fallback=True,
-            eos_id=BOUNDARY,
-            eos_piece="<eos>",
-            unk_id=UNKNOWN,
-            bos_id=-1,
-            pad_id=-1,
-            num_threads=TRAINING_THREADS,
-            max_sentence_length=2 * LONGEST_LINE,
-            minloglevel=2,
+            **tomllib.loads(Path(__file__).with_name("sentencepiece.toml").read_text(encoding="utf-8")),
         )
     except RuntimeError as error:
         sys.stdout.write(str(error))
@@ -149,8 +137,8 @@ def _short_lines(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         # With a blank at the end of most lines, the unigram trainer would produce fewer pieces than requested.
         text = re.sub(f"[{AS_BYTES}]", "", line).rstrip(" ")
-        for start in range(0, len(text), LONGEST_LINE // 4):
-            yield text[start : start + LONGEST_LINE // 4]
+        for start in range(0, len(text), LONGEST_LINE):
+            yield text[start : start + LONGEST_LINE]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Checks the options of `txl prepare` and turns them into a plan."""
 
 import re
+import sysconfig
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,7 +151,7 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
         return corpora.OWN_TEXT, check_regular(path)
     corpus = corpora.CORPORA[corpus_or_path]
     if source is None:
-        return corpus, corpus.home() if corpus.home else None
+        return corpus, Path(sysconfig.get_path(corpus.home)) if corpus.home else None
     if not source.exists():
         raise CorpusInputError(
             f"no file or folder at {source}; give `source` an archive, folder or file of {corpus_or_path}"
@@ -181,7 +182,7 @@ def _reject_unused(
         ("column", has_rows, "files that end with .parquet, .arrow, .jsonl, .json, .csv or .tsv"),
         ("documents", not tokens, "text, not for token ids"),
         ("encoding", corpus is corpora.OWN_TEXT and not tokens, "own text"),
-        ("split", is_cut or (not tokens and corpus.splittable), "text or a file of ids without splits of its own"),
+        ("split", is_cut or (not tokens and not (corpus.files or corpus.symbols)), "text or a file of ids without splits of its own"),
         ("workers", not tokens, "text, not for token ids"),
         ("released_convention", corpus.released_conventions and not built, "enwik8 and lm1b with their own tokenizer"),
         ("vocab_size", tokens or built in ("word", "sentencepiece"), "token ids, and words or SentencePiece of a text"),
