@@ -182,7 +182,11 @@ def _reject_unused(
         ("column", has_rows, "files that end with .parquet, .arrow, .jsonl, .json, .csv or .tsv"),
         ("documents", not tokens, "text, not for token ids"),
         ("encoding", corpus is corpora.OWN_TEXT and not tokens, "own text"),
-        ("split", is_cut or (not tokens and not (corpus.files or corpus.symbols)), "text or a file of ids without splits of its own"),
+        (
+            "split",
+            is_cut or (not tokens and not (corpus.files or corpus.symbols)),
+            "text or a file of ids without splits of its own",
+        ),
         ("workers", not tokens, "text, not for token ids"),
         ("released_convention", corpus.released_conventions and not built, "enwik8 and lm1b with their own tokenizer"),
         ("vocab_size", tokens or built in ("word", "sentencepiece"), "token ids, and words or SentencePiece of a text"),

@@ -122,10 +122,9 @@ def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> Sequ
     raise CorpusError("; ".join(faults))
 
 
-def _originals(corpus: Corpus) -> dict[str, str]:
-    """Return the original file that has the rows of each Parquet file of a mirror, by the name of the latter."""
-    files = [file for download in corpus.downloads for file in download.mirror]
-    return {file.file: file.rows_of for file in files if file.rows_of is not None}
+def _published(corpus: Corpus) -> dict[str, Download]:
+    """Return all files that are published, by name."""
+    return {file.file: file for download in corpus.downloads for file in (download, *download.mirror)}
 
 
 def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
@@ -133,30 +132,26 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
 
     Files of a mirror are used in its order, and only if the directory lacks the file that they replace.
     """
-    if not corpus.downloads:
-        return []
-    files = {path.name: path for path in text_files(source)}
-    packed = {name for name, path in files.items() if name in _originals(corpus) or format_of(path)}
-    if not packed or not source.is_dir():
-        return [source] if packed else []
-    paths, published = [], set()
-    for download in corpus.downloads:
-        names = [file.file for file in (download, *download.mirror)]
-        published |= {name for name in names if name not in corpus.digests}
-        paths += [files[name] for name in (names[:1] if names[0] in files else names) if name in files]
-    is_unpacked = any(corpus.has_file(name) for name in files if name not in published)
-    return [] if is_unpacked or not any(path.name in packed for path in paths) else paths
+    published, paths = _published(corpus), [source]
+    if source.is_dir():
+        files = {path.name: path for path in text_files(source)}
+        if any(corpus.has_file(name) for name in files.keys() - (published.keys() - corpus.digests.keys())):
+            return []
+        chosen = ((download,) if download.file in files else download.mirror for download in corpus.downloads)
+        paths = [files[file.file] for file in itertools.chain(*chosen) if file.file in files]
+    is_packed = any((path.name in published and published[path.name].rows_of) or format_of(path) for path in paths)
+    return paths if published and is_packed else []
 
 
 def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) -> None:
     """Write the text of a published file into `work`."""
-    original = _originals(corpus).get(path.name)
-    if original is not None:
+    file = _published(corpus).get(path.name)
+    if file is not None and file.rows_of:
         from txlcli.exchange import containers
 
         with reporter.progress(f"reading {path.name}"):
-            for file in containers.find(path, None, None):
-                containers.extract(file, work / original, only_utf8=False, blank=BLANK)
+            for rows in containers.find(path, None, None):
+                containers.extract(rows, work / file.rows_of, only_utf8=False, blank=BLANK)
     elif format_of(path):
         with reporter.progress(f"unpacking {path.name}"):
             unpack(path, work, corpus.has_file)
