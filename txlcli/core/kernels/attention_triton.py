@@ -31,8 +31,6 @@ from txlcli.core.kernels.attention_inputs import ScaledQueries, scaled_queries
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""
-MIN_TILE = 16
-"""Smallest side of a tile: tensor cores multiply no smaller ones."""
 PROGRAMS_PER_PROCESSOR = 2
 """Programs that a processor of the GPU should find, before the keys of a query are divided among several."""
 MIN_TILES_OF_SPLIT = 4
@@ -86,16 +84,12 @@ def _constants_of(kernel: Kernel, query: Tensor) -> dict[str, Any]:
     tiles = TILES if _has_wgmma() else TILES | AMPERE_TILES
     tile = tiles[kernel, query.dtype.itemsize == 2, width > 64]
     tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return {**_constants(heads, width), **tile._asdict(), "PRECISION": "tf32" if tf32 else "ieee"}
+    return {"HEADS": heads, "WIDTH": width, **tile._asdict(), "PRECISION": "tf32" if tf32 else "ieee"}
 
 
 def _has_wgmma() -> bool:
     """Return True on Hopper and later, whose tensor cores keep results out of the registers that addresses need."""
     return bool(triton.knobs.runtime.interpret or driver.active.get_current_target().arch >= 90)
-
-
-def _constants(heads: int, width: int) -> dict[str, int]:
-    return {"HEADS": heads, "WIDTH": width, "PADDED": max(MIN_TILE, triton.next_power_of_2(width))}
 
 
 def splits_of(programs: int, tiles: int, device: torch.device) -> int:
@@ -254,7 +248,7 @@ def _combined(query: Tensor, splits: int, attend_part: Callable[[Tensor, Tensor]
     attend_part(parts, logs)
     _, seg_len, heads, width = out.shape
     kernels.combine_kernel[log_total.numel(),](
-        parts, logs, out, log_total, seg_len, **_constants(heads, width), SPLITS=splits
+        parts, logs, out, log_total, seg_len, HEADS=heads, WIDTH=width, SPLITS=splits
     )
     return out, log_total
 
@@ -371,8 +365,8 @@ def attend_token(
     def attend_part(out: Tensor, log_total: Tensor) -> None:
         kernels.token_kernel[batch_size * heads, splits](
             query, key, value, position_key, content_bias, position_bias, distance_bias, distances, reach, out,
-            log_total, query.stride(0), *key.stride()[:3], key_len, *counts, width**-0.5, **_constants(heads, width),
-            KEYS=KEYS_OF_TOKEN, SPLITS=splits,
+            log_total, query.stride(0), *key.stride()[:3], key_len, *counts, width**-0.5, HEADS=heads,
+            WIDTH=width, KEYS=KEYS_OF_TOKEN, SPLITS=splits,
         )  # fmt: skip
 
     return _combined(query, splits, attend_part)[0]

@@ -15,15 +15,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from txlcli.core.kernels.normalizer import RowOperations
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
+LOG2_E = constexpr(1.4426950408889634)
+LN_2 = constexpr(0.6931471805599453)
 
 
 @triton.jit(do_not_specialize=("ids", "first_id"))
-def accumulate_kernel(logits_base, total_base, logit_base, chosen_base, ids, first_id, stride, IDS: tl.constexpr):
+def accumulate_kernel(logits_base, total_base, logit_base, chosen_base, ids, first_id, stride, IDS: constexpr):
     """Add the logits of one token to its log normalizer, and note the logit of its chosen id, if it is in the block."""
     token = tl.program_id(0)
     row = logits_base + token.to(tl.int64) * stride
@@ -48,7 +49,7 @@ def accumulate_kernel(logits_base, total_base, logit_base, chosen_base, ids, fir
 @triton.jit(do_not_specialize=("tokens", "ids", "first_id"))
 def gradient_kernel(
     logits_base, total_base, grad_total_base, grad_logit_base, chosen_base, sums_base, tokens, ids, first_id, stride,
-    TOKENS: tl.constexpr, IDS: tl.constexpr,
+    TOKENS: constexpr, IDS: constexpr,
 ):  # fmt: skip
     """Overwrite the logits of TOKENS tokens and IDS ids by their gradients; store the sums over these tokens."""
     columns = tl.program_id(0) * IDS + tl.arange(0, IDS)
