@@ -110,7 +110,7 @@ def test_a_truncated_file_is_rejected(tmp_path, size):
 
 def test_a_changed_byte_is_rejected_or_changes_nothing(tmp_path):
     path = tmp_path / "a.parquet"
-    parquet_text.write(path, [b"the fox\n", b"jumps\n" * 3], is_utf8=True)
+    parquet_text.write(path, lambda: [b"the fox\n", b"jumps\n" * 3])
     data, refused = path.read_bytes(), []
     for at in range(0, len(data), 11):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at // 11 % 8]) + data[at + 1 :])
@@ -169,26 +169,25 @@ def test_a_value_beyond_the_limit_is_rejected_before_it_is_read(tmp_path):
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_written_text_is_read_again_whatever_the_blocks(tmp_path, text, size):
     blocks = [text[start : start + size] for start in range(0, len(text), size)]
-    parquet_text.write(tmp_path / "a.parquet", blocks, is_utf8=parquet_text.is_utf8(blocks))
+    parquet_text.write(tmp_path / "a.parquet", lambda: blocks)
     assert parquet_text.columns(tmp_path / "a.parquet") == (["text"], True)
     assert read(tmp_path / "a.parquet")[0] == text
 
 
-def test_bytes_that_are_not_utf8_are_written_as_binary(tmp_path):
-    data = bytes(range(256)) * 3
-    assert not parquet_text.is_utf8([data])
-    assert not parquet_text.is_utf8(["é".encode()[:1]])
-    assert parquet_text.is_utf8(["é".encode()[:1], "é".encode()[1:]])
-    parquet_text.write(tmp_path / "a.parquet", [data], is_utf8=False)
+@pytest.mark.parametrize("data", [bytes(range(256)) * 3, "é".encode()[:1]])
+def test_bytes_that_are_not_utf8_are_written_as_binary(tmp_path, data):
+    parquet_text.write(tmp_path / "a.parquet", lambda: [data])
     assert parquet.read_schema(tmp_path / "a.parquet").field("text").type == arrow.binary()
     assert read(tmp_path / "a.parquet")[0] == data
+    parquet_text.write(tmp_path / "a.parquet", lambda: ["é".encode()[:1], "é".encode()[1:]])
+    assert parquet.read_schema(tmp_path / "a.parquet").field("text").type == arrow.string()
 
 
 def test_other_programs_read_lines_and_parts_of_long_ones_that_end_between_characters(tmp_path):
-    parquet_text.write(tmp_path / "a.parquet", [JOINED], is_utf8=True)
+    parquet_text.write(tmp_path / "a.parquet", lambda: [JOINED])
     assert parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist() == JOINED.decode().splitlines(keepends=True)
-    line = "語é🦊a" * (parquet_text.LONGEST_ROW // 7)
-    parquet_text.write(tmp_path / "a.parquet", [line.encode()], is_utf8=True)
+    line = "語é🦊a" * (parquet_text.LONGEST_ROW // 3)
+    parquet_text.write(tmp_path / "a.parquet", lambda: [line.encode()[:-1001], line.encode()[-1001:]])
     rows = parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist()
     assert len(rows) == 2
     assert "".join(rows) == line

@@ -7,7 +7,7 @@ text and are joined as they are, which a key of the file's metadata says.
 import codecs
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ LIMITS = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 1
 BUFFER = 1 << 20  # bytes of a file that are read at once
 BYTES_PER_BATCH, MAX_ROWS = 16 << 20, 1 << 14
 """Most text of rows of mean length, and most rows, that are read at once."""
-LONGEST_ROW = 1 << 20  # bytes of a part of a line, at least, that is written as a row
+LONGEST_ROW = 1 << 20  # characters of a part of a line, at least, that is written as a row
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
 
 
@@ -81,35 +81,28 @@ def values(column: Any) -> list[bytes | None]:
     return texts
 
 
-def write(path: Path, blocks: Iterable[bytes], *, is_utf8: bool) -> None:
+def write(path: Path, blocks: Callable[[], Iterable[bytes]]) -> None:
     """Write consecutive blocks of a text as rows: its lines with their ends, long ones cut between characters.
 
-    Blocks may end inside a line or a character. Text that is not UTF-8 becomes a column of binary values.
+    Blocks may end inside a line or a character. They are read again if the text is not UTF-8, which becomes a column of
+    binary values.
     """
-    kind = arrow.string() if is_utf8 else arrow.binary()
-    schema = arrow.schema([(COLUMN, kind)], metadata={ROWS: PIECES})
-    rest = b""
-    with parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
-        for block in itertools.chain(blocks, [None]):
-            text = rest + (block or b"")
-            end = len(text) if block is None else _end_of_rows(text)
-            rows, rest = re.findall(rb"[^\n]*\n|[^\n]+", text[:end]), text[end:]
-            if rows:
-                writer.write_batch(arrow.record_batch([arrow.array(rows, kind)], schema=schema))
-
-
-def _end_of_rows(text: bytes) -> int:
-    """Return the end of the last line, or, if there is none, of a long part that ends between characters; or 0."""
-    if (end := text.rfind(b"\n") + 1) or len(text) <= LONGEST_ROW:
-        return end
-    return next((n for n in range(len(text) - 1, len(text) - 5, -1) if text[n] & 0xC0 != 0x80), len(text))
-
-
-def is_utf8(blocks: Iterable[bytes]) -> bool:
-    """True if consecutive blocks are UTF-8 text together."""
     try:
-        for _ in codecs.iterdecode(blocks, "utf-8"):
-            pass
+        _write(path, codecs.iterdecode(blocks(), "utf-8"), arrow.string())
     except UnicodeDecodeError:
-        return False
-    return True
+        _write(path, codecs.iterdecode(blocks(), "latin-1"), arrow.binary())
+
+
+def _write(path: Path, parts: Iterable[str], kind: Any) -> None:
+    """Write parts of a text, none of them empty; characters of a binary column are bytes."""
+    schema = arrow.schema([(COLUMN, kind)], metadata={ROWS: PIECES})
+    encoding, rest = "utf-8" if kind == arrow.string() else "latin-1", ""
+    with parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+        for part in itertools.chain(parts, [""]):
+            text = rest + part
+            is_row = not part or (len(text) > LONGEST_ROW and "\n" not in text)
+            end = len(text) if is_row else text.rfind("\n") + 1
+            rows, rest = re.findall(r"[^\n]*\n|[^\n]+", text[:end]), text[end:]
+            if rows:
+                column = arrow.array([row.encode(encoding) for row in rows], kind)
+                writer.write_batch(arrow.record_batch([column], schema=schema))

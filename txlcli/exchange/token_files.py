@@ -157,16 +157,16 @@ def other_type(path: Path, dtype: np.dtype[Any]) -> tuple[str | None, bool]:
     if len(head) < MIN_PROBE or np.count_nonzero(head) < MIN_USED * len(head):
         return None, False
     used = [column.any() for column in head.reshape(-1, 8).T]
-    certain = next((name for name, upper in TYPES["zeros"].items() if not any(used[at] for at in upper)), None)
-    larger = (
-        name
-        for name, (upper, lower) in TYPES["larger"].items()
-        if any(used[at] for at in lower) and not any(used[at] for at in upper)
+    fitting = (
+        row
+        for row in TYPES["beginnings"]
+        if not any(used[at] for at in row["zero"]) and any(used[at] for at in row.get("used", range(8)))
     )
-    likely = certain or next(larger, None) or _type_by_distribution(head)
+    row = next(fitting, None) or {"type": _type_by_distribution(head), "used": ()}
+    likely = row["type"]
     if likely is None or _type_of(likely).str.replace("u", "i") == dtype.str.replace("u", "i"):
         return None, False
-    return likely, certain is not None
+    return likely, "used" not in row
 
 
 def _head_of(path: Path) -> NDArray[np.uint8]:

@@ -1,5 +1,6 @@
 """Writes a token store as token files of another system, or its text as Parquet files."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ class ExportedStore:
 
 def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Reporter) -> ExportedStore:
     """Write the splits and the vocabulary of a store."""
+    from txlcli.exchange import parquet_text
+
     format, is_text = options.format, options.format == "parquet"
     names = {split: NAMES[format].get(split, split) for split in SPLITS}
     tokens = {split: info.tokens for split, info in store.splits.items()}
@@ -55,7 +58,7 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
             for split, count in tokens.items():
                 path, ids = draft / (names[split] + ENDINGS[format][0]), store.ids(split)
                 if is_text:
-                    _write_text(path, store.vocab, ids)
+                    parquet_text.write(path, functools.partial(_text, store.vocab, ids))
                 else:
                     token_files.write(format, path, ids, store.vocab.size, store.sentence_starts(split))
                 step.advance(count)
@@ -77,13 +80,8 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
     )
 
 
-def _write_text(path: Path, vocab: Vocab, ids: NDArray[Any]) -> None:
-    from txlcli.exchange import parquet_text
-
-    def text() -> Iterator[bytes]:
-        return vocab.decode_blocks(ids[start : start + BLOCK] for start in range(0, len(ids), BLOCK))
-
-    parquet_text.write(path, text(), is_utf8=parquet_text.is_utf8(text()))
+def _text(vocab: Vocab, ids: NDArray[Any]) -> Iterator[bytes]:
+    return vocab.decode_blocks(ids[start : start + BLOCK] for start in range(0, len(ids), BLOCK))
 
 
 def _check_text(store: TokenStore, draft: Path, reporter: Reporter) -> None:

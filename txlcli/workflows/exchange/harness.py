@@ -141,17 +141,14 @@ class HarnessModel(LM):
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
         """Return the continuation of each context, up to the first stop sequence or the largest number of tokens.
 
-        Without a boundary, an empty context is read as a line end, or as what the vocabulary has instead of one.
+        Without a boundary, an empty context is read as a line end, or as the first symbol if the vocabulary has none.
         """
         reader = sampling.reader_of_one_text(self._opened.model, self._settings)
+        begin = [] if self._vocab.boundary is None else [self._vocab.boundary]
         texts = []
         for context, options in tqdm([request.args for request in requests], desc="generating", disable=None):
             generation = normalize_gen_kwargs(options)
-            ids = self._vocab.encode(context)
-            if self._vocab.boundary is not None:
-                ids = np.concatenate([[self._vocab.boundary], ids])
-            if not len(ids):
-                ids = np.array([next((self._vocab.ids_of[mark] for mark in "\n " if mark in self._vocab.ids_of), 0)])
+            ids = np.array([*begin, *self._vocab.encode(context)] or [self._vocab.ids_of.get("\n", 0)])
             tokens = sampling.generate(reader, torch.from_numpy(ids), _sampling(generation), seed=SEED)
             pieces = self._vocab.spell(itertools.islice(tokens, generation["max_gen_toks"]), after=int(ids[-1]))
             texts.append(_until(pieces, generation["until"]))
