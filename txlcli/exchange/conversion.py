@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
@@ -37,18 +37,17 @@ class Layout:
     vocab_size: int
 
     @cached_property
-    def shapes(self) -> dict[str, torch.Size]:
-        """Shapes of ours."""
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Our parameters, without data."""
         with torch.device("meta"):
-            model = TransformerXL(self.settings, self.vocab_size)
-        return {name: parameter.shape for name, parameter in model.named_parameters()}
+            return dict(TransformerXL(self.settings, self.vocab_size).named_parameters())
 
     @cached_property
     def links(self) -> dict[tuple[str, ...], list[str]]:
         """Names of ours by the names of theirs that hold the same numbers."""
         links: dict[tuple[str, ...], list[str]] = {}
         has_names_per_layer = self.system != "tf" and not self.settings.tie_biases
-        for name in self.shapes:
+        for name in self.parameters:
             layers = range(self.settings.n_layers if has_names_per_layer and name in BIASES else 0)
             names = [f"layers.{n}.{name}" for n in layers] or [name]
             links.setdefault(tuple(map(self._name, names)), []).append(name)
@@ -74,7 +73,7 @@ class Layout:
         """
         if padding:
             padded = dataclasses.replace(self, vocab_size=self.vocab_size + padding).read(theirs, where)
-            return {name: tensor[: self.shapes[name][0]] for name, tensor in padded.items()}
+            return {name: tensor[: len(self.parameters[name])] for name, tensor in padded.items()}
         weights = {name: tensor for name, tensor in theirs.items() if not name.endswith(tuple(LAYOUTS["ignored"]))}
         tied = {alias: weights.pop(alias) for alias in self.aliases if alias in weights}
         weights = {self.aliases[alias]: tensor for alias, tensor in tied.items()} | weights  # may be stored once
@@ -89,15 +88,13 @@ class Layout:
         ours: dict[str, Tensor] = {}
         for names, linked in self.links.items():
             numbers = torch.cat([self._reordered(name, weights[name].float()).reshape(-1) for name in names])
-            shapes = [self.shapes[name] for name in linked]
-            parts = zip(linked, numbers.split([shape.numel() for shape in shapes]), shapes, strict=True)
-            ours |= {name: part.view(shape) for name, part, shape in parts}
+            parts = numbers.split([self.parameters[name].numel() for name in linked])
+            ours |= {name: part.view_as(self.parameters[name]) for name, part in zip(linked, parts, strict=True)}
         return ours
 
     def _check(self, weights: Tensors, where: str) -> None:
         """Reject tensors of other names and shapes than the linked ones, integers, and numbers that are not finite."""
-        example = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
-        needed = {name: tuple(tensor.shape) for name, tensor in self._linked(example).items()}
+        needed = {name: tuple(tensor.shape) for name, tensor in self._linked(self.parameters).items()}
         found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         differing = [name for name in needed | found if needed.get(name) != found.get(name)]
         if differing:
@@ -167,5 +164,5 @@ def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
     projected = dataclasses.replace(model.settings, project_same_width=True)
     layout = Layout("hugging_face", projected, model.vocab_size)
     ours = dict(model.named_parameters())
-    identities = {name: torch.eye(*shape) for name, shape in layout.shapes.items() if name not in ours}
+    identities = {name: torch.eye(*shaped.shape) for name, shaped in layout.parameters.items() if name not in ours}
     return layout.write(identities | ours)
