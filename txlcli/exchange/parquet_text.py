@@ -20,7 +20,7 @@ COLUMN = "text"
 """Column that is written."""
 ROWS, PIECES = b"txl.rows", b"pieces"
 """Key and value of the metadata of files whose rows are pieces of one text."""
-DELTAS = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
+DELTAS = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
 """Encodings that cannot be read as a dictionary."""
 LIMITS = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 1 << 20}
 """Most bytes of a text, and most entries of a list, in the metadata."""
@@ -55,15 +55,13 @@ def _open(path: Path, **options: Any) -> Any:
 def rows(path: Path, column: str) -> Iterator[bytes | None]:
     """Yield the rows of the column, after comparing its declared size with the limit."""
     with _open(path) as file:
-        metadata = file.metadata
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         declared = sum(group.total_byte_size for group in groups)
         if declared > max_bytes(path):
             raise too_large(path)
-        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-    own = (chunk for chunk in chunks if chunk.path_in_schema == column)
-    has_deltas = any(not DELTAS.isdisjoint(chunk.encodings) for chunk in own)
-    count = max(1, min(MAX_ROWS, BYTES_PER_BATCH * metadata.num_rows // max(1, declared)))
+        chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+        has_deltas = any(chunk.path_in_schema == column and DELTAS & {*chunk.encodings} for chunk in chunks)
+        count = max(1, min(MAX_ROWS, BYTES_PER_BATCH * file.metadata.num_rows // max(1, declared)))
     # Few bytes with a dictionary may be many long rows, so rows are read as references to its values.
     with _open(path, read_dictionary=[] if has_deltas else [column]) as file:
         for batch in file.iter_batches(count, columns=[column], use_threads=False):

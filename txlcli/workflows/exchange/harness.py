@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 from txlcli.core.reading import sampling
 from txlcli.core.reading.documents import Document, DocumentScore, score_documents, score_in_windows
-from txlcli.core.reading.sampling import Sampling
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import UnknownNameError, UsageError
@@ -90,8 +89,7 @@ class HarnessModel(LM):
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes into its results about the model."""
-        opened = self._opened
-        settings = self._settings
+        opened, settings = self._opened, self._settings
         context = {"model_attn_len": settings.seg_len} if self._in_windows else {"model_mem_len": settings.mem_len}
         return {
             "model_run": str(opened.run.directory),
@@ -174,15 +172,15 @@ class HarnessModel(LM):
         return [score_in_windows(model, document, settings) for document in tqdm(documents, "scoring", disable=None)]
 
 
-def _sampling(generation: Mapping[str, Any]) -> Sampling:
+def _sampling(generation: Mapping[str, Any]) -> sampling.Sampling:
     """Return the options of sampling."""
     for name in generation:
         if name not in GENERATION:
             raise UnknownNameError("option of generation", name, GENERATION)
     if not generation["do_sample"]:
-        return Sampling(greedy=True)
+        return sampling.Sampling(greedy=True)
     temperature, top_k, top_p = (generation.get(name) for name in ("temperature", "top_k", "top_p"))
-    return Sampling(temperature=temperature or 1.0, top_k=top_k or None, top_p=top_p)
+    return sampling.Sampling(temperature=temperature or 1.0, top_k=top_k or None, top_p=top_p)
 
 
 def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:

@@ -12,12 +12,10 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import Settings, plain_name
 from txlcli.core.training import checkpoint
-from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RecipeError, RunError, UsageError, VocabularyError
 from txlcli.exchange import conversion, huggingface, vocabularies, weights
-from txlcli.exchange.conversion import Layout
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
@@ -68,7 +66,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     if (missing := conversion.missing_setting(settings.model, system)) is not None:
         raise RecipeError(f"{path}: {missing}")
     assert isinstance(settings.model, TransformerSettings)
-    tensors = Layout(system, settings.model, vocab.size).read(imported, str(path), padding)
+    tensors = conversion.Layout(system, settings.model, vocab.size).read(imported, str(path), padding)
     store_name = store.path.stem if store else _free_store(directory.name, workspace)
     made = Run(
         directory=directory,
@@ -178,4 +176,6 @@ def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *,
         "imported_from": source.name,
     }
     with run_directory.locked(made.directory), run_directory.created(made, vocab.to_json(), force=force):
-        checkpoint.save(made.directory / run_directory.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
+        checkpoint.save(
+            made.directory / run_directory.BEST, checkpoint.Checkpoint(checkpoint.grouped("model", tensors), state)
+        )
