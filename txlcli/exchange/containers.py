@@ -25,6 +25,7 @@ from txlcli.errors import CorpusInputError, shortened
 from txlcli.exchange import parquet_text
 
 BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
+RECORDS = {*BY_ENDING.values()}
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
@@ -76,17 +77,19 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     If files of a directory have rows, only these are read. CSV and JSON lines in a directory that also has text are
     plain text, unless `column` is given.
     """
-    paths = [path for path in text_files(source) if path.exists() and path.stat().st_size]
-    files = [_describe(path, encoding) for path in paths if not (source.is_dir() and format_of(path, "other"))]
+    files = [
+        _describe(path, encoding)
+        for path in text_files(source)
+        if path.exists() and path.stat().st_size and not (source.is_dir() and format_of(path, "other"))
+    ]
     rows = [file for file in files if file.format in ("Parquet", "Arrow")]
-    endings = {*BY_ENDING.values()} - ({"JSON"} if column is None else set())
-    records = [file for file in files if file.format in endings]
-    others = [file for file in files if file.format == TEXT and not is_companion(file.path)]
-    if rows or (records and (column is not None or not others)):
+    records = [file for file in files if file.format in RECORDS and (column is not None or file.format != "JSON")]
+    has_text = any(file.format == TEXT and not is_companion(file.path) for file in files)
+    if rows or (records and (column is not None or not has_text)):
         return tuple(_with_column(file, column) for file in rows or records)
-    if not any(file.packing or file.encoding for file in files):
-        return ()
-    return tuple(replace(file, format=TEXT) for file in files)
+    if any(file.packing or file.encoding for file in files):
+        return tuple(replace(file, format=TEXT) for file in files)
+    return ()
 
 
 def _describe(path: Path, encoding: str | None) -> TextFile:
@@ -130,7 +133,7 @@ def _columns(file: TextFile) -> tuple[list[str], bool]:
         if file.format == "Parquet":
             return parquet_text.columns(file.path)
         if file.format == "Arrow":
-            return parquet_text.columns_of(_open_arrow(file.path)[0].schema)
+            return parquet_text.columns_of(_open_arrow(file.path)[0])
         with _open_text(file) as stream:
             if file.format in ("JSONL", "JSON"):
                 _, first = next(_json_records(file, stream), (0, {}))
@@ -250,19 +253,21 @@ def _encode(text: str | None) -> bytes | None:
         return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def _open_arrow(path: Path) -> tuple[Any, mmap.mmap]:
-    """Open an Arrow file, or a stream as `save_to_disk` writes it, and the map of it into memory."""
+def _open_arrow(path: Path) -> tuple[Any, Iterator[Any], mmap.mmap]:
+    """Return schema and batches of an Arrow file, or of a stream as `save_to_disk` writes it, and its memory map."""
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    is_stream, buffer = mapped[:4] == b"\xff" * 4, arrow.py_buffer(mapped)
-    return arrow.ipc.open_stream(buffer) if is_stream else arrow.ipc.open_file(buffer), mapped
+    if mapped[:4] == b"\xff" * 4:
+        stream = arrow.ipc.open_stream(arrow.py_buffer(mapped))
+        return stream.schema, stream, mapped
+    batches = arrow.ipc.open_file(arrow.py_buffer(mapped))
+    return batches.schema, map(batches.get_batch, range(batches.num_record_batches)), mapped
 
 
 def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
     """Yield the rows of a column; pages that were read are released, so that they do not count as memory."""
-    reader, mapped = _open_arrow(file.path)
-    is_stream = isinstance(reader, arrow.RecordBatchStreamReader)
-    for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
+    _, batches, mapped = _open_arrow(file.path)
+    for batch in batches:
         column = batch.column(file.column)
         count = max(1, ARROW_BYTES * len(column) // max(1, column.nbytes))
         for start in range(0, len(column), count):

@@ -213,9 +213,8 @@ def _of_megatron(path: Path, index: Path) -> _TokenFile:
         header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
         *mark, code, sequences, documents = MEGATRON_HEADER.unpack(header)
         length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
-        has_modes = index.stat().st_size == length + sequences
-        kind = next((kind for kind, known in TYPES["megatron"].items() if known == code), None)
-        if mark == [MAGIC, 1] and kind and (has_modes or index.stat().st_size == length):
+        kind, of_modes = TYPES["megatron"].get(str(code)), index.stat().st_size - length
+        if mark == [MAGIC, 1] and kind and of_modes in (0, sequences):
             dtype = np.dtype(kind).newbyteorder("<")
             lengths, offsets = np.fromfile(file, "<i4", sequences), np.fromfile(file, "<i8", sequences)
             edges = np.cumsum(np.append(0, lengths)) * dtype.itemsize
@@ -260,7 +259,7 @@ def _llm_c_header(path: Path, dtype: np.dtype[Any], count: int) -> bytes:
 
 
 def _write_index(path: Path, dtype: np.dtype[Any], firsts: NDArray[np.int64], total: int) -> None:
-    code, count = TYPES["megatron"][dtype.name], len(firsts)
+    code, count = 8 if dtype.itemsize == 2 else 4, len(firsts)
     with path.open("wb") as file:
         file.write(MEGATRON_HEADER.pack(MAGIC, 1, code, count, count + 1))
         np.diff(firsts, append=total).astype("<i4").tofile(file)

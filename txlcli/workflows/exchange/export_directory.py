@@ -57,12 +57,13 @@ def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
 
 
 def _replace(directory: Path, files: set[str], draft: Path) -> tuple[str, ...]:
-    written = sorted(path.name for path in draft.iterdir())
-    for name in written:
-        sync_file(draft / name)
+    written = sorted(draft.iterdir())
+    for path in written:
+        sync_file(path)
     directory.mkdir(exist_ok=True)
-    for name in written:
-        (draft / name).replace(directory / name)
-    for name in files.difference(written):
+    for path in written:
+        path.replace(directory / path.name)
+    names = tuple(path.name for path in written)
+    for name in files.difference(names):
         (directory / name).unlink(missing_ok=True)
-    return tuple(written)
+    return names

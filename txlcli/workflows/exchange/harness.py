@@ -75,10 +75,9 @@ class HarnessModel(LM):
         self._vocab = self._opened.vocab
         self._vocab.check_has_text()
         settings = self._opened.run.settings
-        evaluation = settings.evaluation_settings(**({} if mem_len is None else {"mem_len": mem_len}))
-        self._settings = options.apply_to(evaluation)
-        has_memory = evaluation.mem_len > 0 or settings.model.recurrent_state
-        self._in_windows = attn_len is not None or not has_memory
+        changes = {} if mem_len is None else {"mem_len": mem_len}
+        self._settings = options.apply_to(settings.evaluation_settings(**changes))
+        self._in_windows = attn_len is not None or not (self._settings.mem_len or settings.model.recurrent_state)
         if self._in_windows:
             self._settings = dataclasses.replace(self._settings, mem_len=0, seg_len=attn_len or settings.train.seg_len)
 

@@ -78,9 +78,14 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         metric=metrics.metric_of(vocab.tokenizer),
     )
     _write(made, vocab, tensors, path, force=options.force)
-    prepare = command_line(
-        "prepare", "CORPUS", vocab=directory / run_directory.VOCAB, name=store_name, data_dir=workspace.data_dir
+    prepare = (
+        None
+        if store
+        else command_line(
+            "prepare", "CORPUS", vocab=directory / run_directory.VOCAB, name=store_name, data_dir=workspace.data_dir
+        )
     )
+    boundary, unknown = (None if id is None else vocab.symbol(id) for id in (vocab.boundary, vocab.unknown))
     return ImportedRun(
         run=str(directory),
         source=str(source),
@@ -88,14 +93,14 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         parameters=made.parameters,
         vocab_size=vocab.size,
         store=str(store.path) if store else None,
-        prepare=None if store else prepare,
+        prepare=prepare,
         notes=[f"the last {padding} ids of the weights pad the vocabulary and were dropped"] if padding else [],
-        boundary=None if vocab.boundary is None else vocab.symbol(vocab.boundary),
-        unknown=None if vocab.unknown is None else vocab.symbol(vocab.unknown),
+        boundary=boundary,
+        unknown=unknown,
         norm=settings.model.norm,
         cutoffs=settings.model.cutoffs,
         settings_from="its configuration" if source.is_dir() else f"the recipe {made.recipe_name}",
-        next=command_line("eval", str(directory), data_dir=workspace.data_dir) if store else prepare,
+        next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
     )
 
 
