@@ -10,7 +10,7 @@ import json
 import mmap
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,8 @@ TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
 MAX_LISTED = 10
 """Most columns that an error names."""
-UNPACKERS: dict[str, Callable[..., Any]] = {
+UNPACKERS: dict[str | None, Callable[..., Any]] = {
+    None: io.FileIO,
     **{name: OPENERS[name] for name in ("gzip", "bzip2", "xz")},
     "zstd": lambda path, _mode: arrow.CompressedInputStream(str(path), "zstd"),
 }
@@ -107,24 +108,24 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
 def _with_column(file: TextFile, column: str | None) -> TextFile:
     """Return a file with rows and the column of its text: the named one, or "text", or the only one with text."""
     names, is_pieces = _columns(file)
+    if not names:
+        raise CorpusInputError(
+            f"{file.path}: no column has text; write the text as a column of strings, or as a text file"
+        )
     if file.format in DELIMITERS and column is None and len(names) == 1 and re.search(r"[;,|\t]", names[0]):
         raise CorpusInputError(
             f'{file.path}: its only column is "{shortened(names[0])}"; if these are several, write the file with the '
             f"delimiter of {file.format}, else give that name as `column`"
         )
-    return replace(file, column=_choose(file.path, names, column), is_pieces=is_pieces)
-
-
-def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
-    if not names:
-        raise CorpusInputError(f"{path}: no column has text; write the text as a column of strings, or as a text file")
     chosen = column or (names[0] if len(names) == 1 else TEXT)
-    if chosen not in names:
+    if names.count(chosen) != 1:
         listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_LISTED])
-        raise CorpusInputError(f'{path}: no column "{shortened(chosen)}" has text; give `column` one of: {listed}')
-    if names.count(chosen) > 1:
-        raise CorpusInputError(f'{path}: several columns are called "{shortened(chosen)}"; rename all but one of them')
-    return chosen
+        raise CorpusInputError(
+            f'{file.path}: several columns are called "{shortened(chosen)}"; rename all but one of them'
+            if chosen in names
+            else f'{file.path}: no column "{shortened(chosen)}" has text; give `column` one of: {listed}'
+        )
+    return replace(file, column=chosen, is_pieces=is_pieces)
 
 
 def _columns(file: TextFile) -> tuple[list[str], bool]:
@@ -160,15 +161,12 @@ def _reading(file: TextFile) -> Iterator[None]:
 
 def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file."""
-    path = file.path
-    if file.packing is None:
-        stream: io.BufferedReader[Any] = path.open("rb")
-    else:
-        stream = io.BufferedReader(UNPACKERS[file.packing](path, "rb"), BLOCK)
-        if inside := format_in(stream.peek(HEAD)[:HEAD], "packed", "rows", "other"):
-            raise CorpusInputError(f"{path}: contains another file ({inside}), not text; unpack it first")
-    if file.encoding is None and (other := encoding_of(stream.peek(HEAD)[:HEAD])):
-        raise CorpusInputError(f"{path}: {other} is not UTF-8; give `encoding` {other}")
+    stream = io.BufferedReader(UNPACKERS[file.packing](file.path, "rb"), BLOCK)
+    head = stream.peek(HEAD)[:HEAD]
+    if file.packing and (inside := format_in(head, "packed", "rows", "other")):
+        raise CorpusInputError(f"{file.path}: contains another file ({inside}), not text; unpack it first")
+    if file.encoding is None and (other := encoding_of(head)):
+        raise CorpusInputError(f"{file.path}: {other} is not UTF-8; give `encoding` {other}")
     return stream
 
 
