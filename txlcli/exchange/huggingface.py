@@ -1,14 +1,12 @@
 """Converts between config.json of Hugging Face's TransfoXL and txl's settings."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.errors import RecipeError, RunError
+from txlcli.errors import RunError
 from txlcli.exchange import load_table
 from txlcli.exchange.weights import INDEX
 from txlcli.system.input_files import MAX_SETTINGS, read_text
@@ -30,47 +28,38 @@ def file_of_weights(directory: Path) -> Path:
     raise RunError(f"{directory} has neither {' nor '.join(WEIGHTS)}, nor the index ({INDEX}) of their shards")
 
 
-def read_settings(directory: Path) -> tuple[TransformerSettings, EvalSettings]:
-    """Return the [model] and [eval] settings of the configuration in a directory."""
+def read_keys(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return the keys of [model] and [eval] for the configuration in a directory."""
     path = directory / CONFIG
     try:
         stored = parse_json(read_text(path, MAX_SETTINGS))
         model_type = stored.get("model_type", MODEL_TYPE if "n_token" in stored else None)
+        if model_type != MODEL_TYPE:
+            raise RunError(
+                f'{path}: model_type is "{model_type}", not "{MODEL_TYPE}"; only Transformer-XL can be imported'
+            )
+        return _keys(KEYS["defaults"] | {KEYS["earlier_names"].get(key, key): value for key, value in stored.items()})
     except FileNotFoundError as error:
         raise RunError(f"{directory} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
-    except (OSError, ValueError, AttributeError) as error:
-        raise RunError(f"{path}: not readable as JSON ({error}); download it again") from error
-    if model_type != MODEL_TYPE:
-        raise RunError(f'{path}: model_type is "{model_type}", not "{MODEL_TYPE}"; only Transformer-XL can be imported')
-    config = KEYS["defaults"] | {KEYS["earlier_names"].get(key, key): value for key, value in stored.items()}
-    try:
-        return model_settings(config), _eval_settings(config)
-    except RecipeError as error:
-        raise RunError(f"{path}: {error}") from error
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise RunError(f"{path}: not readable as a configuration ({error}); download it again") from error
 
 
-def model_settings(config: Mapping[str, Any]) -> TransformerSettings:
-    """Return the [model] settings of a configuration."""
-    keys = {ours: config[theirs] for ours, theirs in KEYS["same_values"].items()} | {
+def _keys(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    shared = [False, *[bool(config["proj_share_all_but_first"])] * len(config["cutoffs"])]
+    model = {ours: config[theirs] for ours, theirs in KEYS["same_values"].items()} | {
         "norm": "pre_released" if config["pre_lnorm"] else "post",
         "tie_biases": not config["untie_r"],
-        "tie_projections": config.get("tie_projs", "none"),
+        "tie_projections": config.get("tie_projs") or shared,
     }
-    settings: TransformerSettings = recipe.section("model", keys)
-    shared = (False, *[bool(config["proj_share_all_but_first"])] * len(settings.cutoffs))
-    return settings if settings.tie_projections else dataclasses.replace(settings, tie_projections=shared)
-
-
-def _eval_settings(config: Mapping[str, Any]) -> EvalSettings:
-    keys = {
+    evaluation = {
         "seg_len": config["tgt_len"],
         "mem_len": config["mem_len"],
-        "max_distance": "none" if config["clamp_len"] in (0, -1) else config["clamp_len"],
+        # A model without clamp_len was trained on the distances of its own lengths, and on no others.
+        "max_distance": config["clamp_len"] if config["clamp_len"] > 0 else config["tgt_len"] + config["mem_len"],
         "same_length": "m" if config["same_length"] else "off",
     }
-    settings: EvalSettings = recipe.section("eval", keys)
-    # A model without clamp_len was trained on the distances of its own lengths, and on no others.
-    return dataclasses.replace(settings, max_distance=settings.max_distance or settings.seg_len + settings.mem_len)
+    return {"model": model, "eval": evaluation}
 
 
 def config_of(
@@ -80,20 +69,18 @@ def config_of(
     # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
     same_length = evaluation.same_length != "off" and evaluation.mem_len > 0
     one_more = same_length and evaluation.same_length == "m_plus_one"
-    bands = len(model.cutoffs) + 1
     return {
         **{theirs: getattr(model, ours) for ours, theirs in KEYS["same_values"].items()},
         "model_type": MODEL_TYPE,
         "architectures": ["TransfoXLLMHeadModel"],
         "vocab_size": vocab_size,
-        "cutoffs": list(model.cutoffs),
         "d_embed": model.embed_width,
         "pre_lnorm": model.norm == "pre_released",
         "mem_len": evaluation.mem_len + one_more,
         "tgt_len": evaluation.seg_len,
         "clamp_len": evaluation.max_distance or -1,
         "same_length": same_length,
-        "tie_projs": list(model.tie_projections or [number > 0 for number in range(bands)]),
+        "tie_projs": list(model.tie_projections or [False, *[True] * len(model.cutoffs)]),
         "attn_type": 0,
         "untie_r": not model.tie_biases,
         "eos_token_id": boundary,

@@ -132,16 +132,16 @@ def _settings(source: Path, options: ImportOptions) -> Settings:
                 "name its recipe, e.g. `recipe` wt103-large-tf"
             )
         return recipe.load(options.recipe, options.overrides)
-    model, evaluation = huggingface.read_settings(source)
+    keys = huggingface.read_keys(source)
     table: dict[str, Any] = {
         "corpus": {"store": _name_of(source)},
         # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
-        "train": {"seg_len": evaluation.seg_len, "mem_len": evaluation.mem_len, "batch_size": 1, "max_steps": 1},
-        "eval": recipe.to_keys(evaluation),
+        "train": {name: keys["eval"][name] for name in ("seg_len", "mem_len")} | {"batch_size": 1, "max_steps": 1},
+        "eval": keys["eval"],
     }
     if options.recipe is not None:
         table = recipe.to_table(recipe.load(options.recipe))
-    return recipe.resolve(table | {"model": recipe.to_keys(model)}, str(source), options.overrides)
+    return recipe.resolve(table | {"model": keys["model"]}, str(source / huggingface.CONFIG), options.overrides)
 
 
 def _vocabulary(
