@@ -228,7 +228,7 @@ def test_prepare_and_train_make_what_the_commands_make(tmp_path, monkeypatch):
     told = []
     store = txlcli.prepare("book.txt", on_progress=lambda *progress: told.append(progress))
     assert store.info("train").tokens == 10_800
-    assert ("encoding", 12_000, 12_000) in told
+    assert ("reading", 12_000, 12_000) in told
     small = ("model.n_layers=1", "model.d_model=8", "model.n_heads=1", "model.d_head=8", "model.d_inner=8")
     options = txlcli.TrainOptions(name="own", overrides=(*small, "train.max_steps=3", "train.batch_size=2"))
     lines = []

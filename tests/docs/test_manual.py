@@ -144,7 +144,8 @@ def test_the_page_of_commands_has_every_command_and_option():
         if command is ROOT:
             continue
         for parameter in command.params:
-            assert (parameter.metavar or parameter.opts[0]) in text
+            is_argument = parameter.param_type_name == "argument"
+            assert (parameter.metavar if is_argument else parameter.opts[0]) in text
     for name in ROOT.commands:
         assert f"## txl {name}\n" in text
 
