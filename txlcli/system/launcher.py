@@ -161,11 +161,11 @@ def start_processes(
         try:
             elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
         except ChildFailedError as error:
-            for rank, failure in error.failures.items():  # others may have failed for this reason in the same second
-                if failure.exitcode < 0:
-                    reason = f"process {rank} was killed by signal {-failure.exitcode}"
-                    raise TrainingError(f"{reason}; {next_step}") from None
-            return error.get_first_failure()[1].exitcode
+            # Others may have failed in the same second because one was killed.
+            _, code, rank = min((failed.timestamp, failed.exitcode, rank) for rank, failed in error.failures.items())
+            if code < 0:
+                raise TrainingError(f"process {rank} was killed by signal {-code}; {next_step}") from None
+            return code
         except SignalException as stopped:
             return 128 + stopped.sigval
     return 0

@@ -158,7 +158,7 @@ class World:
     def _exchange_notes(self, own: tuple[int, str], seconds: float) -> dict[int, tuple[int, str]]:
         """Leave a note, and return the notes by rank: exit code and reason, 0 if another process is the reason.
 
-        Wait some seconds for a note with a reason, or for one of each process.
+        Wait some seconds for a note of each process.
         """
         notes, until, store = {self.rank: own}, time.monotonic() + seconds, self.store
         assert store is not None
@@ -166,14 +166,10 @@ class World:
         def exchange() -> None:
             with suppress(RuntimeError):  # rank 0 may have served the store
                 store.set(f"note/{self.rank}", json.dumps(own))
-                while True:
-                    for rank in set(range(self.size)) - notes.keys():
-                        if store.check([f"note/{rank}"]):
-                            notes[rank] = tuple(json.loads(store.get(f"note/{rank}")))
-                    is_explained = len(notes) == self.size or any(code for code, _ in notes.values())
-                    if is_explained or time.monotonic() >= until:
-                        return
-                    time.sleep(0.05)
+            for rank in range(self.size):
+                with suppress(RuntimeError):
+                    store.wait([f"note/{rank}"], timedelta(seconds=max(0.01, until - time.monotonic())))
+                    notes[rank] = tuple(json.loads(store.get(f"note/{rank}")))
 
         thread = threading.Thread(target=exchange, daemon=True)  # the store of a hanging rank 0 does not answer
         thread.start()

@@ -113,26 +113,6 @@ def named_groups(model: ModelSettings, vocab_size: int, settings: TrainSettings)
     return [group | {"params": {names[id(one)]: one.shape for one in group["params"]}} for group in groups]
 
 
-class CombinedOptimizer(Optimizer):
-    """Several optimizers of disjoint parameters as one, with common `param_groups` and `state`.
-
-    In fp16, torch.amp.GradScaler waits for the device at each step to decide whether to skip it.
-    """
-
-    def __init__(self, *parts: Optimizer) -> None:
-        super().__init__([group for part in parts for group in part.param_groups], {})
-        self._parts = parts
-        self.state: defaultdict[Any, Any] = defaultdict(dict)
-        for part in parts:
-            self.state.update(part.state)
-            part.state = self.state
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step all optimizers; closures are not supported."""
-        for part in self._parts:
-            part.step()
-
-
 class Lamb(Optimizer):
     """LAMB (You et al. 2020) in NVIDIA's variant: without bias correction, with the norm of a weight limited to 10.
 
@@ -252,22 +232,32 @@ def _allocate(optimizer: Optimizer, *names: str) -> None:
             optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
 
 
-class BatchedMuon(torch.optim.Muon):
-    """PyTorch's Muon; on a GPU it treats all matrices of a shape at once."""
+class MuonWithAdamW(Optimizer):
+    """PyTorch's Muon for matrices, which on a GPU treats all matrices of a shape at once, and AdamW for the rest.
+
+    In fp16, torch.amp.GradScaler waits for the device at each step to decide whether to skip it.
+    """
+
+    def __init__(self, muon: torch.optim.Muon, adamw: Optimizer) -> None:
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._muon, self._adamw = muon, adamw
+        self.state: defaultdict[Any, Any] = defaultdict(dict, {**muon.state, **adamw.state})
+        muon.state = adamw.state = self.state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all matrices that have a gradient; closures are not supported."""
-        if not any(map(_launches_kernels, self.param_groups)):
-            super().step()
+        """Update all parameters that have a gradient; closures are not supported."""
+        self._adamw.step()
+        (group,) = self._muon.param_groups
+        if not _launches_kernels(group):
+            self._muon.step()
             return
-        for group in self.param_groups:
-            by_shape = defaultdict[torch.Size, list[Tensor]](list)
-            for matrix in group["params"]:
-                if matrix.grad is not None:
-                    by_shape[matrix.shape].append(matrix)
-            for matrices in by_shape.values():
-                self._update(matrices, group)
+        by_shape = defaultdict[torch.Size, list[Tensor]](list)
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                by_shape[matrix.shape].append(matrix)
+        for matrices in by_shape.values():
+            self._update(matrices, group)
 
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
@@ -305,7 +295,7 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
             others[name] = parameter
     if not matrices and not isinstance(model, ModelPart):
         raise RecipeError('train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"')
-    muon = BatchedMuon(
+    muon = torch.optim.Muon(
         [parameter_group("matrices of the layers", matrices)],
         lr=settings.lr,
         momentum=settings.momentum or MUON_MOMENTUM,
@@ -313,7 +303,7 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
         adjust_lr_fn="match_rms_adamw",
     )
     _allocate(muon, "momentum_buffer")
-    return CombinedOptimizer(muon, _make_adam(torch.optim.AdamW, ModelPart(others), settings))
+    return MuonWithAdamW(muon, _make_adam(torch.optim.AdamW, ModelPart(others), settings))
 
 
 def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
