@@ -29,7 +29,7 @@ def test_segments_read_again_are_windows_of_the_reference(reread_len, mem_len):
     weights = weights_of(numbers_of(model), model.settings)
     segments = segments_of(IDS, batch_size=B, seg_len=L, reread_len=reread_len)
     memory, past = model.first_memory(B, mem_len), [reference.first_memory(weights) for _ in range(B)]
-    for number in range(segments.per_epoch):
+    for number in range(segments.segments_in(0)):
         position = StreamPosition(0, number)
         predicted, tokens = segments.range_of(position), torch.from_numpy(segments.at(position))
         goal = Objective(mem_len=mem_len, reread_len=reread_len)

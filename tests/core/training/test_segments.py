@@ -19,7 +19,8 @@ def segments_of(ids, starts=None, **settings):
 
 def epoch_of(segments, number=0):
     """Return the inputs and targets of one epoch, (B, lane length) each."""
-    windows = [segments.at(StreamPosition(number, segment)) for segment in range(segments.per_epoch)]  # (B, L + 1) each
+    numbers = range(segments.segments_in(number))
+    windows = [segments.at(StreamPosition(number, segment)) for segment in numbers]  # (B, L + 1) each
     return np.hstack([window[:, :-1] for window in windows]), np.hstack([window[:, 1:] for window in windows])
 
 
@@ -40,7 +41,7 @@ def test_the_stream_to_score_begins_with_a_boundary_if_there_is_one(boundary, co
 def test_segments_of_24_tokens_by_hand():
     # 24 tokens, 2 lanes: 23 // 2 = 11 predictions each, in segments of 5, 5 and 1.
     segments = segments_of(np.arange(24), batch_size=2, seg_len=5)
-    assert segments.per_epoch == 3
+    assert segments.segments_in(0) == 3
     assert segments.at(StreamPosition(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
     assert segments.at(StreamPosition(0, 2)).tolist() == [[10, 11], [21, 22]]
 
@@ -71,10 +72,10 @@ def test_an_epoch_contains_all_tokens_but_the_remainder(lanes, seg_len, count):
 def test_positions_follow_each_other_through_the_epochs(seg_len, count):
     segments = segments_of(np.arange(count), batch_size=3, seg_len=seg_len)
     position, positions = StreamPosition(), []
-    for _ in range(2 * segments.per_epoch + 1):
+    for _ in range(2 * segments.segments_in(0) + 1):
         positions.append((position.epoch, position.segment))
         position = segments.next_position(position)
-    assert positions == [(e, s) for e in range(2) for s in range(segments.per_epoch)] + [(2, 0)]
+    assert positions == [(e, s) for e in range(2) for s in range(segments.segments_in(0))] + [(2, 0)]
 
 
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100), epoch=st.integers(0, 5))
@@ -102,7 +103,7 @@ def test_lanes_begin_at_other_tokens_in_every_epoch_and_with_every_seed():
 def test_some_lanes_of_a_rolled_epoch_are_those_of_all():
     segments = segments_of(np.arange(60), batch_size=5, seg_len=4, roll_lanes=True, seed=3)
     position = StreamPosition(1, 2)
-    np.testing.assert_array_equal(segments.at(position, range(2, 4)), segments.at(position)[2:4])
+    np.testing.assert_array_equal(segments.at(position, slice(2, 4)), segments.at(position)[2:4])
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
@@ -152,7 +153,7 @@ def test_some_lanes_are_read_in_the_order_of_all_sentences(lanes):
     ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     segments = segments_of(ids, STARTS, batch_size=5, seg_len=3, seed=7)
     stream = reordered(7, 1)
-    for segment in range(segments.per_epoch):
-        window = segments.at(StreamPosition(1, segment), lanes)
+    for segment in range(segments.segments_in(0)):
+        window = segments.at(StreamPosition(1, segment), slice(lanes.start, lanes.stop))
         firsts = [lane * segments.lane_len + 3 * segment for lane in lanes]
         assert window.tolist() == [stream[first : first + window.shape[1]].tolist() for first in firsts]

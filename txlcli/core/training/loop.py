@@ -183,13 +183,13 @@ class Training:
     def _accumulate_gradients(self) -> int:
         """Add the gradients of all micro-batches and set `_means` of all processes; return their tokens."""
         self.model.train()
-        inputs, targets = self._read(range(self._parts[0].start, self._parts[-1].stop), self.position)
+        inputs, targets = self._read(slice(self._parts[0].start, self._parts[-1].stop), self.position)
         self.train_step.progress = self.step / self.settings.max_steps
         self._means = self.train_step.forward_backward(inputs, targets, self.memories)  # (2,)
         self.world.all_reduce(self._means)
         return self.settings.batch_size * targets.shape[1]
 
-    def _read(self, lanes: range, position: StreamPosition) -> tuple[Tensor, Tensor]:
+    def _read(self, lanes: slice, position: StreamPosition) -> tuple[Tensor, Tensor]:
         """Return the inputs (lanes, E + L) and targets (lanes, L) at a position."""
         on_host = torch.from_numpy(self.segments.at(position, lanes))  # (lanes, E + L + 1)
         seg_len = len(self.segments.range_of(position))
@@ -300,7 +300,7 @@ class Training:
             if position.segment == 0:
                 memories = self.empty_memories()  # as `update` does
             memory = [layer[:1] for layer in memories[0]]
-            loss = self.train_step.loss(*self._read(range(first, first + 1), position), memory)
+            loss = self.train_step.loss(*self._read(slice(first, first + 1), position), memory)
             if not self.world.any_of(not loss.isfinite()):
                 return True
             position, memories = self.segments.next_position(position), self.empty_memories()  # as `_skip` does

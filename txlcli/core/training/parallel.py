@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -52,12 +51,6 @@ class DataParallel:
     def no_sync(self) -> AbstractContextManager[object]:
         """Within this block, add gradients to this process's without averaging them yet."""
         return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
-
-    @torch.no_grad()
-    def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        """Call `LanguageModel.forward` without gradients; `LanguageModel.losses` can be called until the next step."""
-        result: tuple[Tensor, Memory] = self.model(tokens, memory, mem_len=mem_len)
-        return result
 
     def make_reader(self, settings: EvalSettings, *, length: int) -> Reader:
         """Return a reader of the model in training; all processes must read as many segments."""

@@ -51,11 +51,6 @@ class FullyShardedParallel(DataParallel):
         self._drop_gathered()
         return super().call(compute)
 
-    @torch.no_grad()
-    def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        """Call the model in all processes, each with its own tokens of the same number."""
-        return self.call(lambda: self.model(tokens, memory, mem_len=mem_len))
-
     def _drop_gathered(self) -> None:
         """Drop the weights that an earlier forward pass has left gathered: they may have changed since."""
         for module in self._module.modules():
@@ -111,9 +106,11 @@ class _ShardedReader(StateReader):
     def _first_memory(self) -> Memory:
         return self._parallel.first_memory(self.settings.batch_size, self.mem_len)
 
+    @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
+        memory = self.state or self._first_memory()
         with self._autocast:
-            hidden, self.state = self._parallel.read(tokens, self.state or self._first_memory(), mem_len=self.mem_len)
+            hidden, self.state = self._parallel.call(lambda: self.model(tokens, memory, mem_len=self.mem_len))
         return hidden
 
 

@@ -50,11 +50,6 @@ class TrainingSegments:
                 f"{settings.batch_size:,}; lower that setting or prepare a longer text"
             )
 
-    @property
-    def per_epoch(self) -> int:
-        """Segments in the first epoch; the last may be shorter than L."""
-        return self.segments_in(0)
-
     def segments_in(self, epoch: int) -> int:
         """Return the number of segments of an epoch, which differs between epochs with jitter."""
         return len(self._edges(epoch)) - 1
@@ -77,7 +72,7 @@ class TrainingSegments:
         first, end = self._edges(position.epoch)[position.segment :][:2]
         return range(int(first), min(int(end), self.lane_len))
 
-    def at(self, position: StreamPosition, lanes: range | None = None) -> NDArray[np.int64]:
+    def at(self, position: StreamPosition, lanes: slice = slice(None)) -> NDArray[np.int64]:
         """Return the tokens at a position, (B, E + L + 1): all but the last are inputs, the last L are targets.
 
         The E tokens before the segment are fewer at the beginning of an epoch.
@@ -89,7 +84,7 @@ class TrainingSegments:
         if settings.roll_lanes:  # the first token of a lane follows its last one
             chance = np.random.default_rng((settings.seed, position.epoch))
             at = (at + chance.integers(self.lane_len, size=lane.shape)) % self.lane_len
-        numbers = (lane * self.lane_len + at)[slice(None) if lanes is None else slice(lanes.start, lanes.stop)]
+        numbers = (lane * self.lane_len + at)[lanes]
         if self._sentence_starts is not None:
             numbers = self._shuffled(self._sentence_starts, numbers, position.epoch)
         return self.ids[numbers].astype(np.int64)

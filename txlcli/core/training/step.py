@@ -103,7 +103,7 @@ class EagerStep:
         """
         model, settings = self._model.eval(), self._settings
         with autocast(model.device, settings.precision), model.uncompiled():
-            hidden, _ = self._parallel.read(inputs, memory, mem_len=settings.mem_len)
+            hidden, _ = self._parallel.call(lambda: model(inputs, memory, mem_len=settings.mem_len))
             return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
 
     def _update(self) -> None:

@@ -87,7 +87,7 @@ class Plan:
             "reread_len": train.reread_len,
             "steps": self.steps,
             "max_steps": train.max_steps,
-            "epochs": self.steps / self.segments.per_epoch if self.segments else None,
+            "epochs": self.steps / self.segments.segments_in(0) if self.segments else None,
             "precision": train.precision,
             "processes": self.processes,
             "device": self.devices,
@@ -98,7 +98,7 @@ class Plan:
         run, train, store = self.run, self.run.settings.train, self.store
         corpus = f"{store.path} ({store.info('train').tokens:,} tokens)" if store else "a corpus that is not prepared"
         steps = f"{self.steps:,} " + (f"of {train.max_steps:,} " if self.steps < train.max_steps else "") + "steps"
-        steps += f" ({self.steps / self.segments.per_epoch:.3g} epochs)" if self.segments else ""
+        steps += f" ({self.steps / self.segments.segments_in(0):.3g} epochs)" if self.segments else ""
         memory = "recurrent state" if run.settings.model.recurrent_state else f"memory {train.mem_len}"
         memory += f", {train.reread_len} tokens read again" if train.reread_len else ""
         return (
