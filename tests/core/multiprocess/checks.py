@@ -151,7 +151,7 @@ def training_of_case(case, world, **changed):
     settings = load(
         case, "train.max_steps=2", "train.seg_len=8", *(f"train.{key}={value}" for key, value in changed.items())
     )
-    off = {name: 0.0 for name, rate in vars(settings.model).items() if name.endswith("_dropout") and rate}
+    off = {name: type(rate)() for name, rate in vars(settings.model).items() if name.endswith("_dropout") and rate}
     settings = dataclasses.replace(settings, model=dataclasses.replace(settings.model, dropout=0.0, **off))
     torch.manual_seed(7)
     return start(settings, build(case, settings, CPU), world=world)
