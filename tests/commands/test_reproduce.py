@@ -199,7 +199,7 @@ def test_a_store_with_too_few_words_for_a_model_is_rejected(untouched):
     done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
     size = TokenStore.open(untouched / "data/wt103.h5").vocab.size
     assert refusal("reproduce", "table1", "--scale", "paper") == (
-        f"the store data/wt103.h5: [model] cutoffs [20000, 40000, 200000] reach beyond the vocabulary of {size}; "
+        f"[model] cutoffs [20000, 40000, 200000] reach beyond the vocabulary of {size}; "
         "each must be less, or none: --set model.cutoffs=[]"
     )
 

@@ -258,7 +258,7 @@ def test_cutoffs_beyond_the_vocabulary_are_rejected_before_a_run_is_made(untouch
     size = TokenStore.open(untouched / "data/novel.h5").vocab.size
     message = refusal("train", "tiny.toml", "--set", f"model.cutoffs=[3, {size}]")
     assert message == (
-        f"the store data/novel.h5: [model] cutoffs [3, {size}] reach beyond the vocabulary of {size:,}; "
+        f"[model] cutoffs [3, {size}] reach beyond the vocabulary of {size:,}; "
         "each must be less, or none: --set model.cutoffs=[]"
     )
     assert not (untouched / "runs").exists()

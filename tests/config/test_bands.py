@@ -49,7 +49,8 @@ def test_a_cutoff_beyond_the_vocabulary_is_rejected(vocab_size):
     with pytest.raises(RecipeError) as caught:
         make_bands(vocab_size)
     assert str(caught.value) == (
-        f"[model] cutoffs [5, 11] reach beyond the vocabulary of {vocab_size}; each must be less"
+        f"[model] cutoffs [5, 11] reach beyond the vocabulary of {vocab_size}; "
+        "each must be less, or none: `overrides` model.cutoffs=[]"
     )
 
 

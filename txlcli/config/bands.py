@@ -29,7 +29,8 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
     """Return the bands of a vocabulary, the head first."""
     if settings.cutoffs and settings.cutoffs[-1] >= vocab_size:
         raise RecipeError(
-            f"[model] cutoffs {list(settings.cutoffs)} reach beyond the vocabulary of {vocab_size:,}; each must be less"
+            f"[model] cutoffs {list(settings.cutoffs)} reach beyond the vocabulary of {vocab_size:,}; "
+            "each must be less, or none: `overrides` model.cutoffs=[]"
         )
     edges = list(pairwise((0, *settings.cutoffs, vocab_size)))
     tied = settings.tie_projections or [number > 0 for number in range(len(edges))]

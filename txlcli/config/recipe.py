@@ -1,12 +1,9 @@
 """Reads recipes, packaged or the user's own, as Settings, with overrides; describes every setting in words."""
 
-import ast
 import dataclasses
-import functools
 import inspect
-import textwrap
+import re
 import tomllib
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -48,9 +45,6 @@ def read_text(recipe: str) -> tuple[str, str]:
             return plain_name(path, otherwise="recipe"), read_file(path, MAX_SETTINGS)
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
-    # A missing file in another directory is an error: mine/enwik8.toml must not silently become the packaged enwik8.
-    if str(path.parent) not in (".", "recipes"):
-        raise UnknownNameError("recipe", recipe, packaged_names(), like=path.stem, listing=LISTING)
     return packaged(recipe)
 
 
@@ -58,7 +52,8 @@ def packaged(recipe: str) -> tuple[str, str]:
     """Return the name and the text of a packaged recipe, even if the current directory has a file of that name."""
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
-        raise UnknownNameError("recipe", recipe, names, like=name, listing=LISTING)
+        # A missing file in another directory is an error: mine/enwik8.toml must not silently become enwik8.
+        raise UnknownNameError("recipe", recipe, names, like=Path(recipe).stem, listing=LISTING)
     return name, (PACKAGED / f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -264,15 +259,8 @@ def _in_words(default: Any) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default).lower()
 
 
-@functools.cache
 def _descriptions(cls: type) -> dict[str, str]:
     """Return the text below each field of a dataclass and of its base classes."""
-    descriptions: dict[str, str] = {}
-    for part in reversed(cls.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                text = ast.literal_eval(typing.cast(ast.Expr, below).value)
-                descriptions[field.target.id] = " ".join(text.split())
-    return descriptions
+    sources = map(inspect.getsource, reversed(cls.__mro__[:-1]))
+    texts = re.findall(r'^    (\w+): .*?\n    """(.*?)"""', "".join(sources), flags=re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.split()) for name, text in texts}

@@ -131,18 +131,13 @@ def new_run(asked: Request, directory: Path, store: TokenStore | None, begin: Be
     settings = asked.settings
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
-    try:
-        parameters = registry.count_parameters(settings.model, vocab_size)
-    except RecipeError as error:
-        source = f"the store {store.path}" if store else "published.vocab_size"
-        raise RecipeError(f"{source}: {error}, or none: `overrides` model.cutoffs=[]") from error
     return Run(
         directory=directory,
         recipe_name=asked.recipe_name,
         settings=settings,
         vocab_fingerprint=store.fingerprint if store else "",
         vocab_size=vocab_size,
-        parameters=parameters,
+        parameters=registry.count_parameters(settings.model, vocab_size),
         metric=store.metric if store else "",
         origin=begin.origin if isinstance(begin, InitialWeights) else None,
     )
