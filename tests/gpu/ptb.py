@@ -74,7 +74,7 @@ def workspace(directory, device):
 def training(directory, name, changes, device, minutes, tell):
     """Train the recipe, or continue its run, and tell the curve while it grows."""
     resumes = (directory / "runs" / RUN / run_directory.LAST).exists()
-    before = history.read_reports(run_directory.open_run(directory / "runs" / RUN)) if resumes else ()
+    before = history.read(run_directory.open_run(directory / "runs" / RUN)).reports if resumes else ()
     curve = {"train": [], "valid": []}
 
     def on_report(line):

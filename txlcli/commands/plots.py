@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from txlcli import console
-from txlcli.errors import TxlError
-from txlcli.system.atomic_files import replacing
+from txlcli.system.atomic_files import errors_of_writing, replacing
 
 matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change the figures, or have LaTeX run
 
@@ -73,10 +72,7 @@ def plot_panels(
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file; the extension selects the format."""
-    try:
-        with replacing(path) as draft, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            figure.savefig(draft, dpi=150, format=path.suffix.removeprefix(".").lower())
-    except OSError as error:
-        raise TxlError(f"{path}: the figure cannot be written ({error.strerror}); check the folder") from error
+    with errors_of_writing(path), replacing(path) as draft, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(draft, dpi=150, format=path.suffix.removeprefix(".").lower())
     console.say(f"figure written to {path}")

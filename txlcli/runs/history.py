@@ -137,16 +137,15 @@ def lowest(reports: Iterable[Report]) -> Report | None:
     return min(reports, key=lambda report: report["loss_nats"], default=None)
 
 
-def read_reports(run: Run) -> tuple[Report, ...]:
-    """Return the lines of metrics.jsonl."""
-    return log_file.read(run.directory / run_directory.METRICS)
-
-
 def read(run: Run) -> History:
     """Read the history of a run."""
-    saved = _metadata(run, run_directory.LAST) or _metadata(run, run_directory.BEST)
-    evals = log_file.read(run.directory / run_directory.EVALS, skip_truncated=True)
-    return History(run, read_reports(run), evals, saved, _metadata(run, run.best_or_last.name).get("step"))
+    return History(
+        run,
+        reports=log_file.read(run.directory / run_directory.METRICS),
+        evals=log_file.read(run.directory / run_directory.EVALS, skip_truncated=True),
+        saved=_metadata(run, run_directory.LAST) or _metadata(run, run_directory.BEST),
+        evaluated_step=_metadata(run, run.best_or_last.name).get("step"),
+    )
 
 
 def _metadata(run: Run, name: str) -> Report:
