@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,8 +24,13 @@ def forecast(train, processes=1):
     return step_bytes(MODEL, V, of_one_process(train, processes), device=CPU, processes=processes).total
 
 
-def advice(available, train=TRAIN, processes=1):
-    return advise(MODEL, V, train, CPU, processes, available)
+def plan(train=TRAIN, model=MODEL, device=CPU, processes=1):
+    run = SimpleNamespace(settings=SimpleNamespace(model=model, train=train), vocab_size=V)
+    return SimpleNamespace(run=run, device=device, processes=processes)
+
+
+def advice(available, processes=1):
+    return advise(plan(processes=processes), available)
 
 
 def bytes_of(text):
@@ -48,9 +54,9 @@ def test_several_processes_are_advised_to_divide_the_state_if_no_division_of_the
     of_one = of_one_process(dataclasses.replace(train, parallel="zero"), 12)
     deep = dataclasses.replace(MODEL, n_layers=13)
     needed = step_bytes(deep, V, of_one, device=CPU, processes=12).total
-    message = advise(deep, V, train, CPU, 12, round(needed / 0.8) + 1)
+    message = advise(plan(train, deep, processes=12), round(needed / 0.8) + 1)
     assert f"; try `overrides` train.parallel=zero (about {format_size(needed)})" in message
-    assert "no division of the batch fits" in advise(deep, V, of_one, CPU, 1, round(needed / 1.6))
+    assert "no division of the batch fits" in advise(plan(of_one, deep), round(needed / 1.6))
 
 
 @pytest.mark.parametrize(("precision", "modes"), [("bf16", {"ddp", "zero", "fsdp"}), ("fp16", {"ddp", "zero"})])
@@ -79,7 +85,7 @@ def test_on_cuda_the_error_says_what_would_fit_and_what_other_processes_use(othe
     half = step_bytes(MODEL, V, dataclasses.replace(TRAIN, accumulate=2), device=cuda).total
     available = {cuda: round(half / 0.8) + 1}
     memory = {"available": available.__getitem__, "others": {cuda: others}.__getitem__}
-    with pytest.raises(TrainingError) as caught, explained(SETTINGS, V, cuda, 1, **memory):
+    with pytest.raises(TrainingError) as caught, explained(plan(device=cuda), **memory):
         raise torch.OutOfMemoryError(CUDA_ERROR)
     needed = format_size(step_bytes(MODEL, V, TRAIN, device=cuda).total)
     message = str(caught.value)

@@ -73,7 +73,7 @@ def execute(
     resume_hint = options.resume_hint or f'resume with "{next_command}"'
     with (
         _collect_signals(reporter, training, resume_hint) as caught,
-        out_of_memory.explained(run.settings, run.vocab_size, training.device, world.size, training=training),
+        out_of_memory.explained(plan, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
         mfu, profile = _take_steps(plan, training, options, caught, reporter, on_report)

@@ -8,14 +8,14 @@ from typing import get_args
 
 import torch
 
-from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import Parallel, Recompute, Settings, TrainSettings
+from txlcli.config.settings import Parallel, Recompute, TrainSettings
 from txlcli.core.kernels.device import available_bytes, used_by_others
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, TrainingError
 from txlcli.system.memory import format_size, is_out_of_memory, requested_size
+from txlcli.workflows.training.plan import Plan
 
 USABLE = 0.8
 """Share of the memory that a forecast may fill; single operations need a workspace."""
@@ -27,10 +27,7 @@ MAX_SHOWN = 2
 
 @contextmanager
 def explained(
-    settings: Settings,
-    vocab_size: int,
-    device: torch.device,
-    processes: int,
+    plan: Plan,
     *,
     training: Training | None = None,
     available: Callable[[torch.device], int | None] = available_bytes,
@@ -43,34 +40,28 @@ def explained(
         if not is_out_of_memory(error):
             raise
         error.__traceback__ = None  # which holds the tensors of the block
-        what, batch_size = f"out of memory{requested_size(error)}", settings.train.valid_batch_size
+        what, batch_size = f"out of memory{requested_size(error)}", plan.run.settings.train.valid_batch_size
         if training and training.validation_is_due() and training.valid is not None and batch_size > 1:
             raise TrainingError(
                 f"{what} in the validation after step {training.step:,}; resume with `overrides` "
                 f"train.valid_batch_size={batch_size // 2}"
             ) from error
-        advised = advise(settings.model, vocab_size, settings.train, device, processes, available(device))
-        if (size := others(device)) > MIN_OTHERS:
+        advised = advise(plan, available(plan.device))
+        if (size := others(plan.device)) > MIN_OTHERS:
             what += f"; other processes use {format_size(size)} of the GPU (nvidia-smi lists them)"
         raise TrainingError(f"{what}; {advised}") from error
 
 
-def advise(
-    model: ModelSettings,
-    vocab_size: int,
-    train: TrainSettings,
-    device: torch.device,
-    processes: int,
-    available: int | None,
-) -> str:
+def advise(plan: Plan, available: int | None) -> str:
     """Return the next step after memory ran out: settings of the same training run that need less.
 
     `available` are the bytes that this process can use; None if the system does not say.
     """
+    run, train, processes = plan.run, plan.run.settings.train, plan.processes
 
     def forecast(settings: TrainSettings) -> int:
-        train_of_one = of_one_process(settings, processes)
-        return step_bytes(model, vocab_size, train_of_one, device=device, processes=processes).total
+        of_one = of_one_process(settings, processes)
+        return step_bytes(run.settings.model, run.vocab_size, of_one, device=plan.device, processes=processes).total
 
     needed = forecast(train)
     most = USABLE * min(available or needed, needed)

@@ -10,7 +10,7 @@ import torch
 
 from txlcli import corpora
 from txlcli.config import recipe
-from txlcli.config.settings import Settings, TrainSettings
+from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.model import registry
 from txlcli.core.reading.scoring import scored_stream
@@ -78,7 +78,6 @@ def train(asked: Request, workspace: Workspace, *, on_report: OnReport | None = 
         )
         if not resumed:
             reporter.say(f"training {plan}")
-            _warn_of_short_lanes(splits[0].lane_len, settings.train, reporter)
         training = _build(plan, store, splits, world, reporter, begin=begin)
         del begin  # its weights may be as large as the model
         if resumed:
@@ -162,6 +161,11 @@ def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Sp
         reason = f"{store.path} does not record where {shuffled[0]} start"
         raise RecipeError(f"corpus.shuffle_{shuffled[0]}: {reason}; set it to false")
     segments = TrainingSegments(store.ids("train"), train, starts)
+    if segments.lane_len <= train.seg_len:
+        reporter.say(
+            f"each of the {train.batch_size} parallel parts of the text has {segments.lane_len:,} tokens, no more than "
+            "a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
+        )
     if "valid" not in store.splits:
         for key, value in (("schedule", "plateau"), ("average", "asgd")):
             if getattr(train, key) == value:
@@ -175,14 +179,6 @@ def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Sp
     if not len(valid[1]):
         raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
     return segments, valid
-
-
-def _warn_of_short_lanes(lane_len: int, train: TrainSettings, reporter: Reporter) -> None:
-    if lane_len <= train.seg_len:
-        reporter.say(
-            f"each of the {train.batch_size} parallel parts of the text has {lane_len:,} tokens, no more than a "
-            "segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
-        )
 
 
 def _build(
@@ -209,7 +205,7 @@ def _build(
     }
     saver = Saver(run.directory, identity)
     first_device = torch.device("cpu") if train.parallel == "fsdp" else device  # which is to hold a part of the weights
-    with out_of_memory.explained(run.settings, vocab_size, device, world.size):
+    with out_of_memory.explained(plan):
         if saved is None:
             model = new_model(settings, vocab_size, seed=train.seed, device=first_device)
             if isinstance(begin, InitialWeights):
