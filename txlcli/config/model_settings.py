@@ -263,6 +263,8 @@ class TransformerSettings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
+        has_pairs = self.d_head % 2 == 0 or not self.encoding.rotates_pairs
+        self.require(has_pairs, "d_head", f'even with position = "{self.position}"')
         is_given = self.n_positions is not None or not self.encoding.learned_vectors
         self.require(is_given, "n_positions", "the number of vectors to learn")
         if self.encoding.check is not None:

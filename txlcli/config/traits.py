@@ -1,7 +1,9 @@
-"""Traits of the encodings, optimizers and blocks that settings name, without torch."""
+"""Traits of the encodings, optimizers and blocks that settings name, without torch; traits.toml has those of txl."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Literal, TypeVar
 
 Traits = TypeVar("Traits")
@@ -32,39 +34,19 @@ class EncodingTraits:
     """The score has the trained biases u and v, so `tie_biases` applies."""
     projects_distances: bool = False
     """Each layer projects the distance encodings (W_kR or W_k), once per segment."""
+    rotates_pairs: bool = False
+    """It rotates pairs of channels of queries and keys, so the head width must be even."""
     check: Callable[[Any], None] | None = None
     """Requirements of its own: gets the `TransformerSettings`, raises RecipeError."""
 
 
-def _check_pairs(model: Any) -> None:
-    """Reject an odd head width: rotary encodings rotate pairs."""
-    model.require(model.d_head % 2 == 0, "d_head", f'even with position = "{model.position}"')
-
-
-ENCODINGS: dict[str, EncodingTraits] = {
-    "relative": EncodingTraits(
-        limits_distance=True, score_terms=("a", "b", "d"), has_biases=True, projects_distances=True
-    ),
-    "relative_tied": EncodingTraits(limits_distance=True, score_terms=("a", "b", "d"), projects_distances=True),
-    "shaw": EncodingTraits(limits_distance=True, learned_vectors=True, score_terms=("a", "b")),
-    "sinusoid": EncodingTraits(absolute_positions=True),
-    "learned": EncodingTraits(absolute_positions=True, learned_vectors=True),
-    "rotary": EncodingTraits(check=_check_pairs),
-    "alibi": EncodingTraits(score_terms=("a", "d")),
-    "t5": EncodingTraits(limits_distance=True, score_terms=("a", "d")),
-    "none": EncodingTraits(),
+ROWS = tomllib.loads((files("txlcli.config") / "traits.toml").read_text(encoding="utf-8"))
+ENCODINGS = {
+    name: EncodingTraits(**{**row, "score_terms": tuple(row.get("score_terms", ()))})
+    for name, row in ROWS["encodings"].items()
 }
 """Traits for each value of `model.position`."""
-
-OF_GROUPS = frozenset({"weight_decay", "embedding_lr", "decay_norms"})
-"""Settings of optimizers that divide the parameters into groups by `core.training.optimizer.parameter_groups`."""
-OPTIMIZERS: dict[str, frozenset[str]] = {
-    "adam": OF_GROUPS | {"betas"},
-    "adamw": OF_GROUPS | {"betas"},
-    "lamb": OF_GROUPS | {"betas"},
-    "muon": OF_GROUPS | {"betas", "momentum"},
-    "sgd": OF_GROUPS | {"momentum"},
-}
+OPTIMIZERS = {name: frozenset(keys) for name, keys in ROWS["optimizers"].items()}
 """Keys of [train] that apply to each value of `train.optimizer`, of those that do not apply to every optimizer."""
 
 OF_BLOCK = "block"
@@ -85,8 +67,5 @@ class Block:
     biases: Biases
 
 
-BLOCKS: dict[str, Block] = {
-    "paper": Block(norm_type="layer", feed_forward="relu", qk_norm="none", biases="all"),
-    "modern": Block(norm_type="rms", feed_forward="swiglu", qk_norm="rms", biases="none"),
-}
+BLOCKS = {name: Block(**row) for name, row in ROWS["blocks"].items()}
 """Parts for each value of `model.block`."""
