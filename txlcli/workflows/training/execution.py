@@ -5,7 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -119,18 +119,9 @@ def _take_steps(
         return bool(caught or failures) or time.monotonic() >= deadline
 
     profiler = _profiler(plan, training, options.profile) if options.profile else None
-    log, on_step = None, list[Callable[[int], None]]()
-    with ExitStack() as opened:
-        if training.world.is_rank_zero:
-            log = TrainingLog(
-                plan=plan,
-                reporter=reporter,
-                track=opened.enter_context(trackers.opened(plan.run, after=training.step, say=reporter.warn)),
-                progress=opened.enter_context(
-                    reporter.progress("training", plan.steps, "steps", start=training.step, limit_s=limit_s)
-                ),
-                on_report=on_report,
-            )
+    with _opened_log(plan, training, reporter, on_report, limit_s) as log:
+        on_step: list[Callable[[int], None]] = []
+        if log:
             on_step += [log.show_step]
             on_step += [watch_processors(reporter)] if training.device.type == "cpu" else []
             on_step += [profiler.on_step] if profiler else []
@@ -158,6 +149,21 @@ def _take_steps(
         if failures:
             raise failures[0]  # all processes have saved, if they could
     return log.mfu if log else None, profiler.result if profiler else None
+
+
+@contextmanager
+def _opened_log(
+    plan: Plan, training: Training, reporter: Reporter, on_report: OnReport | None, limit_s: float | None
+) -> Iterator["TrainingLog | None"]:
+    """Open the trackers and the progress of a training run; None for other processes than rank 0."""
+    if not training.world.is_rank_zero:
+        yield None
+        return
+    with (
+        trackers.opened(plan.run, after=training.step, say=reporter.warn) as track,
+        reporter.progress("training", plan.steps, "steps", start=training.step, limit_s=limit_s) as progress,
+    ):
+        yield TrainingLog(plan=plan, reporter=reporter, progress=progress, track=track, on_report=on_report)
 
 
 def _profiler(plan: Plan, training: Training, steps: int) -> StepProfiler:
