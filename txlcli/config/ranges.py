@@ -70,13 +70,10 @@ OpenShare = Annotated[float, Range(above=0, below=1)]
 PositiveShare = Annotated[float, Range(above=0, most=1)]
 
 
-def require(
-    valid: bool, subject: str, value: object, expected: str, *, error: type[UsageError] = RecipeError, hint: str = ""
-) -> None:
-    """Raise an error unless a value is valid; `subject` is its name, and `expected` describes valid values."""
-    if not valid:
-        shown = list(value) if isinstance(value, tuple) else value  # only of a wrong value: others may be huge
-        raise error(f"{subject} must be {expected}, not {shortened(' '.join(repr(shown).split()))}{hint}")
+def wrong(subject: str, value: object, expected: str) -> str:
+    """Return the error about a value; `subject` is its name, and `expected` describes valid values."""
+    shown = list(value) if isinstance(value, tuple) else value
+    return f"{subject} must be {expected}, not {shortened(' '.join(repr(shown).split()))}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,9 +164,9 @@ class FieldType:
             if is_tuple != self.is_list or not self._fits(part):
                 hint = did_you_mean(part, self.words) if isinstance(part, str) else ""
                 expected = self.name if self.name.startswith(("one of", "true")) else f"a {self.name}"
-                require(False, subject, value, expected, error=error, hint=hint)
+                raise error(wrong(subject, value, expected) + hint)
             if self.range and (bound := self.range.expected(part)):
-                require(False, subject, part, bound, error=error)
+                raise error(wrong(subject, part, bound))
 
     def _fits(self, value: Any) -> bool:
         """Return True if a value, or an item of a list, has the type; its range aside."""
@@ -263,7 +260,8 @@ class Section:
 
     def require(self, valid: bool, key: str, expected: str) -> None:
         """Raise a RecipeError unless a setting is valid; `expected` describes valid values."""
-        require(valid, f"[{self.section}] {key}", getattr(self, key), expected)
+        if not valid:
+            raise RecipeError(wrong(f"[{self.section}] {key}", getattr(self, key), expected))
 
     def is_default(self, key: str) -> bool:
         """Return True if a setting has its default value; one without a default never does."""

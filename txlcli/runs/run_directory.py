@@ -123,7 +123,7 @@ def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
     """Yield directories for a new run: the recipe's name, then with -2, -3 ... appended; each is free then."""
     for number in itertools.count(1):
         directory = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
-        if not directory.exists() and not aside(directory).exists():
+        if not directory.exists():
             yield directory
 
 
@@ -216,8 +216,7 @@ def locked(directory: Path) -> Iterator[None]:
     """Lock a run for writing while the block runs; its directory need not exist yet, and may be a link."""
     directory = directory.resolve() if directory.is_symlink() else directory
     lock = directory.parent / LOCKS / directory.name
-    # Writing to a run that exists reports its own error.
-    with contextlib.suppress(OSError) if directory.is_dir() else errors_of_writing(directory):
+    with contextlib.suppress(OSError):  # writing to the run reports its own error
         lock.parent.mkdir(parents=True, exist_ok=True)
     busy = f"{directory} is being written by another process; wait for it, or choose another `name`"
     with locks.exclusive(lock, busy):
