@@ -2,8 +2,8 @@
 
 On a CPU the logits of a block are still in the cache when they are summed, and again when their gradient is multiplied;
 on a GPU the blocks bound the memory. Only the logits kept for the backward pass ever take tokens times ids. What is
-done with the logits of a block has two implementations: PyTorch's operations here, and the kernels of
-`normalizer_triton`.
+done with the logits of a block has two implementations: PyTorch's operations in `normalizer_rows`, and the kernels
+of `normalizer_triton`.
 
 Axes: T tokens, w width, n ids; in one block t tokens and c ids.
 """
@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import autocast_dtype
 from txlcli.core.kernels.linear import linear
+from txlcli.core.kernels.normalizer_rows import RowOperations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,58 +70,6 @@ class SpareGradient:
     def __deepcopy__(self, memo: object) -> "SpareGradient":
         """A copy of a model keeps no memory."""
         return SpareGradient()
-
-
-class RowOperations:
-    """Operations of the softmax on the rows of a block of logits, (t, c), by PyTorch."""
-
-    spends_logits = False
-    """True if `gradient` overwrites the logits."""
-
-    def __init__(self) -> None:
-        self._buffer: Tensor | None = None
-
-    def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
-        """Add the logits to the log normalizers, and note those of chosen ids in the block.
-
-        Args:
-            logits: (t, c).
-            chosen: (t,) ids, not only of this block.
-            ids: of the columns.
-            total: (t,) log normalizers of the blocks before, arbitrary before the first one; overwritten.
-            logit: (t,) logits of the chosen ids; overwritten where the id is in the block.
-        """
-        column, inside = _columns(chosen, ids)
-        logit.copy_(torch.where(inside, logits.gather(1, column[:, None])[:, 0].to(logit.dtype), logit))
-        largest = logits.amax(dim=-1, keepdim=True).to(total.dtype)
-        exponentials = torch.sub(logits, largest, out=self._view(logits.shape, total)).exp_()
-        of_block = exponentials.sum(dim=-1).log_().add_(largest[:, 0])
-        total.copy_(torch.logaddexp(total, of_block) if ids.start else of_block)
-
-    def gradient(
-        self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the logits (t, c) in their dtype, and its sums over tokens (c,).
-
-        Args:
-            logits: (t, c).
-            chosen: (t,) ids, not only of this block.
-            ids: of the columns.
-            total: (t,) log normalizers of all ids.
-            grad_total: (t,) gradient of the log normalizers.
-            grad_logit: (t,) gradient of the logits of the chosen ids.
-        """
-        grad = torch.sub(logits, total[:, None], out=self._view(logits.shape, total))  # (t, c)
-        grad.exp_().mul_(grad_total[:, None])
-        column, inside = _columns(chosen, ids)
-        grad.scatter_add_(1, column[:, None], torch.where(inside, grad_logit, 0.0)[:, None])
-        return grad.to(logits.dtype), grad.sum(dim=0)
-
-    def _view(self, shape: torch.Size, like: Tensor) -> Tensor:
-        """Return memory (t, c) with the values of the block before; the first block is the largest."""
-        if self._buffer is None or self._buffer.numel() < shape.numel():
-            self._buffer = like.new_empty(shape.numel())
-        return self._buffer[: shape.numel()].view(shape)
 
 
 def normalize(
@@ -183,12 +132,6 @@ class _Work:
     spare: SpareGradient
     keeps: bool
     """True to keep the logits for the backward pass."""
-
-
-def _columns(chosen: Tensor, ids: slice) -> tuple[Tensor, Tensor]:
-    """Return the columns (t,) of ids in a block, and True for ids inside it; the columns of others are arbitrary."""
-    column = chosen - ids.start
-    return column.clamp(0, ids.stop - ids.start - 1), (column >= 0) & (chosen < ids.stop)
 
 
 class _Normalizer(torch.autograd.Function):

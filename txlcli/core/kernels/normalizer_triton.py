@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from txlcli.core.kernels.normalizer import RowOperations
+from txlcli.core.kernels.normalizer_rows import RowOperations
 
 LOG2_E = constexpr(1.4426950408889634)
 LN_2 = constexpr(0.6931471805599453)
