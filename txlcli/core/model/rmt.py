@@ -60,16 +60,18 @@ class RecurrentMemoryTransformer(TransformerXL):
         """
         before, outputs = memory[1].shape[1], []
         state = memory[0] if memory[0].shape[1] else self.first_state.expand(len(tokens), -1, -1)
-        has_state = memory[0].shape[1] > 0
+        new_state = memory[0]
         present = torch.cat([memory[1], tokens], dim=1)
         for segment in present.split(self.settings.segment_len, dim=1):
             hidden, written = self._read_segment(segment, state)
             outputs.append(hidden)
             if segment.shape[1] == self.settings.segment_len:
-                state, has_state = written, True
+                state = new_state = written
         left = present.shape[1] % self.settings.segment_len
-        new_state = state.detach() if has_state else memory[0]
-        return torch.cat(outputs, dim=1)[:, before:], [new_state, present[:, present.shape[1] - left :].clone()]
+        return torch.cat(outputs, dim=1)[:, before:], [
+            new_state.detach(),
+            present[:, present.shape[1] - left :].clone(),
+        ]
 
     def _read_segment(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last hidden states of a segment (B, x, d), and the state that is written after it (B, n, d)."""
