@@ -20,7 +20,7 @@ from tests.core.attention_cases import (
 )
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_tiles import Tiling
-from txlcli.core.kernels.score_buffer import scores_at_once
+from txlcli.core.kernels.device import as_on_gpu
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_tile_holds_as_many_sequences_as_the_cache_or_of_one_sequence_as_many_
 
 
 def test_all_scores_are_one_tile_if_they_are_computed_at_once():
-    with scores_at_once():
+    with as_on_gpu():
         tiling = Tiling.of(laid_out(draw_inputs(), M + L), workspace_of(SINGLE_QUERIES))
     assert tiling[:2] == (B, L)
 

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.builders import draw_tokens, make_decoder, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.linear import OneDnnUse, cached_casts, linear, onednn_is_faster, use_onednn
+from txlcli.core.kernels.device import as_on_gpu
+from txlcli.core.kernels.linear import OneDnnUse, linear, onednn_is_faster, use_onednn
 from txlcli.core.kernels.private import onednn_has_bf16
 from txlcli.core.model.backends import COMPILED
 from txlcli.core.model.linear import Linear
@@ -114,9 +115,9 @@ def test_a_product_can_be_modified_in_place_and_saves_only_rows_and_weight(every
 
 @needs_bf16
 @pytest.mark.parametrize("kept", [False, True])
-def test_the_backward_pass_keeps_a_cast_of_the_weight_only_with_cached_casts(everywhere, kept):
+def test_the_backward_pass_keeps_a_cast_of_the_weight_only_on_a_gpu(everywhere, kept):
     weight, saved = draw(OUTPUTS, INPUTS).requires_grad_(), []
-    casts = cached_casts() if kept else contextlib.nullcontext()
+    casts = as_on_gpu() if kept else contextlib.nullcontext()
     saving = torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, id)
     with casts, saving, torch.autocast(**IN_BF16):
         linear(draw(L, INPUTS).requires_grad_(), weight)

@@ -15,9 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.core.attention_cases import by_backend, draw, draw_inputs
 from tests.core.builders import draw_tokens, small_model
 from tests.core.reading.test_decoder import decode
-from txlcli.core.kernels.device import DTYPES, use_row_multiple
-from txlcli.core.kernels.linear import cached_casts, linear
-from txlcli.core.kernels.score_buffer import scores_at_once
+from txlcli.core.kernels.device import DTYPES, as_on_gpu, use_row_multiple
+from txlcli.core.kernels.linear import linear
 from txlcli.core.model.losses import Objective
 
 B, L, M, H = 2, 5, 11, 3
@@ -60,7 +59,7 @@ ODD = {"d_model": 14, "n_heads": 3, "d_head": 5, "d_inner": 19}
 @pytest.mark.parametrize("changed", [{}, {"cutoffs": (7,), "div_val": 2}, {"norm": "pre", "tie_embeddings": False}])
 def test_aligned_rows_do_not_change_the_gradients_of_a_training_step(changed):
     expected = gradients(small_model(**ODD, **changed))
-    with scores_at_once(), use_row_multiple(MULTIPLE):
+    with as_on_gpu(), use_row_multiple(MULTIPLE):
         found = gradients(small_model(**ODD, **changed))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -116,7 +115,7 @@ def _aligned(matrix):
 def test_products_of_a_training_step_read_and_write_aligned_rows(changed, precision):
     model = small_model(dtype=torch.float32, **ODD, **changed)
     loss, expected = gradients(copy.deepcopy(model), precision=precision)
-    with scores_at_once(), cached_casts(), use_row_multiple(MULTIPLE), Operands(DTYPES[precision]) as operands:
+    with as_on_gpu(), use_row_multiple(MULTIPLE), Operands(DTYPES[precision]) as operands:
         found, grads = gradients(model, precision=precision)
     assert operands.count > 100
     assert not operands.unaligned

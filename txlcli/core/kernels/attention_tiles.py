@@ -17,10 +17,10 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.device import generator_state, set_generator_state
+from txlcli.core.kernels.device import computes_as_gpu, generator_state, set_generator_state
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.private import softmax_backward
-from txlcli.core.kernels.score_buffer import HALF_DTYPES, ScoreShape, Workspace, fits_in_one_tile
+from txlcli.core.kernels.score_buffer import HALF_DTYPES, ScoreShape, Workspace
 
 
 class TiledAttention:
@@ -93,7 +93,7 @@ class Tiling(NamedTuple):
         """Put everything into one tile on a GPU, and on a CPU as much as the cache holds."""
         (batch_size, heads, seg_len, _), key_len = inputs.query.shape, inputs.key.shape[2]
         sequences, queries = batch_size, seg_len
-        if not fits_in_one_tile(inputs.key.device):
+        if not computes_as_gpu(inputs.key.device):
             row_bytes = heads * (key_len + seg_len - 1) * inputs.key.element_size()  # of one query
             most = min(batch_size, max(1, workspace.cache_bytes // (row_bytes * seg_len)))
             sequences = next(count for count in range(most, 0, -1) if batch_size % count == 0)

@@ -121,6 +121,22 @@ def setting(variable: ContextVar[Value], value: Value) -> Iterator[None]:
         variable.reset(before)
 
 
+_as_gpu = ContextVar("_as_gpu", default=False)
+
+
+def as_on_gpu() -> AbstractContextManager[None]:
+    """Let a CPU keep for the backward pass what a GPU keeps, inside this block: to forecast the memory of a GPU.
+
+    It then scores a whole batch at once, and keeps autocast's casts of weights.
+    """
+    return setting(_as_gpu, True)
+
+
+def computes_as_gpu(device: torch.device) -> bool:
+    """Return True on GPUs, and inside `as_on_gpu`."""
+    return device.type != "cpu" or _as_gpu.get()
+
+
 _row_multiple: ContextVar[int | None] = ContextVar("_row_multiple", default=None)
 
 

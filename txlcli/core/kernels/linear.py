@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from txlcli.core.backend import aligned
-from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, setting
+from txlcli.core.kernels.device import autocast_dtype, computes_as_gpu, row_multiple_of_products, setting
 from txlcli.core.kernels.private import onednn_has_bf16, onednn_linear, onednn_reorder
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -53,17 +53,11 @@ class OneDnnUse:
 
 
 _onednn_use: ContextVar[OneDnnUse | None] = ContextVar("_onednn_use", default=None)  # None: this machine's
-_casts_are_cached = ContextVar("_casts_are_cached", default=False)
 
 
 def use_onednn(use: OneDnnUse) -> AbstractContextManager[None]:
     """Use oneDNN inside this block for these products, not for those that were measured to be faster."""
     return setting(_onednn_use, use)
-
-
-def cached_casts() -> AbstractContextManager[None]:
-    """Keep autocast's casts of weights for the backward pass inside this block, as on CUDA."""
-    return setting(_casts_are_cached, True)
 
 
 @functools.cache
@@ -138,7 +132,7 @@ def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
         dtype = rows.dtype if rows.dtype == torch.float32 else None
     else:
         # Autocast caches its cast of the weight for the backward pass; without gradients it may.
-        recast = torch.is_grad_enabled() and not _casts_are_cached.get()
+        recast = torch.is_grad_enabled() and not computes_as_gpu(rows.device)
         dtype = torch.bfloat16 if recast and torch.get_autocast_dtype("cpu") == torch.bfloat16 else None
     return dtype if dtype is not None and by_onednn(weight, dtype) else None
 

@@ -1,7 +1,6 @@
 """Layers that the backward pass computes again from their inputs, with the same random numbers."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -19,15 +18,13 @@ def recomputed(function: Callable[..., Result], *inputs: object, keeps_random_nu
     The backward pass calls it again and repeats its random numbers: from the state of PyTorch's generator, or, with
     `keeps_random_numbers`, from copies. A CUDA graph needs copies, since no state can be read or set in a capture.
     """
-    contexts: dict[str, Any] = {"preserve_rng_state": False, "context_fn": _with_copies} if keeps_random_numbers else {}
-    result: Result = checkpoint(function, *inputs, use_reentrant=False, **contexts)
+    options: dict[str, Any] = {}
+    if keeps_random_numbers:
+        copies: list[Tensor] = []
+        contexts = tuple(_RandomNumbers(copies, is_repeated=is_repeated) for is_repeated in (False, True))
+        options = {"preserve_rng_state": False, "context_fn": lambda: contexts}
+    result: Result = checkpoint(function, *inputs, use_reentrant=False, **options)
     return result
-
-
-def _with_copies() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return contexts of the first and of the second call."""
-    copies: list[Tensor] = []
-    return _RandomNumbers(copies, is_repeated=False), _RandomNumbers(copies, is_repeated=True)
 
 
 class _RandomNumbers(DispatchMode):

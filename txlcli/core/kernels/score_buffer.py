@@ -12,14 +12,10 @@ where distance 0 is.
 """
 
 import copy
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from txlcli.core.kernels.device import setting
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -98,18 +94,6 @@ CACHE_BYTES = 4 << 20
 """Scores that stay in a CPU's cache while they are used (measured: more is slower, less is no faster)."""
 MIN_QUERIES = 128
 """Smaller blocks of queries gain nothing on a CPU (measured)."""
-
-_at_once = ContextVar("_at_once", default=False)
-
-
-def scores_at_once() -> AbstractContextManager[None]:
-    """Score the whole batch in one pass inside this block, as on a GPU: to forecast its memory on a CPU."""
-    return setting(_at_once, True)
-
-
-def fits_in_one_tile(device: torch.device) -> bool:
-    """Return True if all scores of a call are computed together, as on a GPU."""
-    return device.type != "cpu" or _at_once.get()
 
 
 class Workspace:

@@ -17,11 +17,9 @@ from torch import Tensor
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.device import DTYPES, autocast, unlimited_memory
-from txlcli.core.kernels.linear import cached_casts
+from txlcli.core.kernels.device import DTYPES, as_on_gpu, autocast, unlimited_memory
 from txlcli.core.kernels.normalizer import BlockSize
 from txlcli.core.kernels.private import tensors_without_data
-from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.losses import Objective, counted_positions
@@ -239,7 +237,7 @@ def _saved_bytes(step: _Step) -> int:
 
     contexts = [unlimited_memory(), tensors_without_data()]
     if step.on_gpu:  # these need no GPU, but keep what a GPU would keep
-        contexts += [cached_casts(), scores_at_once()]
+        contexts.append(as_on_gpu())
     with contextlib.ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context)
