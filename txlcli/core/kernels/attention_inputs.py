@@ -1,15 +1,11 @@
 """The arguments of attention, laid out for the fast implementations: scaled, without biases by distance, padded."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from txlcli.core.backend import ScoreTerms, aligned, nearest_rows, repeated
 from txlcli.core.kernels.device import row_multiple
-
-ScaledQueries = Callable[[Tensor, Tensor | None, Tensor | None, float, int], tuple[Tensor, Tensor]]
-"""`scaled_queries`, or the same compiled."""
 
 
 def scaled_queries(

@@ -27,7 +27,8 @@ from triton.runtime import driver
 
 from txlcli.core.backend import ScoreTerms, aligned, nearest_rows
 from txlcli.core.kernels import attention_triton_kernels as kernels
-from txlcli.core.kernels.attention_inputs import ScaledQueries, scaled_queries
+from txlcli.core.kernels.attention_inputs import scaled_queries
+from txlcli.core.kernels.compilation import compiled
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""
@@ -114,18 +115,18 @@ def attend(
     terms: ScoreTerms,
     *,
     dropout: float = 0.0,
-    queries: ScaledQueries = scaled_queries,
+    compiles: bool = False,
 ) -> Tensor:
     """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits."""
     keys, values = _rows(key), _rows(value)
     if keys.stride() != values.stride() or keys.stride(3) != 1:
         keys, values = keys.contiguous(), values.contiguous()
-    return _attend(query, keys, values, terms, query.shape[3] ** -0.5, queries, dropout=dropout)
+    return _attend(query, keys, values, terms, query.shape[3] ** -0.5, dropout=dropout, compiles=compiles)
 
 
 def attend_context(query: Tensor, key_value: Tensor, terms: ScoreTerms, *, width: int, dropout: float = 0.0) -> Tensor:
     """`core.backend.AttendContext` in the kernels of `attend`."""
-    return _attend(query, key_value, None, terms, width**-0.5, scaled_queries, dropout=dropout)
+    return _attend(query, key_value, None, terms, width**-0.5, dropout=dropout)
 
 
 def _attend(
@@ -134,14 +135,15 @@ def _attend(
     value: Tensor | None,
     terms: ScoreTerms,
     scale: float,
-    queries: ScaledQueries,
     *,
     dropout: float,
+    compiles: bool = False,
 ) -> Tensor:
     """Return (B, H, L, D) for keys and values (B, K, H, D), or both side by side, (B, K, 2, H, D)."""
     width = _padded(max(query.shape[3], key.shape[-1]))
     with torch.autocast(query.device.type, enabled=False):
-        content, position = queries(_rows(query), terms.content_bias, terms.position_bias, scale, width)
+        biases = terms.content_bias, terms.position_bias
+        content, position = compiled(scaled_queries, compiles)(_rows(query), *biases, scale, width)
         key, value = aligned(key, width), None if value is None else aligned(value, width)
         columns = _count_columns(terms)
         position_key = None if terms.position_key is None else aligned(terms.position_key.to(query.dtype), width)

@@ -96,12 +96,12 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     The compiler pads no shapes or strides: the model pads rows, and a product copies an operand with gaps between its
     rows. Small kernels that do not depend on each other are joined.
     """
-    options: dict[str, str | int | bool | Callable[..., object]] = {
-        "shape_padding": False,
-        "comprehensive_padding": False,
-        "combo_kernels": True,
-    }
-    fused: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    fused: Callable[..., Any] = torch.compile(
+        function,
+        fullgraph=True,
+        dynamic=False,
+        options={"shape_padding": False, "comprehensive_padding": False, "combo_kernels": True},
+    )
     failures = compiler_failures()
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -45,12 +45,6 @@ class OneDnnUse:
     min_columns: int = 192
     """Columns of a weight below which oneDNN gains nothing (measured)."""
 
-    def covers(self, weight: Tensor, dtype: torch.dtype) -> bool:
-        """Return True if oneDNN multiplies by this weight (out, in) in this dtype."""
-        if weight.shape[1] < self.min_columns or weight.device.type != "cpu":
-            return False
-        return self.fp32 if dtype == torch.float32 else dtype == torch.bfloat16 and self.bf16
-
 
 _onednn_use: ContextVar[OneDnnUse | None] = ContextVar("_onednn_use", default=None)  # None: this machine's
 
@@ -77,7 +71,10 @@ def onednn_is_faster(cpuinfo: Path = CPUINFO) -> bool:
 
 def by_onednn(weight: Tensor, dtype: torch.dtype) -> bool:
     """Return True if oneDNN multiplies by this weight (out, in) in this dtype."""
-    return (_onednn_use.get() or _measured_use()).covers(weight, dtype)
+    use = _onednn_use.get() or _measured_use()
+    if weight.shape[1] < use.min_columns or weight.device.type != "cpu":
+        return False
+    return use.fp32 if dtype == torch.float32 else dtype == torch.bfloat16 and use.bf16
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from txlcli.config.settings import AttentionBackend
 from txlcli.core.backend import Attend, Backend, ScoreTerms, aligned, repeated
-from txlcli.core.kernels.attention_inputs import ScaledQueries, scaled_queries
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import CUDA_MULTIPLE, cast_for_products
@@ -40,11 +39,11 @@ class FastAttention:
 
     Args:
         tiles: for devices, dtypes and head widths without kernels.
-        queries: makes the queries that Triton's kernels read.
+        compiles: compile what makes the queries that Triton's kernels read.
     """
 
-    def __init__(self, tiles: Attend, queries: ScaledQueries = scaled_queries) -> None:
-        self.tiles, self._queries = tiles, queries
+    def __init__(self, tiles: Attend, *, compiles: bool = False) -> None:
+        self.tiles, self._compiles = tiles, compiles
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
         """Return (B, H, L, D)."""
@@ -52,7 +51,7 @@ class FastAttention:
             return self.tiles(query, key, value, terms, dropout=dropout)
         from txlcli.core.kernels.attention_triton import attend  # noqa: PLC0415 - PyTorch for CPUs has no Triton
 
-        return attend(query, key, value, terms, dropout=dropout, queries=self._queries)
+        return attend(query, key, value, terms, dropout=dropout, compiles=self._compiles)
 
     def to_context(
         self, query: Tensor, key_value: Tensor, terms: ScoreTerms, *, width: int, dropout: float = 0.0

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import AttentionBackend, Recompute
 from txlcli.core.backend import Backend, ScoreTerms, aligned
-from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn, linear
@@ -199,7 +198,7 @@ class TransformerXL(LanguageModel):
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
         check_compiler(self.device, "`compile` off")
         is_fast = self.attention_backend == "auto"
-        attend = FastAttention(attention.attend, compiled(scaled_queries)) if is_fast else attention.attend
+        attend = FastAttention(attention.attend, compiles=True) if is_fast else attention.attend
         self._use(dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None))
         for layer in self.layers:
             layer.project, layer.finish = compiled(project), compiled(Layer.residual_block)
