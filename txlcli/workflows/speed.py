@@ -16,6 +16,7 @@ from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token, window_flops_per_prediction
 from txlcli.core.measures.timing import (
     MIN_STEPS,
+    Repetitions,
     Timing,
     best_windows,
     peak_flops_per_s,
@@ -190,7 +191,7 @@ class Bench:
         self._train = self._training_settings()  # may raise, so before anything is timed
         named_groups(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
-        self._times = {"repeat": repeat, "min_steps": MIN_STEPS if self.device.type == "cuda" else 1}
+        self._times = Repetitions(repeat, MIN_STEPS if self.device.type == "cuda" else 1)
 
     def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
@@ -214,13 +215,13 @@ class Bench:
         in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
-            segments = time_evaluation(self.model, settings, **self._times)
+            segments = time_evaluation(self.model, settings, self._times)
             bar.reach(1, "one token at a time with memory")
-            tokens = time_single_tokens(self.model, settings, **self._times)
+            tokens = time_single_tokens(self.model, settings, self._times)
             bar.reach(2, "vanilla, one window at a time")
-            vanilla = time_vanilla(self.model, in_windows, **self._times)
+            vanilla = time_vanilla(self.model, in_windows, self._times)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, in_windows, vanilla, repeat=self.repeat)
+            windows, batched = best_windows(self.model, in_windows, vanilla, self._times)
         return SlowdownRow(
             attn_len=attn_len,
             seg_len=settings.seg_len,
@@ -289,7 +290,7 @@ class Bench:
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
         with self._reporter.progress(work):
-            timing = timed(**self._times)
+            timing = timed(self._times)
         rate = 1e3 / timing.median
         return ThroughputRow(
             work=work,

@@ -12,7 +12,7 @@ import torch
 from tests.core.builders import small_model, small_rnn
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.measures import timing
-from txlcli.core.measures.timing import Timing
+from txlcli.core.measures.timing import Repetitions, Timing
 
 CPU = torch.device("cpu")
 B, L, M = 2, 5, 7
@@ -86,7 +86,7 @@ def slides(calls):
 
 def test_evaluation_is_timed_with_a_full_memory():
     model, calls = observed_model()
-    timing.time_evaluation(model, NEAR, repeat=2)
+    timing.time_evaluation(model, NEAR, Repetitions(2))
     scored = calls[2:]  # two segments fill the memory
     assert set(sizes(scored)) == {(B, L, M)}
     assert {(call.distances, call.reach) for call in scored} == {(5, M + 1)}
@@ -96,7 +96,7 @@ def test_evaluation_is_timed_with_a_full_memory():
 def test_a_repetition_includes_the_slide_of_the_buffer(seg_len, mem_len):
     settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
     model, calls = observed_model()
-    timing.time_evaluation(model, settings, repeat=2)
+    timing.time_evaluation(model, settings, Repetitions(2))
     period = -(-max(seg_len, mem_len // 4) // seg_len)  # segments
     assert len(calls) == -(-mem_len // seg_len) + 3 * period  # the memory, the warm-up, two repetitions
     for repetition in (calls[-2 * period - 1 : -period], calls[-period - 1 :]):
@@ -106,14 +106,14 @@ def test_a_repetition_includes_the_slide_of_the_buffer(seg_len, mem_len):
 @pytest.mark.parametrize("mem_len", [M, 160])
 def test_a_repetition_of_single_tokens_includes_the_slide_of_the_buffer(mem_len):
     model, calls = observed_model()
-    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=mem_len), repeat=2)
+    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=mem_len), Repetitions(2))
     period = max(L, mem_len // 4)  # tokens
     assert [slides(calls[-2 * period - 1 : -period]), slides(calls[-period - 1 :])] == [1, 1]
 
 
 def test_single_tokens_are_timed_with_a_full_memory():
     model, calls = observed_model()
-    timing.time_single_tokens(model, dataclasses.replace(NEAR, batch_size=1), repeat=3)
+    timing.time_single_tokens(model, dataclasses.replace(NEAR, batch_size=1), Repetitions(3))
     assert sizes(calls[:2]) == [(1, L, 0), (1, M - L, L)]  # the memory, in segments
     assert sizes(calls[2:]) == [(1, 1, M)] * (1 + 3 * L)  # L is more than a quarter of M
     assert {(call.distances, call.reach) for call in calls[2:]} == {(5, M + 1)}
@@ -121,14 +121,14 @@ def test_single_tokens_are_timed_with_a_full_memory():
 
 def test_single_tokens_without_memory_are_timed_with_a_window_for_each():
     model, calls = observed_model()
-    timing.time_single_tokens(model, windows(L, max_distance=3), repeat=3)
+    timing.time_single_tokens(model, windows(L, max_distance=3), Repetitions(3))
     assert sizes(calls) == [(1, L, 0)] * 5  # the first window, the warm-up, three repetitions
     assert {call.distances for call in calls} == {4}
 
 
 @pytest.mark.parametrize("arch", ["lstm", "qrnn"])
 def test_single_tokens_of_a_recurrent_model_are_timed(arch):
-    times = timing.time_single_tokens(small_rnn(arch, dtype=torch.float32), windows(L), repeat=3)
+    times = timing.time_single_tokens(small_rnn(arch, dtype=torch.float32), windows(L), Repetitions(3))
     assert len(times.ms_per_token) == 3
     assert 0 < times.median < math.inf
 
@@ -136,7 +136,7 @@ def test_single_tokens_of_a_recurrent_model_are_timed(arch):
 @pytest.mark.parametrize("attn_len", [11, 700])
 def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(attn_len):
     model, calls = observed_model()
-    timing.time_vanilla(model, windows(attn_len, 3, max_distance=4), repeat=2)
+    timing.time_vanilla(model, windows(attn_len, 3, max_distance=4), Repetitions(2))
     firsts = [call for call in calls if call.keys_before == 0]
     assert len(firsts) == 3  # the warm-up and two repetitions, each with an empty memory
     assert {call.rows for call in calls} == {3}
@@ -149,12 +149,12 @@ SLOWEST, FASTEST = Timing((1e9,)), Timing((1e-9,))
 
 def test_more_windows_are_used_only_if_they_are_faster_and_share_distances():
     model, calls = observed_model()
-    number, best = timing.best_windows(model, windows(L, max_distance=3), SLOWEST, repeat=2)
+    number, best = timing.best_windows(model, windows(L, max_distance=3), SLOWEST, Repetitions(2))
     assert number >= 2
     assert best.median < SLOWEST.median
     assert {1, 2, 4} - {call.rows for call in calls} == {1}
     assert {call.distances for call in calls} == {4}
-    assert timing.best_windows(model, windows(L), FASTEST, repeat=2) == (1, FASTEST)
+    assert timing.best_windows(model, windows(L), FASTEST, Repetitions(2)) == (1, FASTEST)
 
 
 def test_training_is_timed_by_real_steps_with_a_full_memory_that_write_no_files(tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_training_is_timed_by_real_steps_with_a_full_memory_that_write_no_files(
     model, calls = small_float_model(), []
     model.layers[0].register_forward_pre_hook(lambda _, inputs: calls.append((*inputs[0].shape[:2], inputs[1].length)))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    times = timing.time_training(model, TRAIN, repeat=2)
+    times = timing.time_training(model, TRAIN, Repetitions(2))
     assert calls[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions
     assert len(times.ms_per_token) == 2
     assert any(not parameter.equal(before[name]) for name, parameter in model.named_parameters())

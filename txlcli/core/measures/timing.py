@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +28,14 @@ PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that synchronization take
 MIN_STEPS = 10
 """Steps per repetition on CUDA, so that launching a kernel overlaps with the kernels before it."""
 MIN_SEARCHED = 4  # windows at once that are tried even if two are not faster
+
+
+class Repetitions(NamedTuple):
+    """How often work is timed."""
+
+    repeat: int
+    min_steps: int = 1
+    """Steps of a repetition, at least."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def peak_flops_per_s(
 
 
 def _time_reader(
-    reader: Reader, seg_len: int, *, filled: int, warm_up: int | None = None, repeat: int, min_steps: int
+    reader: Reader, seg_len: int, times: Repetitions, *, filled: int, warm_up: int | None = None
 ) -> Timing:
     """Time the scoring of `seg_len` tokens of each lane after `filled` tokens, which are read in segments.
 
@@ -116,32 +125,24 @@ def _time_reader(
         lambda: reader.losses(reader.read(tokens), tokens),
         reader.device,
         tokens=tokens.numel(),
-        repeat=repeat,
-        steps=-(-max(min_steps, period) // period) * period,
+        repeat=times.repeat,
+        steps=-(-max(times.min_steps, period) // period) * period,
         warm_up=warm_up or period,
     )
 
 
-def time_evaluation(model: LanguageModel, settings: EvalSettings, *, repeat: int, min_steps: int = 1) -> Timing:
-    """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
-    reader = make_reader(model, settings)
-    return _time_reader(reader, settings.seg_len, filled=settings.mem_len, repeat=repeat, min_steps=min_steps)
+def time_evaluation(model: LanguageModel, settings: EvalSettings, times: Repetitions) -> Timing:
+    """Time the scoring of segments with a full memory."""
+    return _time_reader(make_reader(model, settings), settings.seg_len, times, filled=settings.mem_len)
 
 
-def time_single_tokens(model: LanguageModel, settings: EvalSettings, *, repeat: int, min_steps: int = 1) -> Timing:
+def time_single_tokens(model: LanguageModel, settings: EvalSettings, times: Repetitions) -> Timing:
     """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory."""
     reader, filled = reader_of_one_text(model, settings), settings.mem_len or settings.seg_len
-    return _time_reader(reader, 1, filled=filled, warm_up=1, repeat=repeat, min_steps=min_steps)
+    return _time_reader(reader, 1, times, filled=filled, warm_up=1)
 
 
-def time_vanilla(
-    model: LanguageModel,
-    settings: EvalSettings,
-    *,
-    repeat: int,
-    min_steps: int = 1,
-    warm_up: int = 1,
-) -> Timing:
+def time_vanilla(model: LanguageModel, settings: EvalSettings, times: Repetitions, *, warm_up: int = 1) -> Timing:
     """Time one prediction per window of `seg_len` tokens; `batch_size` windows are computed at once, from the start.
 
     This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
@@ -154,24 +155,25 @@ def time_vanilla(
         reader.reset()
         return reader.losses(reader.read_last(tokens), tokens[:, -1:])
 
-    return measure(predict, reader.device, tokens=len(tokens), repeat=repeat, steps=min_steps, warm_up=warm_up)
+    return measure(
+        predict, reader.device, tokens=len(tokens), repeat=times.repeat, steps=times.min_steps, warm_up=warm_up
+    )
 
 
 def time_training(
     model: LanguageModel,
     settings: TrainSettings,
+    times: Repetitions,
     *,
-    repeat: int,
-    min_steps: int = 1,
     seconds: Callable[[], float] = time.perf_counter,
 ) -> Timing:
-    """Time optimizer steps with a full memory, `min_steps` per repetition. The weights of the model change."""
+    """Time optimizer steps with a full memory. The weights of the model change."""
     filling = -(-(settings.mem_len + settings.reread_len) // settings.seg_len)
     tokens = settings.batch_size * settings.seg_len
-    ids = _random_tokens(model, (tokens * (filling + repeat * min_steps + 2) + 1,)).cpu().numpy()
+    ids = _random_tokens(model, (tokens * (filling + times.repeat * times.min_steps + 2) + 1,)).cpu().numpy()
     training = Training(model, settings, TrainingSegments(ids, settings))
-    steps = {"steps": min_steps, "warm_up": filling + 1}
-    return measure(training.update, training.device, tokens=tokens, repeat=repeat, **steps, seconds=seconds)
+    steps = {"repeat": times.repeat, "steps": times.min_steps, "warm_up": filling + 1}
+    return measure(training.update, training.device, tokens=tokens, **steps, seconds=seconds)
 
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
@@ -180,7 +182,9 @@ def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor
     return (rank.long() - 1).clamp(max=model.vocab_size - 1)
 
 
-def best_windows(model: LanguageModel, settings: EvalSettings, single: Timing, *, repeat: int) -> tuple[int, Timing]:
+def best_windows(
+    model: LanguageModel, settings: EvalSettings, single: Timing, times: Repetitions
+) -> tuple[int, Timing]:
     """Search the number of windows computed at once that is fastest per prediction; return it with its time.
 
     `single` is the time of one window. Two and four are always tried, more as long as doubling saves a twentieth and
@@ -189,14 +193,13 @@ def best_windows(model: LanguageModel, settings: EvalSettings, single: Timing, *
     """
     on_cuda = model.device.type == "cuda"
 
-    def time_windows(windows: int, repeat: int) -> Timing:
-        changed, steps = dataclasses.replace(settings, batch_size=windows), MIN_STEPS if on_cuda else 1
-        return time_vanilla(model, changed, repeat=repeat, min_steps=steps, warm_up=int(on_cuda))
+    def time_windows(windows: int, times: Repetitions) -> Timing:
+        return time_vanilla(model, dataclasses.replace(settings, batch_size=windows), times, warm_up=int(on_cuda))
 
     best, best_ms, windows = 1, single.median, 2
     while True:
         try:
-            ms = time_windows(windows, 1).median
+            ms = time_windows(windows, times._replace(repeat=1)).median
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -208,5 +211,5 @@ def best_windows(model: LanguageModel, settings: EvalSettings, single: Timing, *
         elif windows >= MIN_SEARCHED:
             break
         windows *= 2
-    timed = single if best == 1 else time_windows(best, repeat)
+    timed = single if best == 1 else time_windows(best, times)
     return (best, timed) if timed.median < single.median else (1, single)  # the search may have been lucky

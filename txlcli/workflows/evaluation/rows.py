@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.core.measures.timing import time_evaluation, time_vanilla
+from txlcli.core.measures.timing import Repetitions, time_evaluation, time_vanilla
 from txlcli.core.reading.documents import Document, score_documents
 from txlcli.core.reading.scoring import Scores, Stream, attention_span
 from txlcli.core.reading.windows import score_windows, windows_at_once
@@ -178,9 +178,9 @@ def _times(scoring: Scoring) -> tuple[float, float] | None:
     longest = opened.model.settings.longest_window
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
         return None
-    xl = time_evaluation(opened.model, one_lane, repeat=SLOWDOWN_WINDOWS)
+    xl = time_evaluation(opened.model, one_lane, Repetitions(SLOWDOWN_WINDOWS))
     windows = replace(one_lane, seg_len=attn_len, mem_len=0)
-    vanilla = time_vanilla(opened.model, windows, repeat=SLOWDOWN_WINDOWS)
+    vanilla = time_vanilla(opened.model, windows, Repetitions(SLOWDOWN_WINDOWS))
     return xl.median, vanilla.median
 
 

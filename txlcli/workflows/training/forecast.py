@@ -26,7 +26,7 @@ from txlcli.core.measures.forecast import (
     step_bytes,
 )
 from txlcli.core.measures.gpus import CPU_SHARE
-from txlcli.core.measures.timing import peak_flops_per_s, time_training
+from txlcli.core.measures.timing import Repetitions, peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import named_groups
@@ -222,7 +222,7 @@ def _timed_share_of_peak(
         return None
     new = new_model(model, vocab_size, seed=train.seed, device=device)
     with deterministic_kernels(device, enabled=train.deterministic):
-        step_ms = time_training(new, train, repeat=TIMED_STEPS, seconds=time.thread_time).low_high[0]
+        step_ms = time_training(new, train, Repetitions(TIMED_STEPS), seconds=time.thread_time).low_high[0]
     return flops / (step_ms / 1e3) / peak
 
 
