@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from txlcli.config.settings import EvalSettings
 from txlcli.core.backend import Attend
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
@@ -121,52 +120,47 @@ class Replays:
     def __init__(self, run: Callable[..., Tensor], capture_graph: CaptureGraph) -> None:
         self._run, self._capture_graph = run, capture_graph
         self._inputs: list[Tensor] = []
-        self._replays: dict[int, Callable[[], Tensor]] = {}
+        self._replays: dict[int, Callable[[], Tensor] | None] = {}
 
     def __call__(self, phase: int, embedded: Tensor, *inputs: Tensor | int) -> Tensor:
         """Return a copy of the result for embeddings (B, l, d), tensors and numbers, which are given as (1,).
 
-        There is one graph for each phase.
+        There is one graph for each phase, captured when the phase occurs for the second time.
         """
         if not self._inputs:
             number = torch.zeros(1, dtype=torch.long, device=embedded.device)
             self._inputs = [(number if isinstance(own, int) else own).clone() for own in (embedded, *inputs)]
         for own, given in zip(self._inputs, (embedded, *inputs), strict=True):
             own.fill_(given) if isinstance(given, int) else own.copy_(given)
+        run = functools.partial(self._run, *self._inputs)
         if phase not in self._replays:
-            run = functools.partial(self._run, *self._inputs)
-            self._replays[phase] = self._capture_graph(run, embedded.device)
-        return self._replays[phase]().clone()
+            self._replays[phase] = None
+            return run()
+        replay = self._replays[phase] or self._capture_graph(run, embedded.device)
+        self._replays[phase] = replay
+        return replay().clone()
 
 
 class Decoder(Reader):
     """Feeds segments of up to L tokens through a model and remembers the last M positions.
 
-    `capture_graph` makes the graphs; by default CUDA's, on CUDA, unless attention is the definition.
+    Graphs are not made by default if attention is the definition.
     """
 
     model: TransformerXL
 
-    def __init__(
-        self,
-        model: TransformerXL,
-        settings: EvalSettings,
-        *,
-        by_tokens: bool = False,
-        tokens: int = 0,
-        capture_graph: CaptureGraph | None = None,
-    ) -> None:
-        super().__init__(model, settings, by_tokens=by_tokens, tokens=tokens)
+    def _set_up(self, capture_graph: CaptureGraph | None) -> None:
+        settings, sizes = self.settings, self.model.settings
         if self.compiles:
             self.model.compile_reading()
-        self.mem_len = model.settings.visible_memory(settings.mem_len)
+        self.mem_len = sizes.visible_memory(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
-        self._limit = smallest_limit(settings.key_limit, model.settings.window)
-        model.encoding.check_positions(self.seg_len)
+        self._limit = smallest_limit(settings.key_limit, sizes.window)
+        self.model.encoding.check_positions(self.seg_len)
         key_len = self.mem_len + self.seg_len
         self.reach = min(key_len, self._limit or key_len)
         """The largest number of keys that a query sees."""
-        if capture_graph is None and self.device.type == "cuda" and model.attention_backend != "reference":
+        if capture_graph is None and self.device.type == "cuda" and self.model.attention_backend != "reference":
             capture_graph = captured_or_called(graphs_of_one_pool())
         self.replays_tokens = capture_graph is not None
         """True to read single tokens by a graph: launching kernels takes longer than running them."""
@@ -181,7 +175,6 @@ class Decoder(Reader):
         if capture_graph is not None:
             read_segment = functools.partial(self._through_layers, reach=self.reach, count=self.seg_len)
             self._token, self._segment = (Replays(run, capture_graph) for run in (self._read_token, read_segment))
-        self._phases: set[int] = set()  # that have occurred
         self.reset()
 
     @torch.inference_mode()
@@ -230,10 +223,7 @@ class Decoder(Reader):
         stream = torch.arange(before, before + length, device=self.device)
         recurs = length == count == self.seg_len and remembered == self.mem_len  # a phase of the buffer
         if recurs and self._replays_segments:
-            phase = self._range.start
-            if phase in self._phases:  # captured when it occurs for the second time
-                return self._segment(phase, embedded, positions, stream)
-            self._phases.add(phase)
+            return self._segment(self._range.start, embedded, positions, stream)
         # A segment that is not complete has a length that occurs once.
         is_usual = length == self.seg_len or not self.compiles
         with contextlib.nullcontext() if is_usual else self.model.uncompiled():

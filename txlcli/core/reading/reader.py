@@ -17,6 +17,7 @@ from torch import Tensor
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
+from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.kernels.device import autocast, product_dtype
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.model.base import LanguageModel, Memory
@@ -53,13 +54,22 @@ class Reader(ABC):
         by_tokens: True if a segment ends after every L tokens, however many of them arrive at once, so that each token
             sees what it sees in a whole segment; else it ends after every call of `read`.
         tokens: number of tokens that will be read, as far as it is known.
+        capture_graph: makes the graphs of a reader that has some; by default CUDA's, on CUDA.
     """
 
     housekeeping_interval = 1
     """Tokens between two slides of a buffer, or the like; a fair timing covers a multiple of it."""
+    _read_before = 0
+    """Tokens since the text began."""
 
     def __init__(
-        self, model: LanguageModel, settings: EvalSettings, *, by_tokens: bool = False, tokens: int = 0
+        self,
+        model: LanguageModel,
+        settings: EvalSettings,
+        *,
+        by_tokens: bool = False,
+        tokens: int = 0,
+        capture_graph: CaptureGraph | None = None,
     ) -> None:
         self.settings, self.by_tokens, self.device = settings, by_tokens, model.device
         self.compiles = compiling_pays(model, tokens)
@@ -68,7 +78,11 @@ class Reader(ABC):
         self.model = self._prepare(model)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
         self._autocast = autocast(self.device, model.precision)
-        self._read_before = 0  # tokens, since the text began
+        self._set_up(capture_graph)
+
+    def _set_up(self, capture_graph: CaptureGraph | None) -> None:
+        """Make what else reading needs, and begin a text."""
+        self.reset()
 
     def _prepare(self, model: LanguageModel) -> LanguageModel:
         """Return a copy without dropout, whose matrices are cast and packed once, not at every segment.
