@@ -5,11 +5,10 @@ characters. Words and SentencePiece models are accepted for texts that they rest
 """
 
 import contextlib
-import dataclasses
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ def compress(
     run_name: str, source: Path, target: Path, options: CompressOptions, workspace: Workspace
 ) -> CompressResult:
     """Compress a file with the predictions of a run."""
-    workspace = dataclasses.replace(workspace, **EXACT)
+    workspace = replace(workspace, **EXACT)
     _check_target(target, source, options)
     data = read_user_text(str(source), str(source)).data
     opened = workspace.open_run(run_name)
@@ -153,7 +152,7 @@ def decompress(
     run_name: str, source: Path, target: Path, options: DecompressOptions, workspace: Workspace
 ) -> DecompressResult:
     """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
-    workspace = dataclasses.replace(workspace, **EXACT)
+    workspace = replace(workspace, **EXACT)
     _check_target(target, source, options)
     try:
         header, words = compressed_file.read(source)

@@ -1,10 +1,9 @@
 """Generates text with a run, after a prompt or a passage of the test split (Appendix E)."""
 
-import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ class GenerateResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl generate --json` prints."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class Generation:
     """Tokens before the generated texts."""
     title: str = "the prompt"
     """Name of the context."""
-    continuation: list[int] = dataclasses.field(default_factory=list)
+    continuation: list[int] = field(default_factory=list)
     """Tokens that follow in the test split; empty for a prompt."""
     detokenize: Callable[[str], str] = unchanged
     """Restores ordinary spelling."""

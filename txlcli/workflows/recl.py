@@ -1,8 +1,7 @@
 """Measures the relative effective context length (RECL) of a group of runs (section 4.3, Appendix C)."""
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -112,7 +111,7 @@ def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Works
     for opened in all_opened:
         settings = opened.run.settings.evaluation_settings()
         if opened.run.settings.train.mem_len == 0:
-            settings = dataclasses.replace(settings, mem_len=0)
+            settings = replace(settings, mem_len=0)
         group.append(Scoring(opened, text, settings, workspace))
     return group
 
@@ -177,7 +176,7 @@ def _losses(
     """Return the losses of one model at a context length, (P,)."""
     opened, text = member.opened, member.text
     windows = batch_size or windows_at_once(opened.model.device, context_len)
-    settings, before = dataclasses.replace(member.settings, batch_size=windows), bar.done
+    settings, before = replace(member.settings, batch_size=windows), bar.done
 
     def on_tokens(count: int) -> None:
         bar.reach(before + count, f"{opened.run.name}, context {context_len:,}")

@@ -1,8 +1,7 @@
 """Times a run or a recipe: Table 9, and the throughput of evaluation, generation and training."""
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -150,7 +149,7 @@ def _compiled(settings: Settings, options: SpeedOptions, title: str) -> Settings
     """Return the settings with the requested `train.compile`."""
     if not settings.model.has_attention:
         options.exclude("compile", because=f'{title} has no layers with attention (arch = "{settings.model.arch}")')
-    return dataclasses.replace(settings, train=dataclasses.replace(settings.train, compile=options.compile or "auto"))
+    return replace(settings, train=replace(settings.train, compile=options.compile or "auto"))
 
 
 def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) -> tuple[int, ...]:
@@ -195,24 +194,24 @@ class Bench:
 
     def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
-        train = dataclasses.replace(self.settings.train, precision=self.precision)
+        train = replace(self.settings.train, precision=self.precision)
         compiles = self.device.type == "cuda" and self.settings.model.has_attention and not triton_problem(self.device)
         if train.compile == "auto" and compiles:  # as in a long run
             problem = compiler_problem(self.device)
             if problem is not None:
                 self._reporter.say(f"layers are not compiled: {problem}")
-            train = dataclasses.replace(train, compile="on" if problem is None else "off")
+            train = replace(train, compile="on" if problem is None else "off")
         elif train.compile == "on":
             check_compiler(self.device, 'time a recipe with train.compile = "off"')
         most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
         if self.device.type == "cpu" and train.batch_size > most:
-            train = dataclasses.replace(train, batch_size=most, accumulate=1)
+            train = replace(train, batch_size=most, accumulate=1)
         return train
 
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
-        in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0)
+        in_windows = replace(settings, seg_len=attn_len, mem_len=0)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
             segments = time_evaluation(self.model, settings, self._times)
@@ -263,7 +262,7 @@ class Bench:
         settings = self.settings.evaluation_settings(batch_size=1)
         if settings.mem_len or self.settings.model.recurrent_state:
             work = f"{SINGLE_TOKENS}, L 1{self._memory(settings)}"
-            flops = self._evaluation_flops(dataclasses.replace(settings, seg_len=1))
+            flops = self._evaluation_flops(replace(settings, seg_len=1))
         else:
             work = f"{SINGLE_TOKENS}, a window of {settings.seg_len} each"
             flops = window_flops_per_prediction(self.settings.model, self.model.vocab_size, settings)

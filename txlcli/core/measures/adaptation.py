@@ -7,10 +7,9 @@ Axes: B batch, L segment, C entries of the cache, d model width, T tokens scored
 
 import contextlib
 import copy
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -86,7 +85,7 @@ def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], 
 def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSettings) -> list[float]:
     """Return values of theta that suit the scale of a model's hidden states."""
     length = min(settings.seg_len, len(inputs))
-    reader = make_reader(model, dataclasses.replace(settings, batch_size=1), length=length)
+    reader = make_reader(model, replace(settings, batch_size=1), length=length)
     tokens = torch.from_numpy(np.asarray(inputs[:length], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]
@@ -128,7 +127,7 @@ def gradient_rms(model: LanguageModel, ids: Tokens, settings: EvalSettings, coun
     """
     batch_size = min(settings.batch_size, max(1, len(ids) // (2 * settings.seg_len)))
     whole = (len(ids) - 1) // batch_size * batch_size  # lanes of equal lengths
-    lanes = Lanes.of(whole, dataclasses.replace(settings, batch_size=batch_size))
+    lanes = Lanes.of(whole, replace(settings, batch_size=batch_size))
     parts, parameters = list(lanes.parts(settings.seg_len)), model.predicting_weights
     parts = parts[: min(count, max(1, len(parts) - 1))]
     squares = [torch.zeros_like(parameter) for parameter in parameters]

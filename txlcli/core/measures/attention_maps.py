@@ -10,9 +10,9 @@ Axes: L segment, M memory, K keys, H heads, D head width, N layers, n distances,
 rows are shown.
 """
 
-import functools
 import math
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def term_scores(query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
         scores["c"] = by_distance(scale * terms.content_bias[:, None] @ keys.mT)
     if terms.distance_bias is not None:  # like (d), it depends on the distance alone
         scores["d"] = scores.get("d", 0.0) + terms.distance_bias.flip(1)[:, None]
-    scores[TOTAL] = functools.reduce(torch.add, scores.values())
+    scores[TOTAL] = reduce(torch.add, scores.values())
     return {name: score.masked_fill(key < 0, -math.inf) for name, score in scores.items()}
 
 
@@ -155,7 +155,7 @@ def observe(stream: Stream, *, at: int, rows: int) -> AttentionMaps:
         return attend(query, key, value, terms, dropout=dropout)
 
     for number, layer in enumerate(decoder.model.layers):
-        layer.attention.attend = functools.partial(observed, number)
+        layer.attention.attend = partial(observed, number)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
     for begin in range(0, len(inputs), settings.seg_len):
         decoder.read(tokens[:, begin : begin + settings.seg_len])
@@ -169,7 +169,7 @@ class _Sums:
     def __init__(self, decoder: Decoder, *, at: int, rows: int) -> None:
         settings, self._at = decoder.model.settings, at
         shape = settings.n_layers, settings.n_heads
-        zeros = functools.partial(torch.zeros, dtype=torch.float64, device=decoder.device)
+        zeros = partial(torch.zeros, dtype=torch.float64, device=decoder.device)
         self._by_distance = {name: zeros(*shape, decoder.reach) for name in (TOTAL, *settings.encoding.score_terms)}
         self._entropy, self._memory = zeros(shape), zeros(shape)
         self._rows = np.full((*shape, rows, decoder.reach), np.nan, dtype=np.float32)

@@ -8,10 +8,10 @@ number; the model reads the likeliest token instead.
 Axes: B batch (lanes), T tokens, V vocabulary, S symbols of one distribution.
 """
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import constriction
 import numpy as np
@@ -43,7 +43,7 @@ class Predictor:
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
         self.lanes, self.vocab_size = lanes, model.vocab_size
         self._reader = make_reader(
-            model, dataclasses.replace(settings, batch_size=lanes.number), by_tokens=True, length=lanes.length
+            model, replace(settings, batch_size=lanes.number), by_tokens=True, length=lanes.length
         )
 
     def read(self, tokens: Ids) -> Probabilities:

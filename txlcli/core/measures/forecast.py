@@ -4,12 +4,11 @@ The forward pass of a micro-batch is run once. Hooks of autograd count the tenso
 """
 
 import contextlib
-import dataclasses
-import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -137,7 +136,7 @@ def step_bytes(
     of one process (`of_one_process`).
     """
     step, shapes = _Step.of(model, vocab_size, train, device), parameter_shapes(model, vocab_size)
-    return dataclasses.replace(
+    return replace(
         state_bytes(model, vocab_size, train, device=device, processes=processes),
         memory=train.batch_size * _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize),
         activations=step.saved_bytes() - _divided_casts(shapes, train, device),
@@ -157,7 +156,7 @@ def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:
     """Return settings with one band: the rows that a tail computes depend on the text, not on the sizes."""
-    return dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
+    return replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +179,10 @@ class _Step:
         is_fused = on_gpu and train.attention == "auto"
         plain = with_plain_softmax(model)
         if is_fused and isinstance(plain, TransformerSettings):
-            plain = dataclasses.replace(plain, attention_dropout=0.0)
+            plain = replace(plain, attention_dropout=0.0)
         return cls(
             model=plain,
-            train=dataclasses.replace(
+            train=replace(
                 train,
                 batch_size=train.batch_size // train.accumulate,
                 accumulate=1,
@@ -199,10 +198,9 @@ class _Step:
         """Return the bytes of the tensors that the backward pass reads."""
         if self.train.recompute != "layers":
             return _saved_bytes(self) + self._kernel_bytes()
-        kept = dataclasses.replace(self.train, recompute=True)
+        kept = replace(self.train, recompute=True)
         three, two = (  # while a layer is computed again, it keeps its tensors
-            _saved_bytes(dataclasses.replace(self, train=kept, model=dataclasses.replace(self.model, n_layers=n)))
-            for n in (3, 2)
+            _saved_bytes(replace(self, train=kept, model=replace(self.model, n_layers=n))) for n in (3, 2)
         )
         return _saved_bytes(self) + self._layer_inputs() + three - two
 
@@ -224,7 +222,7 @@ class _Step:
         return LSTM_NUMBERS * DTYPES[self.train.precision].itemsize * units
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _saved_bytes(step: _Step) -> int:
     """Run the forward pass of a step on tensors without data; return the bytes that are kept for the backward pass."""
     train, saved = step.train, dict[int, torch.UntypedStorage]()
@@ -266,7 +264,7 @@ def _network(step: _Step) -> LanguageModel:
     return network
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _memory_bytes(model: ModelSettings, mem_len: int, itemsize: int) -> int:
     """Return the bytes of a full memory of one sequence, in a precision with numbers of this size."""
     with tensors_without_data(), autocast(CPU, "fp32" if itemsize == FLOAT else "bf16"):

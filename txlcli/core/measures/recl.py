@@ -7,9 +7,8 @@ window, up to the number of its positions.
 Axes: N models of the group, C context lengths, T positions; W texts side by side, c tokens of context, P positions.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -47,9 +46,9 @@ def context_losses(stream: Stream, positions: NDArray[np.int64], *, context_len:
     """
     settings, losses = stream.settings, list[Tensor]()
     if settings.mem_len == 0 and not stream.model.settings.recurrent_state:
-        settings = dataclasses.replace(settings, seg_len=context_len)  # a window
+        settings = replace(settings, seg_len=context_len)  # a window
     batches = np.array_split(positions, -(-len(positions) // settings.batch_size))  # nearly equal, the largest first
-    windows = read_windows(dataclasses.replace(stream, settings=settings), ((each, 1) for each in batches), context_len)
+    windows = read_windows(replace(stream, settings=settings), ((each, 1) for each in batches), context_len)
     for _, of_windows in windows:
         losses.append(of_windows[:, 0].cpu())
         stream.on_tokens(context_len * sum(map(len, losses)))

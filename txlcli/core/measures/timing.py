@@ -3,11 +3,10 @@
 Axes: B batch (lanes or windows), L segment, M memory.
 """
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -194,7 +193,7 @@ def best_windows(
     on_cuda = model.device.type == "cuda"
 
     def time_windows(windows: int, times: Repetitions) -> Timing:
-        return time_vanilla(model, dataclasses.replace(settings, batch_size=windows), times, warm_up=int(on_cuda))
+        return time_vanilla(model, replace(settings, batch_size=windows), times, warm_up=int(on_cuda))
 
     best, best_ms, windows = 1, single.median, 2
     while True:

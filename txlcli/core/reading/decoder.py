@@ -13,10 +13,10 @@ Axes: B batch, C capacity of the buffers, L segment, M memory, H heads, D head w
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ class Replays:
             self._inputs = [(number if isinstance(own, int) else own).clone() for own in (embedded, *inputs)]
         for own, given in zip(self._inputs, (embedded, *inputs), strict=True):
             own.fill_(given) if isinstance(given, int) else own.copy_(given)
-        run = functools.partial(self._run, *self._inputs)
+        run = partial(self._run, *self._inputs)
         if phase not in self._replays:
             self._replays[phase] = None
             return run()
@@ -173,7 +173,7 @@ class Decoder(Reader):
         self._range = BufferRange()
         self._allocate()
         if capture_graph is not None:
-            read_segment = functools.partial(self._through_layers, reach=self.reach, count=self.seg_len)
+            read_segment = partial(self._through_layers, reach=self.reach, count=self.seg_len)
             self._token, self._segment = (Replays(run, capture_graph) for run in (self._read_token, read_segment))
         self.reset()
 

@@ -3,9 +3,8 @@
 Axes: B batch, L segment, N window length, T tokens of a document.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -74,7 +73,7 @@ def _score_batch(model: LanguageModel, batch: Sequence[Document], settings: Eval
                     _, likeliest = model.softmax.likeliest(hidden[row, at][None], 1)
                 is_likeliest[row] = int(likeliest) == int(targets[row, at])
 
-    stream = Stream(model, inputs.ravel(), targets.ravel(), dataclasses.replace(settings, batch_size=len(batch)))
+    stream = Stream(model, inputs.ravel(), targets.ravel(), replace(settings, batch_size=len(batch)))
     with torch.inference_mode():
         losses = score(stream, on_segment=compare).losses_nats.reshape(shape)
     return [

@@ -1,6 +1,6 @@
 """The reader of each model."""
 
-import dataclasses
+from dataclasses import replace
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
@@ -27,6 +27,6 @@ def make_reader(
     if length is not None:
         # A memory that starts as zeros keeps its length.
         mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
-        settings = dataclasses.replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)
+        settings = replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)
         tokens = tokens or settings.batch_size * length
     return READERS.get(model.settings.arch, StateReader)(model, settings, by_tokens=by_tokens, tokens=tokens)

@@ -3,11 +3,10 @@
 Axes: B batch, L segment, d model width, T tokens scored, K likeliest tokens, V vocabulary.
 """
 
-import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -120,8 +119,8 @@ def score(
     targets may be on the host.
     """
     lanes, started = stream.lanes(numbers), time.perf_counter()
-    new_reader = stream.new_reader or functools.partial(make_reader, stream.model)
-    reader = new_reader(dataclasses.replace(stream.settings, batch_size=len(lanes.numbers)), length=lanes.length)
+    new_reader = stream.new_reader or partial(make_reader, stream.model)
+    reader = new_reader(replace(stream.settings, batch_size=len(lanes.numbers)), length=lanes.length)
     losses = torch.empty(len(lanes.numbers), lanes.length, device=reader.device)
     for part in lanes.parts(reader.seg_len):
         targets = lanes.cut(stream.targets, reader.model.targets_device, part)

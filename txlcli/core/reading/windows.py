@@ -6,9 +6,9 @@ The first window counts whole, since none of its positions could have seen more;
 Axes: W windows side by side, N window length (attention length), S stride, T tokens scored.
 """
 
-import dataclasses
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby, islice, pairwise
 
 import numpy as np
@@ -58,7 +58,7 @@ def read_windows(
     model, reader, before = stream.model, None, np.arange(1 - length, 1)
     for lasts, counted in batches:
         if reader is None or reader.settings.batch_size != len(lasts):  # some batches may have fewer
-            settings = dataclasses.replace(stream.settings, batch_size=len(lasts))
+            settings = replace(stream.settings, batch_size=len(lasts))
             reader = make_reader(model, settings, length=length, tokens=tokens)
             model = reader.model  # further readers need no copy of their own
         reader.reset()
