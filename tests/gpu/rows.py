@@ -111,7 +111,7 @@ def bench(name, changes, device_name, *, toy):
     model = new_model(settings.model, vocab_size, seed=train.seed, device=device)
     model.set_attention_backend(train.attention)
     of_machine = peak(device, train.precision, repeat)
-    return Bench(model, settings, Reporter(), precision=train.precision, repeat=repeat, peak=of_machine)
+    return Bench(model, settings, Reporter(), repeat=repeat, peak=of_machine)
 
 
 def training(name, changes, device, toy):
@@ -119,7 +119,7 @@ def training(name, changes, device, toy):
     timed = bench(name, (*LONG_RUN[device], *changes), device, toy=toy)
     yield {"recipe": name, "parameters": sum(parameter.numel() for parameter in timed.model.parameters())}
     yield asdict(timed.training())
-    once = Bench(timed.model, timed.settings, Reporter(), precision=timed.precision, repeat=1, peak=timed.peak)
+    once = Bench(timed.model, timed.settings, Reporter(), repeat=1, peak=timed.peak)
     profiler = StepProfiler(on_cuda=device == "cuda", after=0, steps=1)
     profiler.on_step(0)
     once.training()

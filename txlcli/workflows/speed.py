@@ -101,17 +101,18 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
     reporter = workspace.reporter
     title, settings, model = _open_subject(subject, options, workspace)
     lengths = _attention_lengths(settings, options, title)
-    if options.compile is not None:
-        settings = _compiled(settings, options, title)
-        model.reading_compile = options.compile
+    if not settings.model.has_attention:
+        options.exclude("compile", because=f'{title} has no layers with attention (arch = "{settings.model.arch}")')
+    used, compiles = workspace.precision or settings.train.precision, options.compile or settings.train.compile
+    settings = replace(settings, train=replace(settings.train, precision=used, compile=compiles))
+    model.reading_compile = options.compile or "auto"
     model.set_attention_backend(settings.train.attention)
-    used = workspace.precision or settings.train.precision
     check_precision(used, model.device)
     machine = describe(model.device)
     reporter.say(f"timing {title} on {machine}, {used}")
     if not lengths:
         reporter.say("Table 9 is left out: a model with a recurrent state has no attention length")
-    bench = Bench(model, settings, reporter, precision=used, repeat=options.repeat)
+    bench = Bench(model, settings, reporter, repeat=options.repeat)
     return SpeedResult(
         model=title,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -145,13 +146,6 @@ def _open_subject(
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
-def _compiled(settings: Settings, options: SpeedOptions, title: str) -> Settings:
-    """Return the settings with the requested `train.compile`."""
-    if not settings.model.has_attention:
-        options.exclude("compile", because=f'{title} has no layers with attention (arch = "{settings.model.arch}")')
-    return replace(settings, train=replace(settings.train, compile=options.compile or "auto"))
-
-
 def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) -> tuple[int, ...]:
     """Return the lengths to compare at, by default those of Table 9 that the model allows, or its limit."""
     model, given = settings.model, options.attn_len or ()
@@ -165,36 +159,25 @@ def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) ->
     return given or tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit) or (limit,)
 
 
-def _measured(work: str, timing: Timing) -> dict[str, Any]:
-    """Return the fields of a row with the time of this work."""
-    return {f"{work}_ms_per_token": timing.median, f"{work}_low_high_ms": timing.low_high}
-
-
 class Bench:
-    """Times one model; every number is a median with its lowest and highest value.
+    """Times one model in the precision of training; every number is a median with its lowest and highest value.
 
     `peak` is the rate of a large product in this precision, in operations per second; None measures it."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        settings: Settings,
-        reporter: Reporter,
-        *,
-        precision: Precision,
-        repeat: int,
-        peak: float | None = None,
+        self, model: LanguageModel, settings: Settings, reporter: Reporter, *, repeat: int, peak: float | None = None
     ) -> None:
-        self.model, self.settings, self.precision, self.repeat = model, settings, precision, repeat
-        self.device, self._reporter, model.precision = model.device, reporter, precision
+        precision = settings.train.precision
+        self.model, self.settings, self.device, self._reporter = model, settings, model.device, reporter
+        model.precision = precision
         self._train = self._training_settings()  # may raise, so before anything is timed
         named_groups(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
         self._times = Repetitions(repeat, MIN_STEPS if self.device.type == "cuda" else 1)
 
     def _training_settings(self) -> TrainSettings:
-        """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
-        train = replace(self.settings.train, precision=self.precision)
+        """Return the recipe's training settings, on a CPU with a smaller batch size."""
+        train = self.settings.train
         compiles = self.device.type == "cuda" and self.settings.model.has_attention and not triton_problem(self.device)
         if train.compile == "auto" and compiles:  # as in a long run
             problem = compiler_problem(self.device)
@@ -221,15 +204,14 @@ class Bench:
             vanilla = time_vanilla(self.model, in_windows, self._times)
             bar.reach(3, "vanilla, batched windows")
             windows, batched = best_windows(self.model, in_windows, vanilla, self._times)
+        timed = {"xl": segments, "xl_single": tokens, "vanilla": vanilla, "vanilla_batched": batched}
+        times: dict[str, Any] = {f"{work}_ms_per_token": timing.median for work, timing in timed.items()}
         return SlowdownRow(
+            **times | {f"{work}_low_high_ms": timing.low_high for work, timing in timed.items()},
             attn_len=attn_len,
             seg_len=settings.seg_len,
-            **_measured("xl", segments),
             xl_share_of_peak=self._evaluation_flops(settings) * 1e3 / segments.median / self.peak,
-            **_measured("xl_single", tokens),
-            **_measured("vanilla", vanilla),
             windows=windows,
-            **_measured("vanilla_batched", batched),
             slowdown=vanilla.median / segments.median,
             slowdown_batched=batched.median / segments.median,
             slowdown_single=vanilla.median / tokens.median,
