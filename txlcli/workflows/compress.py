@@ -27,6 +27,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
+from txlcli.workflows.evaluation.texts import one_lane
 from txlcli.workflows.options import CompressOptions, DecompressOptions, read_user_text
 from txlcli.workflows.workspace import Workspace
 
@@ -135,16 +136,9 @@ def _code(
         raise CompressedFileError(
             f"{title}: this machine rounds differently from the one that compressed it; decompress it there"
         )
-    others = ALPHABETS.get(vocab.tokenizer, 0)
+    alphabet = ALPHABETS.get(vocab.tokenizer, vocab.size)
     with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
-        code_text(
-            predictor,
-            coder,
-            ids,
-            boundary=vocab.boundary,
-            others=others if vocab.size < others else 0,
-            on_tokens=bar.reach,
-        )
+        code_text(predictor, coder, ids, boundary=vocab.boundary, alphabet=alphabet, on_tokens=bar.reach)
     return measured
 
 
@@ -211,10 +205,8 @@ def _decode(vocab: Vocab, ids: Ids) -> bytes:
 
 def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSettings:
     """Return the evaluation settings by which the model predicts a file of so many bytes."""
-    run, lanes = opened.run.settings, options.lanes or min(MAX_LANES, size // BYTES_PER_LANE)
-    mem_len = run.eval.mem_len if options.mem_len is None else options.mem_len
-    run.check_memory(mem_len, run=opened.run.directory, instead="give `mem_len` 0")
-    return run.evaluation_settings(batch_size=max(1, min(lanes, size)), mem_len=mem_len)
+    lanes = options.lanes or min(MAX_LANES, size // BYTES_PER_LANE)
+    return replace(one_lane(opened.run, mem_len=options.mem_len), batch_size=max(1, min(lanes, size)))
 
 
 def _conditions(opened: OpenRun) -> dict[str, Any]:

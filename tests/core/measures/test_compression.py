@@ -35,9 +35,9 @@ def random_ids(size=VOCAB):
     return np.random.default_rng(3).integers(0, size, COUNT).astype(np.int64)
 
 
-def encoded(predictor, ids, *, others=0):
+def encoded(predictor, ids, *, alphabet=0):
     coder = Encoder()
-    code_text(predictor, coder, ids.copy(), boundary=None, others=others)
+    code_text(predictor, coder, ids.copy(), boundary=None, alphabet=alphabet)
     return coder
 
 
@@ -75,17 +75,19 @@ def test_tokens_one_by_one_have_the_bits_of_whole_segments(position, model_setti
 
 
 def test_symbols_outside_the_vocabulary_are_restored(model):
-    expected, others = random_ids(VOCAB + 5), 1 << 20
-    expected[expected == VOCAB + 4] += others - 5
-    coder, ids = encoded(Predictor(model, SETTINGS, LANES), expected, others=others), np.zeros_like(expected)
-    code_text(Predictor(model, SETTINGS, LANES), Decoder(coder.words()), ids, boundary=None, others=others)
+    expected, alphabet = random_ids(VOCAB + 5), 1 << 20
+    expected[expected == VOCAB + 4] += alphabet - 5
+    coder, ids = encoded(Predictor(model, SETTINGS, LANES), expected, alphabet=alphabet), np.zeros_like(expected)
+    code_text(Predictor(model, SETTINGS, LANES), Decoder(coder.words()), ids, boundary=None, alphabet=alphabet)
     assert (ids == expected).all()
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
 
 
 def test_escapes_that_never_occur_cost_a_few_bits(model):
     ids = random_ids()
-    without, with_escapes = (encoded(Predictor(model, SETTINGS, LANES), ids, others=others).bits for others in (0, 256))
+    without, with_escapes = (
+        encoded(Predictor(model, SETTINGS, LANES), ids, alphabet=alphabet).bits for alphabet in (0, 256)
+    )
     assert 0 < with_escapes - without < 1
 
 

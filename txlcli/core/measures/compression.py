@@ -130,13 +130,13 @@ def code_text(
     ids: Ids,
     *,
     boundary: int | None,
-    others: int,
-    on_tokens: Callable[[int], None] | None = None,
+    alphabet: int,
+    on_tokens: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Encode a text (T,), or fill in one that is decoded: a decoder overwrites all of its tokens.
 
     The boundary is read before every lane; None codes the first token of a lane without a prediction. An id V + n is
-    symbol n of `others` symbols that the vocabulary may lack; 0 if it has all.
+    symbol n of an alphabet of so many symbols, which the vocabulary lacks; it has all of an alphabet of V symbols.
     """
     lanes, vocab_size = predictor.lanes, predictor.vocab_size
     if boundary is None:
@@ -147,17 +147,16 @@ def code_text(
     for step in range(lanes.length):
         active = lanes.number - (step >= lanes.length - lanes.missing)
         places, table = np.arange(active) * lanes.length + step, probabilities[:active]
-        if others:
+        if alphabet > vocab_size:
             share = escapes / (1.0 + done)
             table = np.pad(table * (1.0 - share), ((0, 0), (0, 1)), constant_values=share)
         tokens = coder.code(np.minimum(ids[places], vocab_size), table)
         ids[places], escaped = np.maximum(ids[places], tokens), np.flatnonzero(tokens == vocab_size)
         for row in escaped:
-            ids[places[row]] = vocab_size + _code_number(coder, int(ids[places[row]]) - vocab_size, others)
+            ids[places[row]] = vocab_size + _code_number(coder, int(ids[places[row]]) - vocab_size, alphabet)
             tokens[row] = probabilities[row].argmax()
         done, escapes = done + active, escapes + len(escaped)
-        if on_tokens:
-            on_tokens(done)
+        on_tokens(done)
         if step + 1 < lanes.length:
             read = np.zeros(lanes.number, dtype=np.int64)
             read[:active] = tokens

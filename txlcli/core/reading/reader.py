@@ -167,8 +167,8 @@ def read_segment(
     `mem_len` are the positions to keep, by default M of the settings.
     """
     names = () if model.settings.recurrent_state else ("key_limit", "max_distance", "compressed_len")
-    limits = {name: getattr(settings, name) for name in names}
-    limits = {name: limit for name, limit in limits.items() if limit is not None}  # a model without attention has none
+    # A model without attention has no limits.
+    limits = {name: limit for name in names if (limit := getattr(settings, name)) is not None}
     hidden, memory = model(tokens, memory, mem_len=settings.mem_len if mem_len is None else mem_len, **limits)
     return hidden, memory
 
