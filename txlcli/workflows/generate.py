@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from txlcli import corpora
-from txlcli.core.reading import sampling
 from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.sampling import Sampling
+from txlcli.core.reading.sampling import Sampling, continue_text, generate, reader_of_one_text
 from txlcli.corpora.corpus import unchanged
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
@@ -69,7 +68,7 @@ class Generation:
         context = torch.tensor(self.context)
         for number in range(self.options.samples):
             seed = self.options.seed + number
-            tokens = sampling.generate(reader, context, _sampling(self.options), seed=seed)
+            tokens = generate(reader, context, _sampling(self.options), seed=seed)
             yield itertools.islice(tokens, self.options.tokens)
 
     def spell(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
@@ -115,7 +114,7 @@ class Conversation:
             context = context[1:] or context  # the boundary only begins a text
         self._started = True
         options, read = self._options, torch.tensor(context)
-        tokens = sampling.continue_text(self._reader, read, _sampling(options), self._generator)
+        tokens = continue_text(self._reader, read, _sampling(options), self._generator)
         return vocab.spell(itertools.islice(tokens, options.tokens), after=context[-1])
 
 
@@ -128,7 +127,7 @@ def _sampling(options: GenerateOptions) -> Sampling:
 
 def _reader(opened: OpenRun) -> Reader:
     """Return the reader of a run, for one text."""
-    return sampling.reader_of_one_text(opened.model, opened.run.settings.evaluation_settings())
+    return reader_of_one_text(opened.model, opened.run.settings.evaluation_settings())
 
 
 def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> Generation:

@@ -42,15 +42,7 @@ class ReclModel:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of "models"."""
-        points = [
-            vars(point)
-            | {"gains": [vars(gain) | {name: getattr(gain, name) for name in GAINED} for gain in point.gains]}
-            for point in self.recl
-        ]
-        return {**{key: value for key, value in vars(self).items() if key != "source"}, **self.source, "recl": points}
-
-
-GAINED = ("relative_gain", "ppl_gain")
+        return {key: value for key, value in vars(self).items() if key != "source"} | self.source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from txlcli.core.measures.recl import Gain, gains, hardest_positions, recl, relative_loss
+from txlcli.core.measures.recl import gain, gains, hardest_positions, recl, relative_loss
 
 # Two models, context lengths 10, 20, 30, five positions; losses in nats.
 FIRST = [[4.0, 1.0, 3.0, 2.0, 5.0], [3.0, 2.0, 1.0, 2.0, 6.0], [3.0, 1.0, 1.0, 0.5, 4.0]]
@@ -44,11 +44,11 @@ def test_only_losses_below_the_baseline_count_as_gains():
 def test_the_relative_gain_is_worked_on_positions_chosen_anew_at_each_context():
     first, second = gains(LOSSES, CONTEXTS, 0.4)
     # At 10 the hardest are 0 and 4: b = 4, 4.5. The first model has 3, 6 at 20, the second 5, 4.
-    assert first[0] == Gain(from_tokens=10, to_tokens=20, baseline_nats=4.25, relative_loss_nats=3.75)
-    assert second[0] == Gain(from_tokens=10, to_tokens=20, baseline_nats=4.25, relative_loss_nats=4.0)
+    assert first[0] == gain((10, 20), 4.25, 3.75)
+    assert second[0] == gain((10, 20), 4.25, 4.0)
     # At 20 they are 0 and 4 with b = 3, 4; at 30 the models have 3, 4 and 2.5, 4.
-    assert first[1] == Gain(from_tokens=20, to_tokens=30, baseline_nats=3.5, relative_loss_nats=3.5)
-    assert second[1] == Gain(from_tokens=20, to_tokens=30, baseline_nats=3.5, relative_loss_nats=3.25)
+    assert first[1] == gain((20, 30), 3.5, 3.5)
+    assert second[1] == gain((20, 30), 3.5, 3.25)
     assert first[0].relative_gain == pytest.approx((math.exp(4.25) - math.exp(3.75)) / math.exp(4.25))
     assert first[0].ppl_gain == pytest.approx(math.exp(4.25) - math.exp(3.75))
 
@@ -70,12 +70,7 @@ def test_a_model_alone_is_its_own_baseline():
 
 def steps(*relative):
     """Gains of 100 tokens each."""
-    return [
-        Gain(
-            from_tokens=100 * n, to_tokens=100 * n + 100, baseline_nats=3.0, relative_loss_nats=3.0 + math.log1p(-gain)
-        )
-        for n, gain in enumerate(relative, 1)
-    ]
+    return [gain((100 * n, 100 * n + 100), 3.0, 3.0 + math.log1p(-each)) for n, each in enumerate(relative, 1)]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +86,11 @@ def steps(*relative):
 def test_recl_is_the_context_where_the_gain_first_stays_below_the_threshold(relative, threshold, length, ended):
     result = recl(steps(*relative), top_r=0.1, threshold=threshold)
     assert (result.recl_tokens, result.grid_ended) == (length, ended)
-    step = Gain(from_tokens=100, to_tokens=200, baseline_nats=1.0, relative_loss_nats=1.0 + math.log(0.5))
+    step = gain((100, 200), 1.0, 1.0 + math.log(0.5))
     assert recl([step], top_r=0.1, threshold=step.relative_gain).grid_ended  # exactly the threshold
 
 
 def test_losses_too_large_for_a_perplexity_still_have_a_relative_gain():
-    step = Gain(from_tokens=100, to_tokens=200, baseline_nats=900.0, relative_loss_nats=899.0)
+    step = gain((100, 200), 900.0, 899.0)
     assert step.relative_gain == pytest.approx(1 - math.exp(-1))
     assert step.ppl_gain == math.inf

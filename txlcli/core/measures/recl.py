@@ -9,6 +9,7 @@ Axes: N models of the group, C context lengths, T positions; W texts side by sid
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def context_losses(stream: Stream, positions: NDArray[np.int64], *, context_len:
     return torch.cat(losses).numpy()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gain:
     """Gain of a model from a longer context, from c to c', on the hardest positions."""
 
@@ -67,18 +68,10 @@ class Gain:
     """f_i(c, c), the mean of b(c, t) over T; the same for all models."""
     relative_loss_nats: float
     """f_i(c, c')."""
-
-    @property
-    def relative_gain(self) -> float:
-        """g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)."""
-        # Computed from one difference of nats, so that no perplexity can overflow.
-        return float(1.0 - np.exp(self.relative_loss_nats - self.baseline_nats))
-
-    @property
-    def ppl_gain(self) -> float:
-        """exp f_i(c, c) - exp f_i(c, c'), unnormalized (Figure 3)."""
-        with np.errstate(over="ignore"):
-            return float(np.exp(self.baseline_nats) * self.relative_gain)
+    relative_gain: float
+    """g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)."""
+    ppl_gain: float
+    """exp f_i(c, c) - exp f_i(c, c'), unnormalized (Figure 3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +97,26 @@ def relative_loss(baseline: Losses, losses_nats: Losses, hardest: NDArray[np.int
     return float(counted.sum(dtype=np.float64) / len(hardest))
 
 
+def gain(step: tuple[int, int], baseline_nats: float, relative_loss_nats: float) -> Gain:
+    """Return the gain of a step from c to c', given f_i(c, c) and f_i(c, c')."""
+    # Computed from one difference of nats, so that no perplexity can overflow.
+    relative = float(1.0 - np.exp(relative_loss_nats - baseline_nats))
+    with np.errstate(over="ignore"):
+        return Gain(*step, baseline_nats, relative_loss_nats, relative, float(np.exp(baseline_nats) * relative))
+
+
 def gains(losses_nats: Losses, contexts: Sequence[int], top_r: float) -> list[list[Gain]]:
     """Return the C - 1 gains of each model, from l_i(c, t), (N, C, T), for rising contexts; T is selected at each c."""
     baselines = losses_nats.min(axis=0)  # b(c, t) = min_i l_i(c, t), (C, T)
     hardest = [hardest_positions(baseline, top_r) for baseline in baselines]
     return [
         [
-            Gain(
-                from_tokens=contexts[step],
-                to_tokens=contexts[step + 1],
-                baseline_nats=relative_loss(baselines[step], baselines[step], hardest[step]),
-                relative_loss_nats=relative_loss(baselines[step], of_model[step + 1], hardest[step]),
+            gain(
+                step,
+                relative_loss(baselines[number], baselines[number], hardest[number]),
+                relative_loss(baselines[number], of_model[number + 1], hardest[number]),
             )
-            for step in range(len(contexts) - 1)
+            for number, step in enumerate(pairwise(contexts))
         ]
         for of_model in losses_nats
     ]
