@@ -142,32 +142,23 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
     opened = workspace.open_run(run_name)
     check_options(opened.run, options)
     settings = texts.one_lane(opened.run, mem_len=options.mem_len, seg_len=options.seg_len)
-    text = _text(opened, options, settings, workspace)
-    first, count = first_query(settings), len(text.inputs)
+    first = first_query(settings)
+    text = texts.split_text(opened, options.split, first + (options.positions or DEFAULT_QUERIES), workspace)
+    count, at = len(text.inputs), options.at
+    if count - first < (options.positions or 1):
+        raise UsageError(
+            f"{text.title} has {count:,} tokens to predict, {first:,} of them without a full memory; give "
+            "fewer `positions`, or a shorter `mem_len` or `seg_len`"
+        )
+    if at is not None and not first <= at < count:
+        raise UsageError(f"`at` {at}: give one of the tokens measured, {first} to {count - 1}, or change `positions`")
     workspace.reporter.say(
         f"measuring attention on {count - first:,} tokens of {text.title} with {opened.run.directory} "
         f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
         f"M = {settings.mem_len}"
     )
     rows = min(ROWS, count - first)
-    at = options.at
     if at is None:
         at = random.Random(options.seed).randrange(first, count - rows + 1)
     maps = Scoring(opened, text, settings, workspace).score(partial(observe, at=at, rows=rows), "attention")
     return AttentionResult(opened, text, settings, options.heads or tuple(maps.widest(WIDEST)), maps)
-
-
-def _text(opened: OpenRun, options: AttentionOptions, settings: EvalSettings, workspace: Workspace) -> ScoredText:
-    """Return the text, whose queries with a full memory are averaged over."""
-    first = first_query(settings)
-    text = texts.split_text(opened, options.split, first + (options.positions or DEFAULT_QUERIES), workspace)
-    count = len(text.inputs)
-    if count - first < (options.positions or 1):
-        raise UsageError(
-            f"{text.title} has {count:,} tokens to predict, {first:,} of them without a full memory; give "
-            "fewer `positions`, or a shorter `mem_len` or `seg_len`"
-        )
-    if options.at is not None and not first <= options.at < count:
-        measured = f"{first} to {count - 1}"
-        raise UsageError(f"`at` {options.at}: give one of the tokens measured, {measured}, or change `positions`")
-    return text

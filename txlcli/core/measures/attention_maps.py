@@ -171,7 +171,7 @@ class _Sums:
         shape = settings.n_layers, settings.n_heads
         zeros = partial(torch.zeros, dtype=torch.float64, device=decoder.device)
         self._by_distance = {name: zeros(*shape, decoder.reach) for name in (TOTAL, *settings.encoding.score_terms)}
-        self._entropy, self._memory = zeros(shape), zeros(shape)
+        self._shares = zeros(2, *shape)  # entropy, and attention to the memory
         self._rows = np.full((*shape, rows, decoder.reach), np.nan, dtype=np.float32)
 
     def add(self, layer: int, begin: int, scores: TermScores) -> None:
@@ -181,9 +181,9 @@ class _Sums:
         _, length, reach = attention.shape
         for name, sums in self._by_distance.items():
             sums[layer, :, :reach] += weights[name].sum(1)
-        self._entropy[layer] += torch.special.entr(attention).sum((1, 2))
         distance, before = (torch.arange(size, device=attention.device) for size in (reach, length))
-        self._memory[layer] += (attention * (distance > before[:, None])).sum((1, 2))
+        in_memory = attention * (distance > before[:, None])
+        self._shares[:, layer] += torch.stack([each.sum((1, 2)) for each in (torch.special.entr(attention), in_memory)])
         by_position = attention.masked_fill(scores[TOTAL].isneginf(), math.nan).flip(2)  # up to each query
         count, context = self._rows.shape[2:]
         for query in range(max(0, self._at - begin), min(length, self._at + count - begin)):
@@ -194,6 +194,6 @@ class _Sums:
     def averages(self, first: int, queries: int) -> AttentionMaps:
         """Return the averages over `queries` queries from position `first` on."""
         by_distance = {name: (sums / queries).cpu().numpy() for name, sums in self._by_distance.items()}
-        entropy, memory = ((sums / queries).cpu().numpy() for sums in (self._entropy, self._memory))
+        entropy, memory = (self._shares / queries).cpu().numpy()
         total = by_distance.pop(TOTAL)
         return AttentionMaps(total, by_distance, entropy, memory, first, queries, self._at, self._rows)

@@ -27,10 +27,11 @@ def zipf_shares(all_bands: Sequence[Band]) -> Shares:
     return [math.log((band.end + 1) / (band.first + 1)) / math.log(vocab_size + 1) for band in all_bands]
 
 
-def softmax_columns(all_bands: Sequence[Band]) -> float:
+def softmax_columns(model: ModelSettings, vocab_size: int) -> int:
     """Return the mean number of logits per target: head and clusters always, a tail by the share of its targets."""
+    all_bands = bands(model, vocab_size)
     sizes = [share * band.size for band, share in zip(all_bands, zipf_shares(all_bands), strict=True)]
-    return all_bands[0].size + len(sizes[1:]) + sum(sizes[1:])
+    return round(all_bands[0].size + len(sizes[1:]) + sum(sizes[1:]))
 
 
 def vocabulary_products(model: ModelSettings, vocab_size: int, shares: Shares | None = None) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import DTYPES, as_on_gpu, autocast, unlimited_memory
@@ -150,8 +149,7 @@ def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> 
     classifiers = 2 * model.n_layers if isinstance(model, TransformerSettings) and model.auxiliary_losses else 1
     counted = counted_positions(train.longest_segment, train.loss_part)
     targets = train.batch_size // train.accumulate * (counted.stop - counted.start)
-    columns = round(softmax_columns(bands(model, vocab_size)))
-    return classifiers * targets * columns * DTYPES[train.precision].itemsize
+    return classifiers * targets * softmax_columns(model, vocab_size) * DTYPES[train.precision].itemsize
 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:
@@ -191,7 +189,7 @@ class _Step:
             ),
             on_gpu=on_gpu,
             # Logits that are computed again are not kept, so that any number of them gives the same bytes.
-            columns=2 if train.recompute == "layers" else round(softmax_columns(bands(model, vocab_size))),
+            columns=2 if train.recompute == "layers" else softmax_columns(model, vocab_size),
         )
 
     def saved_bytes(self) -> int:
