@@ -54,7 +54,7 @@ Runs = Annotated[list[str] | None, argument("RUN...", "Runs, by name or folder."
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]
 
-LETTERS = {int: "N", float: "X", Path: "<path>"}
+LETTERS = {int: "N", float: "X", Path: "PATH"}
 """Placeholder of a value in the help."""
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "overrides": names_of("settings"),
