@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from txlcli.workflows.evaluation.search import LengthSearch
 
 TIME = "ms per token, one batch lane"
+WINDOWS = "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding."
 
 
 def evaluate(
@@ -150,7 +151,9 @@ def _notes(result: "EvalResult") -> list[str]:
     if result.ended_by is not None:
         notes.append("Stopped before the last row.")
     if compared:
-        return notes + _notes_on_protocols(result)
+        with_memory = [row for row in rows if not row.stride]
+        notes += [WINDOWS] if len(with_memory) < len(rows) else []
+        return notes + [f"recurrence: {result.describe_settings(row)}" for row in with_memory[:1]]
     if result.search is not None:
         notes.append(_describe_search(result.search))
     for row in rows:
@@ -166,13 +169,6 @@ def _notes(result: "EvalResult") -> list[str]:
             f"{SLOWDOWN_WINDOWS} windows).",
         ]
     return notes
-
-
-def _notes_on_protocols(result: "EvalResult") -> list[str]:
-    windows = "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding."
-    with_memory = [row for row in result.rows if not row.stride]
-    notes = [windows] if len(with_memory) < len(result.rows) else []
-    return notes + [f"recurrence: {result.describe_settings(row)}" for row in with_memory[:1]]
 
 
 def _describe_search(search: "LengthSearch") -> str:
