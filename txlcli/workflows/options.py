@@ -164,9 +164,7 @@ seed_option = partial(option, "Random seed.", default=1111)
 class PlotOptions(Options):
     """Options of each job that plots its result, and all of `txl runs plot` and `txl runs compare`."""
 
-    plot: Path | None = option(
-        "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", writes=FIGURE_FORMATS
-    )
+    plot: Path | None = option("Also plot the result to this .png, .svg or .pdf file.", writes=FIGURE_FORMATS)
     force: bool = force_option()
 
 
@@ -476,7 +474,6 @@ class ReclOptions(PlotOptions):
     batch_size: PositiveInt | None = option("Contexts evaluated at once; changes speed and memory.")
     plot_ppl: Path | None = option(
         "Also plot perplexity by context length to this file (Figure 4).",
-        metavar="PATH",
         writes=FIGURE_FORMATS,
     )
     seed: Seed = seed_option()

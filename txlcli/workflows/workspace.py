@@ -24,7 +24,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 def _directory(content: str, default: Path, variable: str) -> Path:
     """Declare the option of a directory, which a variable of the environment changes, too."""
     text = f"Folder of the {content} [default: {default}]."
-    directory: Path = option(text, default=default, metavar="PATH", read=user_path, variable=variable)
+    directory: Path = option(text, default=default, read=user_path, variable=variable)
     return directory
 
 
