@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from txlcli.errors import TxlError
+from txlcli.workflows import options as jobs
 from txlcli.workflows.options import (
     PROTOCOLS,
     AttentionOptions,
@@ -113,6 +114,14 @@ LOSSES = "`losses` are those of the model alone"
 )
 def test_options_that_exclude_each_other_are_rejected(options, because, given):
     assert rejection(options, **given) == f"{because}; leave out `{list(given)[-1]}`"
+
+
+@pytest.mark.parametrize("name", jobs.EXCLUSIONS)
+def test_exclusions_name_options_that_exist(name):
+    declared = {field.name for field in getattr(jobs, name).declared()}
+    for rule in jobs.EXCLUSIONS[name]:
+        assert {word for key in ("given", "without", "excludes") for word in rule.get(key, "").split()} <= declared
+        assert {*rule} <= {"given", "lacks", "without", "excludes", "because"}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ it writes the name of the field in backticks, `mem_len`, and the command line pr
 
 import os
 import re
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, dataclass_transform
 
@@ -30,6 +32,10 @@ from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
+EXCLUSIONS: dict[str, list[dict[str, str]]] = tomllib.loads(
+    (files("txlcli.workflows") / "exclusions.toml").read_text(encoding="utf-8")
+)
+"""Options that do not belong to others, by the class of the options."""
 Split = Literal["train", "valid", "test"]
 IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "uint32-be", "int32-be", "int64-be"]
 """Types of the ids of a file without a header; -be is big-endian."""
@@ -51,10 +57,6 @@ class OptionTraits:
     """Texts that `read` accepts."""
     writes: tuple[str, ...] = ()
     """Extensions of a file that the job writes, and replaces with `force` only."""
-    excludes: str = ""
-    """Fields that do not belong to this option, separated by blanks."""
-    because: str = ""
-    """Why not."""
 
 
 def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
@@ -97,11 +99,10 @@ class Options:
                 self._check_output(item.name, value, extensions)
             if item.name == "name" and value is not None and not re.fullmatch(PLAIN_NAME, value):
                 raise UsageError(f'`name` "{value}" is not a plain name; use letters, digits, ".", "-" and "_"')
-        for item in self.declared():
-            traits: OptionTraits = item.metadata["option"]
-            if item.name in self.changed():
-                self.exclude(*traits.excludes.split(), because=traits.because)
         self._check()
+        for rule in EXCLUSIONS.get(type(self).__name__, []):
+            if self._matches(rule):
+                self.exclude(*rule["excludes"].split(), because=rule["because"])
 
     def _check_output(self, name: str, path: Path, extensions: Sequence[str]) -> None:
         """Reject a file that cannot be written, or that exists unless it is to be replaced."""
@@ -127,6 +128,13 @@ class Options:
     def given(self, *names: str) -> list[str]:
         """Return those of the named fields that differ from their defaults, as backticked names for a message."""
         return [f"`{name}`" for name in names if name in self.changed()]
+
+    def _matches(self, rule: Mapping[str, str]) -> bool:
+        """Return True if the options are those for which an exclusion is meant."""
+        (first, *others), lacks = rule["given"].split(), {*rule.get("lacks", "").split()}
+        if not self.given(first, *others) or self.given(*rule.get("without", "").split()):
+            return False
+        return not lacks or lacks.isdisjoint(getattr(self, first))
 
     def exclude(self, *names: str, because: str) -> None:
         """Reject the named fields, which do not belong to the other options."""
@@ -187,12 +195,6 @@ SLOWDOWN_WINDOWS = 3
 """Repetitions of the timing of an evaluation."""
 PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
 """Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
-OF_ADAPTATION: dict[str, Any] = {
-    "excludes": "attn_len plot",
-    "because": "`cache` and `dynamic` take one memory length",
-}
-OF_MEMORY = ("mem_len", "seg_len", "same_length")
-"""Options of an evaluation that windows without memory have no use for."""
 Lengths = tuple[PositiveInt, ...] | Literal["auto"] | None
 """Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
 
@@ -241,37 +243,25 @@ class EvalOptions(PlotOptions):
     temperature: Annotated[float, Range(above=0, most=100)] | Literal["auto"] | None = option(
         "Divide the logits by this number; auto selects it on valid [default: the recipe's]."
     )
-    cache: PositiveInt | None = option("Add a continuous cache of N tokens (Grave et al.).", **OF_ADAPTATION)
-    dynamic: bool = flag_option(
-        "Add dynamic evaluation: train on the text while scoring (Krause et al.).", **OF_ADAPTATION
-    )
-    reset_at_documents: bool = flag_option(
-        "Read each document from an empty memory; the store must keep them apart.",
-        excludes="text attn_len protocols cache dynamic plot html",
-        because="`reset_at_documents` reads the documents of a split with a memory",
-    )
+    cache: PositiveInt | None = option("Add a continuous cache of N tokens (Grave et al.).")
+    dynamic: bool = flag_option("Add dynamic evaluation: train on the text while scoring (Krause et al.).")
+    reset_at_documents: bool = flag_option("Read each document from an empty memory; the store must keep them apart.")
     batch_size: PositiveInt | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
     positions: PositiveInt | None = option("Score the first N tokens only.")
     text: UserText | None = option(
         "Score a text file instead of a split; - is stdin.",
         metavar="FILE",
         read=read_user_text,
-        excludes="split",
-        because="`text` is scored instead of a split",
     )
     losses: Path | None = option(
         "Write the loss of every token to this file.",
         metavar="FILE.h5",
         writes=LOSS_FORMATS,
-        excludes="cache dynamic protocols",
-        because="`losses` are those of the model alone",
     )
     html: Path | None = option(
         "Write a page with the text coloured by loss, and by what memory gained.",
         metavar="FILE.html",
         writes=(".html",),
-        excludes="attn_len cache dynamic protocols",
-        because="`html` shows the model and its memory",
     )
     attention: AttentionBackend | None = attention_option()
     compile: Compile | None = compile_option()
@@ -283,8 +273,6 @@ class EvalOptions(PlotOptions):
             raise UsageError("`mem_len` auto: `reset_at_documents` does not search; give lengths such as 0,64,128")
         if self.losses is not None:
             _check_losses(self.losses)
-        if self.dynamic or self.reset_at_documents:
-            self.exclude("compile", because="`dynamic` and `reset_at_documents` compile nothing")
         if self.adapts and (self.searched or len(self.mem_lens) > 1):
             raise UsageError("`cache` and `dynamic` take one `mem_len`, which is not searched for")
         shortest = min(self.windows, default=MAX_COUNT)
@@ -294,25 +282,16 @@ class EvalOptions(PlotOptions):
             self._check_protocols()
             in_order = tuple(name for name in PROTOCOLS if name in self.protocols)
             object.__setattr__(self, "protocols", in_order)
-        elif self.attn_len is None:
-            self.exclude("stride", because="`stride` is the number of tokens predicted per window of `attn_len`")
-        else:
-            self.exclude(*OF_MEMORY, because="`attn_len` evaluates windows without memory")
 
     def _check_protocols(self) -> None:
         """Reject options that have no effect, or no meaning, in a comparison of protocols."""
         for name in self.protocols:
             if name not in PROTOCOLS:
                 raise UnknownNameError("protocol", name, PROTOCOLS)
-        searched = (self.searched,) if self.searched else ()
-        self.exclude(*searched, "cache", "dynamic", "plot", because="`protocols` compares the model at given lengths")
-        for protocol, *names in (("strided", "stride"), ("recurrence", *OF_MEMORY)):
-            if protocol not in self.protocols:
-                self.exclude(*names, because=f"{protocol} is not among the `protocols`")
+        if self.searched:
+            self.exclude(self.searched, because="`protocols` compares the model at given lengths")
         if 0 in self.mem_lens:
             raise UsageError("`mem_len` 0: `protocols` compare a memory with windows of its length; give 1 or more")
-        if self.protocols == ("recurrence",):
-            self.exclude("attn_len", because="recurrence has no windows")
 
     @property
     def mem_lens(self) -> tuple[int, ...]:
@@ -373,12 +352,7 @@ DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40
 class GenerateOptions(Options):
     """Options of `txl generate`: context and sampling of the texts."""
 
-    prompt: str | None = option(
-        "Text to continue; - is stdin.",
-        metavar="TEXT",
-        excludes="at context reference",
-        because="`prompt` is the whole context",
-    )
+    prompt: str | None = option("Text to continue; - is stdin.", metavar="TEXT")
     at: NaturalInt | None = option("Last token of the context in the test split [default: random, by --seed].")
     context: PositiveInt | None = option(f"Tokens of context, at most [default: {DEFAULT_CONTEXT}].")
     tokens: PositiveInt = option("Tokens to generate.", default=500)
@@ -390,11 +364,7 @@ class GenerateOptions(Options):
     temperature: Annotated[float, Range(least=1e-3, most=1e3)] | None = option(
         "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1]."
     )
-    greedy: bool = flag_option(
-        "Always select the likeliest token.",
-        excludes="top_k top_p temperature samples",
-        because="`greedy` does not sample",
-    )
+    greedy: bool = flag_option("Always select the likeliest token.")
     reference: bool = flag_option("Also print the context and its actual continuation in the test split.")
     compile: Compile | None = compile_option()
     seed: Seed = seed_option()
@@ -523,12 +493,7 @@ class PrepareOptions(Options):
         example="three shares like 90,5,5",
     )
     released_convention: bool = flag_option("Treat enwik8 and lm1b like the released code of the paper.")
-    vocab: Path | None = option(
-        "Encode with this vocabulary, such as the vocab.json of a run.",
-        metavar="FILE",
-        excludes="tokenizer vocab_size min_count sp_type released_convention",
-        because="the file of `vocab` decides",
-    )
+    vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
     workers: PositiveInt | None = option("Processes that read the text [default: one per processor, at most 6].")
     dtype: IdType | None = option(
         "Type of the ids of a .bin without a header: uint8, uint16, uint32, int32, int64; big-endian: uint16-be "
@@ -591,15 +556,9 @@ class TrainOptions(Options):
     """Options of `txl train`; None keeps the setting of the recipe, or of the run that is resumed."""
 
     name: str | None = option("Name of the run [default: name of the recipe].")
-    resume: str | None = option(
-        "Resume this run.",
-        metavar="RUN",
-        excludes="name force begin_from",
-        because="`resume` continues a run",
-    )
+    resume: str | None = option("Resume this run.", metavar="RUN")
     begin_from: str | None = option(
-        "Begin a new run with the weights of this one, and its settings unless a recipe is given.",
-        metavar="RUN",
+        "Begin a new run with the weights of this one, and its settings unless a recipe is given.", metavar="RUN"
     )
     max_steps: PositiveInt | None = option("Stop and save after this step, without changing the schedule.")
     max_minutes: NotNegativeFloat | None = option("Stop and save after this time.")
@@ -645,10 +604,7 @@ class LaunchOptions(Options):
         "Start the processes again, up to N times, if one is lost; they resume the run.",
         default=0,
     )
-    seeds: PositiveInt = seeds_option(
-        excludes="processes restarts dry_run",
-        because="`seeds` trains one run after the other in one process",
-    )
+    seeds: PositiveInt = seeds_option()
     dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
 
 
