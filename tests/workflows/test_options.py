@@ -97,7 +97,6 @@ LOSSES = "`losses` are those of the model alone"
             (EvalOptions, MODEL_ALONE, {"protocols": PROTOCOLS} | other)
             for other in ({"cache": 3}, {"dynamic": True}, {"plot": FIGURE})
         ),
-        *((EvalOptions, MODEL_ALONE, {"protocols": PROTOCOLS, name: "auto"}) for name in ("mem_len", "attn_len")),
         (EvalOptions, "recurrence is not among the `protocols`", {"protocols": ("sliding",), "same_length": False}),
         (EvalOptions, "recurrence has no windows", {"protocols": ("recurrence",), "attn_len": (5,)}),
         (EvalOptions, "strided is not among the `protocols`", {"protocols": ("disjoint",), "stride": 2}),
@@ -128,17 +127,27 @@ def test_exclusions_name_options_that_exist(name):
     ("options", "given", "message"),
     [
         (EvalOptions, {"attn_len": ()}, "`attn_len` is empty; give at least one number, or leave it out"),
-        (
-            EvalOptions,
-            {"reset_at_documents": True, "mem_len": "auto"},
-            "`mem_len` auto: `reset_at_documents` does not search; give lengths such as 0,64,128",
+        *(
+            (
+                EvalOptions,
+                {other: value, name: "auto"},
+                f"`{name}` auto: `{other}` does not search; give a length, such",
+            )
+            for other, value in {
+                "protocols": PROTOCOLS,
+                "cache": 9,
+                "dynamic": True,
+                "reset_at_documents": True,
+            }.items()
+            for name in ("mem_len", "attn_len")
         ),
         (EvalOptions, {"losses": Path("no/losses.h5")}, "`losses` no/losses.h5: there is no folder no; make it first"),
         (EvalOptions, {"html": Path("page.txt")}, "`html` page.txt: use the extension .html"),
         (EvalOptions, {"attn_len": (9, 7), "stride": 8}, "`stride` 8 exceeds the window length 7; give at most that"),
-        *(
-            (EvalOptions, {"cache": 9, "mem_len": lengths}, "`cache` and `dynamic` take one `mem_len`, which is not")
-            for lengths in ((0, 5), "auto")
+        (
+            EvalOptions,
+            {"cache": 9, "mem_len": (0, 5)},
+            "`cache` and `dynamic` take one `mem_len`; leave out the others",
         ),
         (EvalOptions, {"protocols": PROTOCOLS, "mem_len": (5, 0)}, "`mem_len` 0: `protocols` compare a memory with"),
         (EvalOptions, {"protocols": ("disjont",)}, 'unknown protocol "disjont"; did you mean "disjoint"? (known: '),

@@ -269,29 +269,24 @@ class EvalOptions(PlotOptions):
     """True to time a vanilla model as well (slowdown)."""
 
     def _check(self) -> None:
-        if self.reset_at_documents and self.searched:
-            raise UsageError("`mem_len` auto: `reset_at_documents` does not search; give lengths such as 0,64,128")
+        others = self.given("protocols", "cache", "dynamic", "reset_at_documents")
+        if self.searched and others:
+            raise UsageError(f"`{self.searched}` auto: {others[0]} does not search; give a length, such as 64")
+        if self.adapts and len(self.mem_lens) > 1:
+            raise UsageError("`cache` and `dynamic` take one `mem_len`; leave out the others")
         if self.losses is not None:
-            _check_losses(self.losses)
-        if self.adapts and (self.searched or len(self.mem_lens) > 1):
-            raise UsageError("`cache` and `dynamic` take one `mem_len`, which is not searched for")
+            from txlcli.data import loss_file
+
+            loss_file.check_path(self.losses, f"`losses` {self.losses}")  # `force` replaces a file of losses only
         shortest = min(self.windows, default=MAX_COUNT)
         if (self.stride or 0) > shortest:
             raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; give at most that")
-        if self.protocols:
-            self._check_protocols()
-            in_order = tuple(name for name in PROTOCOLS if name in self.protocols)
-            object.__setattr__(self, "protocols", in_order)
-
-    def _check_protocols(self) -> None:
-        """Reject options that have no effect, or no meaning, in a comparison of protocols."""
         for name in self.protocols:
             if name not in PROTOCOLS:
                 raise UnknownNameError("protocol", name, PROTOCOLS)
-        if self.searched:
-            self.exclude(self.searched, because="`protocols` compares the model at given lengths")
-        if 0 in self.mem_lens:
+        if self.protocols and 0 in self.mem_lens:
             raise UsageError("`mem_len` 0: `protocols` compare a memory with windows of its length; give 1 or more")
+        object.__setattr__(self, "protocols", tuple(name for name in PROTOCOLS if name in self.protocols))
 
     @property
     def mem_lens(self) -> tuple[int, ...]:
@@ -337,13 +332,6 @@ class EvalOptions(PlotOptions):
             same_length=same_length,
             temperature=self.temperature or settings.temperature,
         )
-
-
-def _check_losses(path: Path) -> None:
-    """Reject another file than one of losses, which `force` must not replace."""
-    from txlcli.data import loss_file
-
-    loss_file.check_path(path, f"`losses` {path}")
 
 
 DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40

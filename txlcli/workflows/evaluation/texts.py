@@ -73,11 +73,10 @@ class Scoring:
 
     def score(self, function: Callable[[Stream], Result], title: str) -> Result:
         """Score the text with a function of the core; `title` names its progress."""
-        opened, text, temperature = self.opened, self.text, self.settings.temperature
-        assert isinstance(temperature, float)  # `with_temperature` has chosen it
+        opened, text = self.opened, self.text
         with (
             self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar,
-            opened.model.softmax.at_temperature(temperature),
+            opened.model.softmax.at_temperature(float(self.settings.temperature)),  # `with_temperature` has chosen it
         ):
             return function(Stream(opened.model, text.inputs, text.targets, self.settings, bar.reach))
 
