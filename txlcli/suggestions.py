@@ -18,18 +18,16 @@ def tables() -> dict[str, dict[str, str]]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean "X"?` with the known name that was probably meant, or an empty string."""
-    meant = meant_name(name, known)
+    """Return `; did you mean "X"?` with the known name that was probably meant, or an empty string.
+
+    A synonym comes first, then the most similar spelling.
+    """
+    names = list(known)
+    meant = next((target for target in _synonyms(name, "names") if target in names), None) or _similar(name, names)
     if meant is None:
         return ""
     phrase = tables()["phrases"].get(_plain(name), "")
     return f"; did you mean {phrase}?" if phrase.startswith(meant) else f'; did you mean "{meant}"?'
-
-
-def meant_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant: a synonym, else the most similar spelling, else None."""
-    names = list(known)
-    return next((target for target in _synonyms(name, "names") if target in names), None) or _similar(name, names)
 
 
 def meant_setting(section: str, key: str, known: Iterable[str]) -> str | None:
