@@ -115,18 +115,14 @@ def _parameter(field: Field[Any]) -> Parameter:
         hint, default = field.type, field.default
     elif type_.is_list and type_.item is str and not traits.read:
         hint = list[str] | None
+    letter = LETTERS.get(type_.item)  # None for words
+    if letter and type_.is_list:
+        letter = f"{letter},{letter},..."
     option = Option(
         *(() if type_.item is bool and type_.can_be_off else (flag(field.name),)),  # Typer adds --no-NAME
-        metavar=traits.metavar or _metavar(type_),
+        metavar=traits.metavar or (letter and "|".join([letter, *type_.words])),
         envvar=traits.variable,
         autocompletion=COMPLETIONS.get(field.name),
         help=traits.help,
     )
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option])
-
-
-def _metavar(type_: FieldType) -> str | None:
-    """Return what stands for a value in the help, None for words."""
-    if (letter := LETTERS.get(type_.item)) is None:
-        return None
-    return "|".join([f"{letter},{letter},..." if type_.is_list else letter, *type_.words])

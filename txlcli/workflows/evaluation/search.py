@@ -186,7 +186,10 @@ def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     # Missing splits must be reported before anything is scored.
     for_cache = scoring.on_valid(cache_positions(settings, cache))
     for_dynamic = scoring.on_valid(dynamic_positions(settings))
-    rms = _rms_of_train(scoring) if options.dynamic else []
+    rms: list[Tensor] = []
+    if options.dynamic:
+        train = scoring.opened.store(scoring.workspace.data_dir).ids("train")
+        rms = gradient_rms(scoring.opened.model, train, settings, RMS_SEGMENTS)
     score = partial(with_memory, mem_len=settings.mem_len)
     tempered = with_temperature(scoring, score)
     yield replace(score(tempered), method="model")
@@ -238,12 +241,6 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterato
     if tempered.settings.temperature != 1:
         row = score(tempered)
         yield replace(row, method="dynamic, temperature", adaptation=parameters | {"temperature": row.temperature})
-
-
-def _rms_of_train(scoring: Scoring) -> list[Tensor]:
-    """Return the root mean square of each gradient on the first segments of the training split."""
-    train = scoring.opened.store(scoring.workspace.data_dir).ids("train")
-    return gradient_rms(scoring.opened.model, train, scoring.settings, RMS_SEGMENTS)
 
 
 def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> DynamicSettings:
