@@ -95,7 +95,7 @@ def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, r
         files = _write(stored, options, report)
         for number, name in enumerate(names, 1):
             workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale.name} scale")
-            stored[name] = _make(name, replace(base, commands=[], readings=[]))
+            stored[name] = _make(name, replace(base))
             _write(stored, options, report)  # after each item: an interruption loses only one
     return ReproduceResult(report=files, sections={name: stored[name] for name in names})
 

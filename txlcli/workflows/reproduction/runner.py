@@ -55,11 +55,10 @@ class Runner:
     report: Report
     recl_results: dict[tuple[str, ...], ReclResult] = field(default_factory=dict)
     """Results of `txl recl` by group, which several items share."""
-    commands: list[str] = field(default_factory=list)
-    readings: list[str] = field(default_factory=list)
-    """Settings of the evaluations, in sentences, each once."""
 
     def __post_init__(self) -> None:
+        self.commands: list[str] = []
+        self.readings: list[str] = []  # settings of the evaluations, in sentences, each once
         self.directory, self.seeds = self.options.directory, seeds_of(self.options)
         self.machine = describe_machine(pick_device(self.workspace.device))
 
