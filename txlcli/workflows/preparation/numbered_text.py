@@ -12,7 +12,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as arrow
@@ -27,11 +26,6 @@ from txlcli.system import processors
 from txlcli.workflows.preparation.planning import CHUNK
 from txlcli.workflows.reporter import Step
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-_functions: list[Callable[[Any], Any]] = []
-"""Function that this worker process calls; with a vocabulary it is too large to be sent with each item."""
 MAX_WORKERS = 6  # a worker needs 250 MB to split a chunk into words; six and the first process stay below 2 GiB
 
 
@@ -80,8 +74,7 @@ def join_files(slices: Slices, *, close_last: bool) -> Slices:
     With `close_last`, which words need, also after the last slice, unless the text has no word.
     """
     pieces = [piece for piece in slices if piece.size]
-    is_open = [piece.read(piece.size - 1) not in (b"\n", b"\r") for piece in pieces]
-    joined = [replace(piece, tail=b"\n") if lacks else piece for piece, lacks in zip(pieces, is_open, strict=True)]
+    joined = [piece if piece.read(piece.size - 1) in (b"\n", b"\r") else replace(piece, tail=b"\n") for piece in pieces]
     closes = close_last and any(block.strip() for piece in pieces for block in piece.blocks())
     return (*joined[:-1], *(joined if closes else pieces)[-1:])
 
@@ -180,9 +173,11 @@ class NumberedText:
             raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
         return SplitInfo(tokens=tokens, words=words + count_line_ends * lines, bytes=size)
 
-    def starts(self, split: str) -> NDArray[np.integer]:
-        """Return the places of the tokens that begin a document."""
+    def starts(self, split: str) -> NDArray[np.integer] | None:
+        """Return the places of the tokens that begin a document; None for text that is not divided into documents."""
         chunks = self.chunks[split]
+        if not any(chunk.starts.size for chunk in chunks):
+            return None
         ends = np.cumsum([chunk.tokens for chunk in chunks])
         places = (chunk.starts + end - chunk.tokens for chunk, end in zip(chunks, ends, strict=True))
         return np.unique(np.concatenate([[0], *places]))
@@ -205,35 +200,36 @@ class NumberedText:
             step.advance(chunk.tokens)
 
 
-def default_workers() -> int:
-    """Return the number of available processors, limited so that memory suffices."""
-    return min(processors.available(), MAX_WORKERS)
+Number = Callable[[Job], NumberedChunk]
+_functions: list[Number] = []
+"""Function that this worker process calls; with a vocabulary it is too large to be sent with each job."""
 
 
-def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Map a function over items in `workers` processes, in this one if 1; keep the order."""
+def map_in_order(function: Number, jobs: Iterable[Job], workers: int | None) -> Iterator[NumberedChunk]:
+    """Map a function over jobs in `workers` processes, in this one if 1, by default in one per processor."""
+    workers = workers or min(processors.available(), MAX_WORKERS)
     if workers == 1:
-        yield from map(function, items)
+        yield from map(function, jobs)
         return
     # A fresh interpreter per worker: forking a process that runs threads, as torch does, may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize, initargs=(function,)) as pool:
         try:
-            yield from pool.map(_call, items)
+            yield from pool.map(_call, jobs)
         except BrokenProcessPool as error:
             raise TxlError("a worker process died, possibly because memory ran out; try `workers` 1") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _initialize(function: Callable[[Any], object]) -> None:
+def _initialize(function: Number) -> None:
     _functions.append(function)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _call(item: Any) -> Any:
-    return _functions[0](item)
+def _call(job: Job) -> NumberedChunk:
+    return _functions[0](job)
 
 
 def _exit_with_parent() -> None:

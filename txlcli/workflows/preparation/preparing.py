@@ -1,6 +1,6 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,12 +17,10 @@ from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.numbered_text import (
-    Job,
     NumberedChunk,
     NumberedText,
     align_to_characters,
     cut_into_chunks,
-    default_workers,
     join_files,
     map_in_order,
     number_chunk,
@@ -146,10 +144,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
         with reporter.progress("training SentencePiece"):
             vocab, sampled = _train_sentencepiece(plan, splits)
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
-    splitter = vocab or rules.vocabulary(plan, rule, marks)
-    sentences = plan.corpus.sentences and not plan.documents and splitter.boundary is not None
-    number = partial(number_chunk, splitter, work, sentences=sentences)
-    numbered = _number(plan, splits, reporter, number)
+    numbered = _number(plan, splits, vocab or rules.vocabulary(plan, rule, marks), work, reporter)
     vocab = vocab or rules.build(plan, rule, text.vocabulary_file, numbered)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     infos = {split: numbered.info(split, count_line_ends=count_line_ends) for split in splits}
@@ -168,8 +163,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
     tokens = sum(info.tokens for info in infos.values())
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
         for split, info in infos.items():
-            starts = numbered.starts(split) if plan.documents or sentences else None
-            writer.add(split, info, numbered.ids(split, vocab, step), starts)
+            writer.add(split, info, numbered.ids(split, vocab, step), numbered.starts(split))
     return TokenStore.open(plan.store)
 
 
@@ -224,12 +218,13 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
     return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
 
 
-def _number(plan: Plan, splits: Splits, reporter: Reporter, number: Callable[[Job], NumberedChunk]) -> NumberedText:
+def _number(plan: Plan, splits: Splits, splitter: Vocab, work: Path, reporter: Reporter) -> NumberedText:
     """Number the symbols of each chunk, in worker processes if there are many chunks."""
-    total = sum(map(size_of, splits.values()))
-    workers = (plan.options.workers or default_workers()) if total > plan.sizes.parallel_from else 1
+    total, documents = sum(map(size_of, splits.values())), plan.documents
+    workers = plan.options.workers if total > plan.sizes.parallel_from else 1
     chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, plan.sizes.chunk)]
-    jobs = ((chunk, plan.documents.starts(chunk) if plan.documents else []) for _, chunk in chunks)
+    jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
+    number = partial(number_chunk, splitter, work, sentences=plan.corpus.sentences and not documents)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
     with reporter.progress("reading", total, "B") as step:
         for (split, _), chunk in zip(chunks, map_in_order(number, jobs, workers), strict=True):
