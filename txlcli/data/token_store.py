@@ -12,7 +12,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
 from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import SPLITS, Corpus, Slice
@@ -26,7 +25,7 @@ from txlcli.data.hdf5 import (
     reading,
     set_attributes,
 )
-from txlcli.data.vocabulary import Vocab, smallest_dtype
+from txlcli.data.vocabulary import Ids, Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.command_lines import command_line
@@ -105,7 +104,7 @@ class TokenStore(StoreFacts):
     """Vocabulary as JSON; verified when `vocab` is read."""
     stored_fingerprint: str
     is_verified: bool
-    opened: dict[str, NDArray[Any]] = field(default_factory=dict)
+    opened: dict[str, Ids] = field(default_factory=dict)
     """Ids whose digest has been verified, by split."""
 
     @classmethod
@@ -166,7 +165,7 @@ class TokenStore(StoreFacts):
         """Fingerprint of the vocabulary."""
         return self.vocab.fingerprint
 
-    def ids(self, split: str) -> NDArray[Any]:
+    def ids(self, split: str) -> Ids:
         """Return the token stream of a split as a read-only memory map; the digest is verified at the first call."""
         if split not in self.opened:
             self.info(split)  # raises the error if there is none
@@ -194,7 +193,7 @@ class TokenStore(StoreFacts):
             self.sentence_starts(split)
         assert self.vocab
 
-    def sentence_starts(self, split: str) -> NDArray[Any] | None:
+    def sentence_starts(self, split: str) -> Ids | None:
         """Return the offset of each document in the stream as a read-only memory map, after verifying the digest.
 
         None unless the corpus consists of unrelated sentences, or was prepared with the places of its documents.
@@ -203,7 +202,7 @@ class TokenStore(StoreFacts):
         array = self.arrays.get((split, SENTENCE_STARTS))
         return None if array is None else self._map(array, f"the list of sentences of the {split} split")
 
-    def _map(self, array: _Array, what: str) -> NDArray[Any]:
+    def _map(self, array: _Array, what: str) -> Ids:
         """Map an array into memory, after verifying its digest unless another process does."""
         if not self.is_verified:
             digest = hashlib.sha256()
@@ -252,32 +251,35 @@ def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:160]
 
 
+@dataclass(frozen=True)
 class StoreWriter:
     """Writes the splits of one store."""
 
-    def __init__(self, file: h5py.File, disk: DiskFile, vocab: Vocab) -> None:
-        self._disk, self._splits, self._vocab = disk, file.create_group("splits"), vocab
+    splits: h5py.Group
+    disk: DiskFile
+    vocab: Vocab
 
     def add(
         self,
         split: str,
         info: SplitInfo,
-        blocks: Iterable[NDArray[Any]],
-        starts: NDArray[np.integer] | None = None,
+        blocks: Iterable[Ids],
+        starts: Ids | None = None,
     ) -> None:
         """Write one split from consecutive blocks of ids, `info.tokens` ids in total; -1 is a symbol that is unknown.
 
         Also write the offsets of documents, `starts`, but for those behind the last id.
         """
-        group, size = self._splits.create_group(split), self._vocab.size
+        group, size = self.splits.create_group(split), self.vocab.size
         used, unknown = np.zeros(size, dtype=np.bool_), 0
 
-        def counted() -> Iterator[NDArray[Any]]:
+        def counted() -> Iterator[Ids]:
             nonlocal unknown
             for block in blocks:
                 if missing := int((block < 0).sum()):
+                    assert self.vocab.unknown is not None
                     unknown += missing
-                    block[block < 0] = self._vocab.unknown
+                    block[block < 0] = self.vocab.unknown
                 used[block] = True
                 yield block
 
@@ -289,9 +291,7 @@ class StoreWriter:
             sha256 = self._write(group, SENTENCE_STARTS, offsets.size, smallest_dtype(info.tokens), [offsets])
             set_attributes(group, {STARTS_DIGEST: sha256})
 
-    def _write(
-        self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]
-    ) -> str:
+    def _write(self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[Ids]) -> str:
         """Write a dataset from consecutive blocks and return its digest."""
         dataset = group.create_dataset(name, shape=(count,), dtype=dtype)
         digest, done = hashlib.sha256(), 0
@@ -299,7 +299,7 @@ class StoreWriter:
             numbers = np.ascontiguousarray(block, dtype=dtype)
             if numbers.size:
                 dataset.write_direct(numbers, dest_sel=np.s_[done : done + numbers.size])
-                self._disk.raise_error()
+                self.disk.raise_error()
             digest.update(numbers.data)
             done += numbers.size
         if done < count:
@@ -327,7 +327,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
             with creating(draft) as (file, disk):
                 set_attributes(file, attributes)
                 file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
-                yield StoreWriter(file, disk, vocab)
+                yield StoreWriter(file.create_group("splits"), disk, vocab)
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or _short(error)

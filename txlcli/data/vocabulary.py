@@ -6,6 +6,7 @@ A vocabulary of ids alone belongs to token files of other systems, which have no
 import base64
 import codecs
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from txlcli.data.sentencepiece_model import SentencePieceModel
 
 TokenizerName = Literal["byte", "char", "word", "sentencepiece", "ids"]
-Ids = NDArray[np.int64]
+Ids = NDArray[np.integer]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+BLOCK = 1 << 16  # tokens that are decoded together
 MAX_IDS = 1 << 20
 """Largest vocabulary of ids alone; more would be another type of ids, or a damaged file."""
 IS_BLANK = np.array([chr(code).isspace() for code in range(0x3002)])
@@ -85,21 +87,25 @@ class Vocab:
         other_than_symbols = self.unknown if self.model else None
         return {symbol: number for number, symbol in enumerate(self.symbols) if number != other_than_symbols}
 
-    def encode(self, text: str | bytes) -> Ids:
+    def encode(self, text: str | bytes) -> NDArray[np.int64]:
         """Encode a text, or its UTF-8; a word vocabulary ends each complete line with the boundary."""
         self.check_has_text()
         symbols, numbers, _ = self.number([text])
         ids = self.table(symbols)[numbers]
         return ids if self.unknown is None else np.where(ids < 0, self.unknown, ids)
 
-    def table(self, symbols: Iterable[str]) -> Ids:
+    def table(self, symbols: Iterable[str]) -> NDArray[np.int64]:
         """Return the id of each symbol; -1 for one that is unknown."""
         ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
         if self.unknown is None and ids.size and ids.min() < 0:
-            raise self._missing([*symbols][int(np.argmin(ids))])
+            symbol = [*symbols][int(np.argmin(ids))]
+            name = f"byte 0x{ord(symbol):02x}" if self.tokenizer == "byte" else json.dumps(symbol, ensure_ascii=False)
+            raise VocabularyError(
+                f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {name}; leave it out of the text"
+            )
         return ids
 
-    def number(self, texts: Iterable[str | bytes]) -> tuple[list[str], NDArray[np.integer], list[int]]:
+    def number(self, texts: Iterable[str | bytes]) -> tuple[list[str], Ids, list[int]]:
         """Split texts into bytes, characters, pieces or words, as the benchmarks do, with the boundary after each line.
 
         Returns the distinct symbols in first-seen order, all texts as their numbers, and the number of symbols of each
@@ -139,12 +145,6 @@ class Vocab:
                 "`vocab` FILE to give it one"
             )
 
-    def _missing(self, symbol: str) -> VocabularyError:
-        name = f"byte 0x{ord(symbol):02x}" if self.tokenizer == "byte" else json.dumps(symbol, ensure_ascii=False)
-        return VocabularyError(
-            f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {name}; leave it out of the text"
-        )
-
     @cached_property
     def pieces(self) -> list[bytes]:
         """Bytes of each token, which may be part of a character: of words without the blank between two of them."""
@@ -174,14 +174,11 @@ class Vocab:
         """
         return "".join(self.spell(ids))
 
-    def decode_blocks(self, blocks: Iterable[NDArray[Any]]) -> Iterator[bytes]:
+    def decode_blocks(self, blocks: Iterable[Ids]) -> Iterator[bytes]:
         """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary."""
         self.check_has_text()
-        after: int | None = None
-        for block in blocks:
-            numbers = block.tolist()
-            yield b"".join(self._bytes(numbers, after))
-            after = numbers[-1] if numbers else after
+        spelled = self._bytes((number for block in blocks for number in block.tolist()), None)
+        yield from iter(lambda: b"".join(itertools.islice(spelled, BLOCK)), b"")
 
     def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Decode ids one at a time; bytes are held back until they form a complete character.

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as arrow
-from numpy.typing import NDArray
 from pyarrow import feather
 
 from txlcli.corpora.corpus import Slice, Slices
 from txlcli.data.token_store import SplitInfo
-from txlcli.data.vocabulary import REPLACEMENT, Vocab, count_words, smallest_dtype
+from txlcli.data.vocabulary import REPLACEMENT, Ids, Vocab, count_words, smallest_dtype
 from txlcli.errors import CorpusInputError, TxlError
 from txlcli.system import processors
 from txlcli.workflows.preparation.planning import CHUNK
@@ -102,7 +101,7 @@ class NumberedChunk:
     words: int
     lines: int
     bytes: int
-    starts: NDArray[np.integer]
+    starts: Ids
     """Places of the tokens that begin a document."""
     nuls: int
     """Number of NUL bytes."""
@@ -113,7 +112,7 @@ class NumberedChunk:
     literal_unknown: int
     """Times that the text itself has the symbol of unknown ones."""
 
-    def read(self) -> tuple[list[str], NDArray[np.integer]]:
+    def read(self) -> tuple[list[str], Ids]:
         """Return the distinct symbols in first-seen order, and the text as their numbers."""
         text = feather.read_table(self.path, memory_map=False).column(0).combine_chunks()
         return text.dictionary.to_pylist(), text.indices.to_numpy()
@@ -137,6 +136,9 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
     feather.write_feather(arrow.table({"text": text}), path, compression="uncompressed", chunksize=max(1, len(text)))
     marks = ["" if mark is None else rules.symbols[mark] for mark in (rules.boundary, rules.unknown)]
     ends, unknown = (numbers == (symbols.index(mark) if mark in symbols else -1) for mark in marks)
+    invalid = 0
+    if rules.tokenizer == "byte":
+        invalid = data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
     words, lines = count_words(data, len(text), rules.tokenizer, has_boundary=bool(marks[0]))
     return NumberedChunk(
         path=path,
@@ -146,14 +148,10 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
         bytes=len(data),
         starts=np.flatnonzero(ends) + 1 if sentences else np.cumsum(sizes)[:-1],
         nuls=data.count(0),
-        invalid=_count_invalid(data) if rules.tokenizer == "byte" else 0,
+        invalid=invalid,
         boundaries=data.count(marks[0].encode()) if marks[0] else 0,
         literal_unknown=int(unknown.sum()),
     )
-
-
-def _count_invalid(data: bytes) -> int:
-    return data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ class NumberedText:
             raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
         return SplitInfo(tokens=tokens, words=words + count_line_ends * lines, bytes=size)
 
-    def starts(self, split: str) -> NDArray[np.integer] | None:
+    def starts(self, split: str) -> Ids | None:
         """Return the places of the tokens that begin a document; None for text that is not divided into documents."""
         chunks = self.chunks[split]
         if not any(chunk.starts.size for chunk in chunks):
@@ -191,7 +189,7 @@ class NumberedText:
                 counts[split].update(dict(zip(symbols, np.bincount(numbers).tolist(), strict=True)))
         return counts
 
-    def ids(self, split: str, vocab: Vocab, step: Step) -> Iterator[NDArray[np.integer]]:
+    def ids(self, split: str, vocab: Vocab, step: Step) -> Iterator[Ids]:
         """Yield the ids of each chunk, with -1 for unknown symbols, and remove its file."""
         for chunk in self.chunks[split]:
             symbols, numbers = chunk.read()

@@ -137,8 +137,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
     """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store."""
     text, rule = locate_text(plan, work, reporter), rules.rule_of(plan)
     closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
-    checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
-    splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
+    splits = {split: _joined(plan, split, pieces, closes_lines) for split, pieces in text.splits.items()}
     vocab, sampled = plan.vocab, list[str]()
     if vocab is None and plan.tokenizer == "sentencepiece":
         with reporter.progress("training SentencePiece"):
@@ -185,12 +184,12 @@ def _changes(
     return {name: count for name, count in counts.items() if count}
 
 
-def _checked(plan: Plan, split: str, pieces: Slices) -> Slices:
-    """Return the slices of a split that end between characters; benchmarks are cut by bytes."""
+def _joined(plan: Plan, split: str, pieces: Slices, close_last: bool) -> Slices:
+    """Return the slices of a split, with ends of lines between them; benchmarks may be cut inside characters."""
     if not size_of(pieces):
         where = ", ".join(str(piece.path) for piece in pieces) or "the source"
         raise CorpusInputError(f"{where}: the {split} split is empty; add text to it")
-    return pieces if plan.tokenizer == "byte" else align_to_characters(pieces)
+    return join_files(pieces if plan.tokenizer == "byte" else align_to_characters(pieces), close_last=close_last)
 
 
 def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:

@@ -3,16 +3,14 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import SHARES, Slices, Splits, size_of
 from txlcli.corpora.directory import cut
 from txlcli.corpora.locate import list_names, missing_note, text_files
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
-from txlcli.data.vocabulary import MAX_IDS, Vocab
+from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles, other_type
 from txlcli.workflows.preparation.planning import Plan
@@ -63,9 +61,7 @@ def _splits(plan: Plan, tokens: TokenFiles) -> Splits:
     return cut(pieces, plan.source, plan.options.split or SHARES, boundaries, unit)
 
 
-def _blocks(
-    pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown: int | None = None
-) -> Iterator[NDArray[Any]]:
+def _blocks(pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown: int | None = None) -> Iterator[Ids]:
     """Yield the ids of pieces in blocks, all of them below `limit`, and -1 for the id `unknown`."""
     for piece in pieces:
         for block in tokens.blocks(piece):

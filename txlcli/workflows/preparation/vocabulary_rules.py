@@ -1,7 +1,7 @@
 """Builds the vocabulary of a store from the symbol counts of its text, and describes the conventions used."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from txlcli import corpora
@@ -68,7 +68,10 @@ def build(plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, text: 
     if rule.all_bytes:
         return Vocab.of_bytes(range(256))
     if vocabulary_file is not None and plan.own_convention:
-        return vocabulary(plan, rule, _read_list(vocabulary_file, rule.specials))
+        symbols = list(vocabularies.read(vocabulary_file).symbols)
+        if lacking := " and ".join(symbol for symbol in rule.specials if symbol not in symbols):
+            raise CorpusInputError(f"{vocabulary_file}: the vocabulary lacks {lacking}; this is another file")
+        return vocabulary(plan, rule, symbols)
     counts = text.counts()
     total = sum((counts[split] for split in rule.splits if split in counts), Counter[str]())
     total = total or sum(counts.values(), total)
@@ -77,14 +80,6 @@ def build(plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, text: 
     if rule.unknown is not None and rule.unknown not in symbols and not set().union(*counts.values()) <= {*symbols}:
         symbols.append(rule.unknown)
     return vocabulary(plan, rule, symbols)
-
-
-def _read_list(path: Path, needed: Sequence[str]) -> list[str]:
-    """Read the symbols of a benchmark's vocabulary file."""
-    symbols = list(vocabularies.read(path).symbols)
-    if lacking := [symbol for symbol in needed if symbol not in symbols]:
-        raise CorpusInputError(f"{path}: the vocabulary lacks {' and '.join(lacking)}; this is another file")
-    return symbols
 
 
 def _built_from(rule: VocabularyRule, text: Text) -> str | None:
