@@ -2,7 +2,7 @@
 
 import re
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from txlcli.exchange.token_files import TokenFiles
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
     from txlcli.exchange.containers import TextFile
@@ -61,6 +62,9 @@ class Plan:
     files: "tuple[TextFile, ...]"
     """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
     sizes: WorkSizes = WorkSizes()
+    reporter: Reporter = field(default_factory=Reporter)
+    work: Path = Path()
+    """Temporary directory, while the plan is carried out."""
 
     @cached_property
     def documents(self) -> Documents | None:

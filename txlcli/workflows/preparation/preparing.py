@@ -88,8 +88,7 @@ def run(
 ) -> PreparedStore:
     """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`."""
     reporter = reporter or Reporter()
-    plan = make_plan(corpus_or_path, options, data_dir)
-    plan = replace(plan, sizes=sizes) if sizes else plan
+    plan = replace(make_plan(corpus_or_path, options, data_dir), sizes=sizes or WorkSizes())
     origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
     title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
     if options.source is None and plan.corpus.name == corpus_or_path and Path(corpus_or_path).exists():
@@ -109,9 +108,8 @@ def run_plan(plan: Plan, reporter: Reporter) -> TokenStore:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with _only_process(plan), temporary_directory(directory, WORK_DIRECTORY) as work:
-            if plan.tokens:
-                return write_store(plan, plan.tokens, work, reporter)
-            return _prepare_text(plan, work, reporter)
+            plan = replace(plan, work=work, reporter=reporter)
+            return write_store(plan, plan.tokens) if plan.tokens else _prepare_text(plan)
     except CorpusError as error:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error
@@ -133,17 +131,17 @@ def _only_process(plan: Plan) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def _prepare_text(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
+def _prepare_text(plan: Plan) -> TokenStore:
     """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store."""
-    text, rule = locate_text(plan, work, reporter), rules.rule_of(plan)
+    text, rule = locate_text(plan), rules.rule_of(plan)
     closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
     splits = {split: _joined(plan, split, pieces, closes_lines) for split, pieces in text.splits.items()}
     vocab, sampled = plan.vocab, list[str]()
     if vocab is None and plan.tokenizer == "sentencepiece":
-        with reporter.progress("training SentencePiece"):
+        with plan.reporter.progress("training SentencePiece"):
             vocab, sampled = _train_sentencepiece(plan, splits)
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
-    numbered = _number(plan, splits, vocab or rules.vocabulary(plan, rule, marks), work, reporter)
+    numbered = _number(plan, splits, vocab or rules.vocabulary(plan, rule, marks))
     vocab = vocab or rules.build(plan, rule, text.vocabulary_file, numbered)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     infos = {split: numbered.info(split, count_line_ends=count_line_ends) for split in splits}
@@ -160,7 +158,10 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )
     tokens = sum(info.tokens for info in infos.values())
-    with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
+    with (
+        writing(plan.store, facts, vocab, work=plan.work) as writer,
+        plan.reporter.progress("writing", tokens, "tokens") as step,
+    ):
         for split, info in infos.items():
             writer.add(split, info, numbered.ids(split, vocab, step), numbered.starts(split))
     return TokenStore.open(plan.store)
@@ -217,15 +218,15 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
     return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
 
 
-def _number(plan: Plan, splits: Splits, splitter: Vocab, work: Path, reporter: Reporter) -> NumberedText:
+def _number(plan: Plan, splits: Splits, splitter: Vocab) -> NumberedText:
     """Number the symbols of each chunk, in worker processes if there are many chunks."""
     total, documents = sum(map(size_of, splits.values())), plan.documents
     workers = plan.options.workers if total > plan.sizes.parallel_from else 1
     chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, plan.sizes.chunk)]
     jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
-    number = partial(number_chunk, splitter, work, sentences=plan.corpus.sentences and not documents)
+    number = partial(number_chunk, splitter, plan.work, sentences=plan.corpus.sentences and not documents)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
-    with reporter.progress("reading", total, "B") as step:
+    with plan.reporter.progress("reading", total, "B") as step:
         for (split, _), chunk in zip(chunks, map_in_order(number, jobs, workers), strict=True):
             numbered[split].append(chunk)
             step.advance(chunk.bytes)

@@ -16,27 +16,26 @@ from txlcli.corpora.signatures import format_of, reject_other_than_text
 from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import Plan
-from txlcli.workflows.reporter import Reporter
 
 BLANK = b" \n"
 """Line that an empty row of a mirror stands for, as in WikiText."""
 
 
-def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
-    """Return the location of each split's text, cut between documents; archives are unpacked into `work`."""
+def locate_text(plan: Plan) -> Text:
+    """Return the location of each split's text, cut between documents; archives are unpacked."""
     starts = plan.documents.starts if plan.documents else None
     options = ReadOptions(plan.options.released_convention, plan.options.split, starts)
-    source, corpus = plan.source, plan.corpus
+    source, corpus, work = plan.source, plan.corpus, plan.work
     if source is None:
-        _download(plan, work, reporter)
+        _download(plan)
         if altered := _altered_files(work, corpus):
             wrong = "; ".join(f"{path}: {fault}" for path, fault in altered)
             raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
         return corpus.read(work, options)
     if plan.files:
-        return _extract_text(plan, options, work / "text", reporter)
+        return _extract_text(plan, options)
     for path in (packed := _packed_files(source, corpus)):
-        _unpack_or_copy(path, work, corpus, reporter)
+        _unpack_or_copy(path, plan)
     source = work if packed else source
     text = corpus.read(source, options)
     notes = [f"{path.name} is not the original file" for path, _ in _altered_files(source, corpus)]
@@ -46,19 +45,20 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
     return replace(text, notes=(*text.notes, *notes))
 
 
-def _extract_text(plan: Plan, options: ReadOptions, work: Path, reporter: Reporter) -> Text:
+def _extract_text(plan: Plan, options: ReadOptions) -> Text:
     """Write the text of files into text files of the same names, and find the splits in these."""
     from txlcli.exchange import containers
 
     assert plan.source is not None
     source, only_utf8 = plan.source, plan.tokenizer != "byte"
     directory = source if source.is_dir() else source.parent
+    work = plan.work / "text"
     extracted = work / source.relative_to(directory)
     records = plan.documents.offsets if plan.documents and plan.documents.unit == "records" else None
     plain = [file.path for file in plan.files if not (file.column or file.packing)]
     reject_other_than_text(*plain, is_utf8=plan.options.encoding is None)
     size = missing = 0
-    with reporter.progress("reading files", len(plan.files), "files") as step:
+    with plan.reporter.progress("reading files", len(plan.files), "files") as step:
         for file in plan.files:
             target = work / file.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,19 +91,19 @@ def _extract_text(plan: Plan, options: ReadOptions, work: Path, reporter: Report
     return replace(text, notes=tuple(notes), changes={**text.changes, **changes})
 
 
-def _download(plan: Plan, work: Path, reporter: Reporter) -> None:
+def _download(plan: Plan) -> None:
     """Download what is not in the directory of downloads, and unpack it into `work`."""
     for download in plan.corpus.downloads:
-        for file in _fetch_or_mirror(plan, download, reporter):
+        for file in _fetch_or_mirror(plan, download):
             path = plan.downloads / file.file
             try:
-                _unpack_or_copy(path, work, plan.corpus, reporter)
+                _unpack_or_copy(path, plan)
             except CorpusInputError as error:
                 path.unlink()  # it has the right size, so it would not be fetched again
                 raise CorpusError(str(error)) from error
 
 
-def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> Sequence[Download]:
+def _fetch_or_mirror(plan: Plan, download: Download) -> Sequence[Download]:
     """Fetch a file, or those of its mirror if they were fetched before or no address has the file; return which."""
 
     mirror, directory, faults = download.mirror, plan.downloads, list[str]()
@@ -112,12 +112,12 @@ def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> Sequ
     for files in filter(None, ((download,), mirror)):
         try:
             for file in files:
-                with reporter.progress(f"downloading {file.file}", file.size, "B") as step:
+                with plan.reporter.progress(f"downloading {file.file}", file.size, "B") as step:
                     fetch(file, directory, step.reach, f"txl/{__version__}")
             return files
         except CorpusError as error:
             if mirror and not faults:
-                reporter.say(f"{error}; trying a mirror")
+                plan.reporter.say(f"{error}; trying a mirror")
             faults.append(str(error))
     raise CorpusError("; ".join(faults))
 
@@ -143,18 +143,18 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
     return paths if published and is_packed else []
 
 
-def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) -> None:
-    """Write the text of a published file into `work`."""
-    file = _published(corpus).get(path.name)
+def _unpack_or_copy(path: Path, plan: Plan) -> None:
+    """Write the text of a published file into the temporary directory."""
+    file, work = _published(plan.corpus).get(path.name), plan.work
     if file is not None and file.rows_of:
         from txlcli.exchange import containers
 
-        with reporter.progress(f"reading {path.name}"):
+        with plan.reporter.progress(f"reading {path.name}"):
             for rows in containers.find(path, None, None):
                 containers.extract(rows, work / file.rows_of, only_utf8=False, blank=BLANK)
     elif format_of(path):
-        with reporter.progress(f"unpacking {path.name}"):
-            unpack(path, work, corpus.has_file)
+        with plan.reporter.progress(f"unpacking {path.name}"):
+            unpack(path, work, plan.corpus.has_file)
     else:
         shutil.copyfile(path, work / path.name)
 

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -15,17 +14,17 @@ from txlcli.errors import CorpusInputError
 from txlcli.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles, other_type
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.preparation.sources import digest
-from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.reporter import Step
 
 
-def write_store(plan: Plan, tokens: TokenFiles, work: Path, reporter: Reporter) -> TokenStore:
+def write_store(plan: Plan, tokens: TokenFiles) -> TokenStore:
     """Write the store, after a first pass that finds the largest id if the size of the vocabulary is not known."""
     splits, size = _splits(plan, tokens), tokens.dtype.itemsize
     counts = {split: size_of(pieces) // size for split, pieces in splits.items()}
     total = sum(counts.values())
     vocab, vocab_size = plan.vocab, plan.options.vocab_size
     if vocab is None and vocab_size is None:
-        with reporter.progress("counting ids", total, "tokens") as step:
+        with plan.reporter.progress("counting ids", total, "tokens") as step:
             blocks = itertools.chain(*(_blocks(pieces, tokens, MAX_IDS, step) for pieces in splits.values()))
             vocab_size = 1 + max(int(block.max()) for block in blocks)
     vocab = vocab or Vocab.of_ids(vocab_size or 0)
@@ -42,7 +41,10 @@ def write_store(plan: Plan, tokens: TokenFiles, work: Path, reporter: Reporter) 
         source_digest=digest(splits),
         every_byte_scored=has_bytes,
     )
-    with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", total, "tokens") as step:
+    with (
+        writing(plan.store, facts, vocab, work=plan.work) as writer,
+        plan.reporter.progress("writing", total, "tokens") as step,
+    ):
         for split, count in counts.items():
             info = SplitInfo(tokens=count, words=0, bytes=count * has_bytes)  # others are not known
             starts = np.array(tokens.documents.starts(splits[split])) // size if tokens.documents else None
