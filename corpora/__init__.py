@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from . import directory, stdlib
-from .corpus import Corpus, from_card, unchanged
+from .corpus import Corpus, from_card
 from .english import join_english, join_wikitext
 from .locate import read_files, read_prefix
 
@@ -23,4 +23,4 @@ OWN_TEXT = from_card("text", directory.read)
 
 def detokenizer(name: str) -> Callable[[str], str]:
     """Return the function that detokenizes the decoded text of a corpus; own text is not changed."""
-    return CORPORA[name].detokenize if name in CORPORA else unchanged
+    return CORPORA.get(name, OWN_TEXT).detokenize

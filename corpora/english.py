@@ -3,17 +3,17 @@
 import re
 
 _RULES = (
-    (re.compile(r" (n't|'s|'re|'ve|'ll|'m|'d)(?!\w)"), r"\1"),
-    (re.compile(r" ([.,;:!?%)\]}])"), r"\1"),
-    (re.compile(r"([(\[{$#]) "), r"\1"),
-    (re.compile(r'(^|\s)" ([^"\n]*?) "'), r'\1"\2"'),
+    (r" (n't|'s|'re|'ve|'ll|'m|'d)(?!\w)", r"\1"),
+    (r" ([.,;:!?%)\]}])", r"\1"),
+    (r"([(\[{$#]) ", r"\1"),
+    (r'(^|\s)" ([^"\n]*?) "', r'\1"\2"'),
 )
 
 
 def join_english(text: str) -> str:
     """Join punctuation and clitics to their words; line breaks and case, which are lost, are not restored."""
     for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     return text
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text
-from .signatures import format_of, reject_packed
+from .signatures import format_of, reject_other_than_text
 
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 # Common names of the three splits.
@@ -106,7 +106,7 @@ def read_prefix(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
             "give --source the file itself"
         )
     path = paths[0]
-    reject_packed(path)
+    reject_other_than_text(path, is_utf8=False)
     size, other = path.stat().st_size, f"this is another file; give {name} or a prefix of it"
     if size > FULL_SIZE:
         raise CorpusError(f"{path}: {size:,} bytes, but {name} has {FULL_SIZE:,}: {other}")

@@ -100,13 +100,6 @@ def _printable_in(head: bytes) -> Iterator[str]:
             yield name
 
 
-def reject_packed(*paths: Path) -> None:
-    """Reject archives and compressed files."""
-    for path in paths:
-        if name := format_of(path):
-            raise _not_text(path, name)
-
-
 def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
     """Reject files of another format, including txl's own files, and of another encoding unless `is_utf8` is False."""
     for path in paths:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.bombs import HUGE, packed_zeros, zip_of
 from txlcli.corpora.corpus import CorpusError
-from txlcli.corpora.signatures import format_of, reject_packed
+from txlcli.corpora.signatures import format_of, reject_other_than_text
 from txlcli.corpora.unpack import SMALL, unpack
 
 FLIPS = 200
@@ -95,13 +95,13 @@ def test_packed_files_of_every_format_are_recognized_by_content_and_rejected_as_
     assert format_of(packed)
     assert not format_of(tmp_path)
     with pytest.raises(CorpusError, match=r"book\.txt: an archive or compressed file is not text; unpack it first"):
-        reject_packed(tmp_path / "plain.txt", packed)
+        reject_other_than_text(tmp_path / "plain.txt", packed)
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", b"BZh is no bzip2", b"7z", bytes(range(256)) * 3, bytes(1000)])
 def test_text_and_other_bytes_are_not_recognized_as_packed(tmp_path, content):
     (tmp_path / "book.zip").write_bytes(content)
-    reject_packed(tmp_path / "book.zip")
+    reject_other_than_text(tmp_path / "book.zip")
 
 
 def refusal(path):

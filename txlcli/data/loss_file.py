@@ -78,7 +78,7 @@ def read(path: Path) -> Losses:
                 raise UsageError(f"{path}: not a file of losses; write one with txl eval --losses")
             tokens = read_array(file, "tokens")
             losses = {name: read_array(file, name) for name in file if name != "tokens"}
-            run = file.attrs["run"]
+            run = file.attrs["run"].decode()
     except READ_ERRORS as error:
         reason = error if path.exists() else "no such file"
         raise UsageError(
@@ -86,4 +86,4 @@ def read(path: Path) -> Losses:
         ) from error
     if not losses or any(values.shape != tokens.shape for values in losses.values()):
         raise UsageError(f"{path}: has no loss of every token; write it again with txl eval --losses")
-    return Losses(run.decode() if isinstance(run, bytes) else str(run), tokens, losses)
+    return Losses(run, tokens, losses)
