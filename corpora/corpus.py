@@ -56,7 +56,7 @@ class Slice:
         with self.path.open("rb") as file:
             file.seek(self.start + start)
             data = file.read(max(0, min(stop, length) - start))
-        return data + self.tail[max(0, start - length) : max(0, stop - length)]
+        return data + self.tail[: max(0, stop - length)]
 
     def blocks(self, size: int = 1 << 22) -> Iterator[bytes]:
         """Yield the bytes in blocks."""

@@ -33,16 +33,17 @@ JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
 def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
     listed, hidden = list_files(source)
-    files = [path for path in listed if not (source.is_dir() and BACKUP.search(path.name))]
+    files, by_split = listed, dict[str, list[Path]]()
+    if source.is_dir():
+        files = [path for path in files if not BACKUP.search(path.name)]
+        files = [path for path in files if not format_of(path, *GROUPS)] or files
     if dead := next((path for path in files if not path.exists()), None):
         raise CorpusError(f"{dead}: a link to a file that does not exist; remove it, or restore that file")
-    texts_only = [path for path in files if not (source.is_dir() and format_of(path, *GROUPS))]
-    files = texts_only or files
     reject_other_than_text(*files)
     _reject_versions(files)
-    by_split = files_by_split(files, source, OTHERWISE) if source.is_dir() and options.shares is None else {}
-    used = list(itertools.chain(*by_split.values())) or files
-    texts = {path: text_of(path) for path in used}
+    if source.is_dir() and options.shares is None:
+        by_split = files_by_split(files, source, OTHERWISE)
+    texts = {path: text_of(path) for path in [*itertools.chain(*by_split.values())] or files}
     left_out = [path for path in listed if path not in texts and path.stat().st_size]
     notes, conventions = list[str](), dict[str, str]()
     if by_split:
@@ -59,8 +60,8 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         "hidden_files_skipped": hidden,
         "byte_order_marks_dropped": sum(text.start > 0 for text in texts.values()),
     }
-    notes += _notes(source, used, left_out)
-    return Text(splits, tuple(notes), conventions, changes={name: count for name, count in changes.items() if count})
+    notes += _notes(source, [*texts], left_out)
+    return Text(splits, tuple(notes), conventions, changes=changes)
 
 
 def _reject_versions(files: list[Path]) -> None:
@@ -71,16 +72,15 @@ def _reject_versions(files: list[Path]) -> None:
 
 def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str]:
     """Yield notes on files whose content may not be what it seems, and on files that were left out."""
-    directory = source if source.is_dir() else source.parent
-    if records := [path for path in used if path.is_file() and JSON.match(head_of(path))]:
-        named = list_names(records, directory)
+    if records := [path for path in used if JSON.match(head_of(path))]:
+        named = list_names(records, source)
         yield f"{named}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
     if left_out:
-        named = list_names(left_out, directory)
+        named = list_names(left_out, source)
         yield f"files that are not text, are backups or name no split, which were left out: {named}"
     descriptions = [path for path in used if path.parent == source and is_companion(path) and not split_of(path.name)]
     if descriptions and len(descriptions) < len(used):
-        yield f"{list_names(descriptions, directory)}: part of the text; move it away if it only describes the text"
+        yield f"{list_names(descriptions, source)}: part of the text; move it away if it only describes the text"
 
 
 def files_by_split(files: list[Path], directory: Path, otherwise: str) -> dict[str, list[Path]]:

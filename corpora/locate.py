@@ -72,8 +72,9 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def list_names(paths: Sequence[Path], directory: Path) -> str:
-    """Return the names of files, relative to a directory: the first three and the number of others."""
+def list_names(paths: Sequence[Path], source: Path) -> str:
+    """Return the names of files below a directory, or of one itself: the first three and the number of others."""
+    directory = source if source.is_dir() else source.parent
     names = ", ".join(printable(path.relative_to(directory).as_posix()) for path in paths[:3])
     return names + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
 

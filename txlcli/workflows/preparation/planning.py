@@ -77,16 +77,11 @@ class Plan:
         return self.tokenizer == self.corpus.unit
 
     @property
-    def bpe(self) -> bool:
-        """True if SentencePiece merges pairs, False for a unigram model."""
-        return self.options.sp_type == "bpe"
-
-    @property
     def downloads(self) -> Path:
         """Directory that keeps the original files."""
         return self.store.parent / "downloads" / self.corpus.name
 
-    def facts(self, **facts: Any) -> StoreFacts:
+    def facts(self, changes: dict[str, int], **facts: Any) -> StoreFacts:
         """Return the facts about the store: those of the plan, and `facts`, which follow from the text."""
         return StoreFacts(
             name=self.store.stem,
@@ -94,6 +89,7 @@ class Plan:
             tokenizer=self.tokenizer,
             unit=UNITS.get(self.tokenizer, self.tokenizer),
             metric=metric_of(self.tokenizer),
+            changes={name: count for name, count in changes.items() if count},
             **facts,
         )
 

@@ -175,14 +175,13 @@ def _changes(
     infos: Mapping[str, SplitInfo],
 ) -> dict[str, int]:
     """Return how often the text was changed or left out, by what happened."""
-    counts = {
+    return {
         **text.changes,
         "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
         "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else numbered.total("lines"),
         "bytes_dropped": sum(info.bytes - info.tokens for info in infos.values()) if vocab.dropped else 0,
         "nul_bytes_kept": numbered.total("nuls"),
     }
-    return {name: count for name, count in counts.items() if count}
 
 
 def _joined(plan: Plan, split: str, pieces: Slices, close_last: bool) -> Slices:
@@ -200,8 +199,8 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
             "SentencePiece is trained on the train split, and this source has none; add one, "
             "or choose another `tokenizer`"
         )
-    size, sizes = size_of(splits["train"]), plan.sizes
-    sample = sizes.bpe_sample if plan.bpe else sizes.unigram_sample
+    size, bpe = size_of(splits["train"]), plan.options.sp_type == "bpe"
+    sample = plan.sizes.bpe_sample if bpe else plan.sizes.unigram_sample
     vocab_size, largest = plan.options.vocab_size or DEFAULT_VOCAB_SIZE, min(size, sample) + FIXED_PIECES
     if vocab_size > largest:  # each piece but the fixed ones is a part of the text
         raise UsageError(
@@ -213,7 +212,7 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
             text = read_chunk(chunk, is_utf8=True).decode()
             yield from text[: int(len(text) * min(1.0, sample / size)) + 1].split("\n")
 
-    model = train(lines(), size=vocab_size, bpe=plan.bpe)
+    model = train(lines(), size=vocab_size, bpe=bpe)
     note = f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
     return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
 

@@ -84,7 +84,7 @@ def _extract_text(plan: Plan, options: ReadOptions) -> Text:
     if others:
         notes.append(f"files in the folder that are not {formats}, which were left out: {list_names(others, source)}")
     changes = {
-        "files_skipped": len(others) + text.changes.get("files_skipped", 0),
+        "files_skipped": len(others) + text.changes["files_skipped"],
         "hidden_files_skipped": hidden,
         "rows_without_text": missing,
     }

@@ -32,7 +32,7 @@ def write_store(plan: Plan, tokens: TokenFiles) -> TokenStore:
     used = {piece.path.stem for pieces in splits.values() for piece in pieces} | {VOCABULARY.removesuffix(".json")}
     skipped = sum(path.stem not in used for path in text_files(plan.source)) if plan.source else 0
     facts = plan.facts(
-        changes={"files_skipped": skipped} if skipped else {},
+        changes={"files_skipped": skipped},
         conventions={
             "ids": f"as in the token files ({tokens.format})",
             **({"documents": "as in the index"} if tokens.documents else {}),

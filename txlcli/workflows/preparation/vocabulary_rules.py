@@ -46,7 +46,7 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     at_least, most = plan.options.min_count or 1, plan.options.vocab_size
     limits = f", at least {at_least} times" * (at_least > 1) + (f", the {most:,} most frequent" if most else "")
     own_of_tokenizer = cards()["tokenizers"][plan.tokenizer]["conventions"]
-    model = "BPE" if plan.bpe else "unigram"
+    model = "BPE" if plan.options.sp_type == "bpe" else "unigram"
     return described | {key: value.format(limits=limits, model=model) for key, value in own_of_tokenizer.items()}
 
 
