@@ -129,11 +129,11 @@ class Corpus:
     """Token unit of the benchmark."""
     reader: Callable[["Corpus", Path, ReadOptions], Text]
     """Locates the text in a file or an (unpacked) directory; raises CorpusError."""
-    conventions: Mapping[str, str]
+    conventions: dict[str, str]
     rule: VocabularyRule = VocabularyRule()
     released_rule: VocabularyRule | None = None
     """Rule of the released code if it differs; None if --released-convention does not change the symbols."""
-    released_conventions: Mapping[str, str] = field(default_factory=dict)
+    released_conventions: dict[str, str] = field(default_factory=dict)
     """Differences of the released code; empty if --released-convention does not apply."""
     downloads: Sequence[Download] = ()
     files: dict[str, str] = field(default_factory=dict)

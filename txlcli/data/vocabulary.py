@@ -121,19 +121,26 @@ class Vocab:
         return symbols, encoded.indices.to_numpy(), [len(part) for part in parts]
 
     def _split(self, text: str | bytes) -> Any:
-        """Return the symbols of a text as an Arrow array: of bytes, code points, ids of pieces, or words."""
+        """Return the symbols of a text as an Arrow array: of bytes, code points, ids of pieces, or words.
+
+        A boundary that the text itself has at the end of a line is the same boundary as that of the line end.
+        """
         import pyarrow as arrow
         from pyarrow import compute
 
         if self.tokenizer == "byte":
             data = text if isinstance(text, bytes) else to_bytes(text)
             return arrow.array(np.frombuffer(data.translate(None, self.dropped), dtype=np.uint8))
+        text = _as_text(text)
         if self.tokenizer == "char":
-            return arrow.array(np.frombuffer(_as_text(text).encode("utf-32-le"), dtype=np.uint32))
+            return arrow.array(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
         if self.tokenizer == "sentencepiece":
-            return arrow.array(self.sentencepiece.encode(_as_text(text)), arrow.int32())
-        boundary = None if self.boundary is None else self.symbols[self.boundary]
-        words = spell_line_ends(_as_text(text), boundary, lower_case=self.lower_case).strip()
+            return arrow.array(self.sentencepiece.encode(text), arrow.int32())
+        boundary = "" if self.boundary is None else self.symbols[self.boundary]
+        text = (text.lower() if self.lower_case else text).replace("\r\n", "\n").replace("\r", "\n")
+        if boundary and boundary in text:
+            text = re.sub(rf"(?<!\S){re.escape(boundary)}[^\S\n]*\n", "\n", text)
+        words = text.replace("\n", f" {boundary} ").strip()
         # Arrow finds an empty word before a blank at the beginning, and in an empty text.
         return compute.utf8_split_whitespace(arrow.array([words or None], arrow.large_string())).flatten()
 
@@ -268,18 +275,6 @@ def _as_text(text: str | bytes) -> str:
         return (text if isinstance(text, bytes) else to_bytes(text, "strict")).decode()
     except UnicodeDecodeError as error:
         raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
-
-
-def spell_line_ends(text: str, boundary: str | None, *, lower_case: bool) -> str:
-    """Return a text of words, in lower case on demand, with the boundary between blanks for each line end.
-
-    A boundary that the text itself has at the end of a line is the same boundary, not a second one.
-    """
-    text = text.lower() if lower_case else text
-    text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-    if boundary and boundary in text:
-        text = re.sub(rf"(?<!\S){re.escape(boundary)}[^\S\n]*\n", "\n", text)
-    return text.replace("\n", f" {boundary or ''} ")
 
 
 def count_words(data: bytes, tokens: int, tokenizer: TokenizerName, *, has_boundary: bool) -> tuple[int, int]:

@@ -50,27 +50,22 @@ def _extract_text(plan: Plan, options: ReadOptions) -> Text:
     from txlcli.exchange import containers
 
     assert plan.source is not None
-    source, only_utf8 = plan.source, plan.tokenizer != "byte"
-    directory = source if source.is_dir() else source.parent
-    work = plan.work / "text"
-    extracted = work / source.relative_to(directory)
-    records = plan.documents.offsets if plan.documents and plan.documents.unit == "records" else None
-    plain = [file.path for file in plan.files if not (file.column or file.packing)]
-    reject_other_than_text(*plain, is_utf8=plan.options.encoding is None)
-    size = missing = 0
+    source, with_starts, only_utf8 = plan.source, plan.options.documents == "records", plan.tokenizer != "byte"
+    directory, work = (source if source.is_dir() else source.parent), plan.work / "text"
+    extracted, written = work / source.relative_to(directory), dict[Path, containers.Written]()
     with plan.reporter.progress("reading files", len(plan.files), "files") as step:
         for file in plan.files:
+            if not (file.column or file.packing):
+                reject_other_than_text(file.path, is_utf8=plan.options.encoding is None)
             target = work / file.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
-            written = containers.extract(file, target, only_utf8=only_utf8, with_starts=records is not None)
-            if records is not None:
-                records[target] = written.starts
-            size, missing = size + written.size, missing + written.missing
+            written[target] = containers.extract(file, target, only_utf8=only_utf8, with_starts=with_starts)
             step.advance(1)
+    if plan.documents and with_starts:
+        plan.documents.offsets.update({target: part.starts for target, part in written.items()})
     columns = ", ".join(dict.fromkeys(file.column for file in plan.files if file.column))
-    if not size:
-        fault = f"the column {columns} has no text; give `column` another" if columns else "there is no text in it"
-        raise CorpusError(f"{source}: {fault}")
+    if columns and not any(part.size for part in written.values()):
+        raise CorpusError(f"{source}: the column {columns} has no text; give `column` another")
     try:
         text = plan.corpus.read(extracted, options)
     except CorpusError as error:
@@ -86,7 +81,7 @@ def _extract_text(plan: Plan, options: ReadOptions) -> Text:
     changes = {
         "files_skipped": len(others) + text.changes["files_skipped"],
         "hidden_files_skipped": hidden,
-        "rows_without_text": missing,
+        "rows_without_text": sum(part.missing for part in written.values()),
     }
     return replace(text, notes=tuple(notes), changes={**text.changes, **changes})
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def write_store(plan: Plan, tokens: TokenFiles) -> TokenStore:
             vocab_size = 1 + max(int(block.max()) for block in blocks)
     vocab = vocab or Vocab.of_ids(vocab_size or 0)
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
-    used = {piece.path.stem for pieces in splits.values() for piece in pieces} | {VOCABULARY.removesuffix(".json")}
+    used = {piece.path.stem for pieces in splits.values() for piece in pieces} | {Path(VOCABULARY).stem}
     skipped = sum(path.stem not in used for path in text_files(plan.source)) if plan.source else 0
     facts = plan.facts(
         changes={"files_skipped": skipped},
@@ -59,8 +60,8 @@ def _splits(plan: Plan, tokens: TokenFiles) -> Splits:
         return tokens.splits
     pieces = tokens.splits[""]
     starts = tokens.documents and tokens.documents.starts(pieces)
-    boundaries, unit = (starts, "documents") if starts else (range(0, size_of(pieces), tokens.dtype.itemsize), "ids")
-    return cut(pieces, plan.source, plan.options.split or SHARES, boundaries, unit)
+    boundaries = starts or range(0, size_of(pieces), tokens.dtype.itemsize)
+    return cut(pieces, plan.source, plan.options.split or SHARES, boundaries, "documents" if starts else "ids")
 
 
 def _blocks(pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown: int | None = None) -> Iterator[Ids]:

@@ -24,30 +24,28 @@ def rule_of(plan: Plan) -> VocabularyRule:
 
 def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     """Describe the conventions of the store, by subject."""
-    corpus, own, about_splits = plan.corpus, plan.own_convention, {"split", "files", "documents", *text.splits}
-    described = {
-        key: value for key, value in corpus.conventions.items() if key in about_splits or (own and key not in SPLITS)
-    }
-    if plan.options.released_convention:
-        described |= corpus.released_conventions
+    corpus, options, own = plan.corpus, plan.options, plan.own_convention
+    about_splits = {"split", "files", "documents", *text.splits}
+    described = corpus.conventions | (corpus.released_conventions if options.released_convention else {})
+    described = {key: value for key, value in described.items() if key in about_splits or (own and key not in SPLITS)}
     described |= text.conventions
-    if plan.options.documents:
-        described["documents"] = plan.options.documents
+    if options.documents:
+        described["documents"] = options.documents
     if any(len(pieces) > 1 for pieces in text.splits.values()):
         described["files"] = "joined, with a line end after a file that ends without one"
-    if plan.options.split:
-        described["split"] = f"{'/'.join(f'{share:g}' for share in plan.options.split)} by --split"
+    if options.split:
+        described["split"] = f"{'/'.join(f'{share:g}' for share in options.split)} by --split"
     if plan.vocab is not None:
         kept = {key: value for key, value in described.items() if key in about_splits}
-        return kept | {"vocabulary": "given by --vocab" if plan.options.vocab else f"from {plan.vocab_file}"}
+        return kept | {"vocabulary": "given by --vocab" if options.vocab else f"from {plan.vocab_file}"}
     if own:
         built_from = _built_from(corpus.rule, text)
         return described | ({"vocabulary": f"{plan.tokenizer}s of {built_from} by frequency"} if built_from else {})
-    at_least, most = plan.options.min_count or 1, plan.options.vocab_size
+    at_least, most = options.min_count or 1, options.vocab_size
     limits = f", at least {at_least} times" * (at_least > 1) + (f", the {most:,} most frequent" if most else "")
-    own_of_tokenizer = cards()["tokenizers"][plan.tokenizer]["conventions"]
-    model = "BPE" if plan.options.sp_type == "bpe" else "unigram"
-    return described | {key: value.format(limits=limits, model=model) for key, value in own_of_tokenizer.items()}
+    model = "BPE" if options.sp_type == "bpe" else "unigram"
+    added = cards()["tokenizers"][plan.tokenizer]["conventions"]
+    return described | {key: value.format(limits=limits, model=model) for key, value in added.items()}
 
 
 def vocabulary(plan: Plan, rule: VocabularyRule, symbols: list[str]) -> Vocab:
