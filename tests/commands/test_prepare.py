@@ -22,7 +22,7 @@ from txlcli.corpora.corpus import SPLITS, Download
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.options import PrepareOptions
-from txlcli.workflows.preparation.planning import WorkSizes, make_plan
+from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import run, run_plan
 from txlcli.workflows.reporter import Reporter
 
@@ -303,26 +303,25 @@ def big_text(tmp_path) -> Path:
 def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
     text = big_text(tmp_path)
     size = 400 if tokenizer == "sentencepiece" else None
-    sizes = WorkSizes(parallel_from=1 << 16, chunk=1 << 18)  # so that worker processes start
+    chunk = 1 << 15  # so that worker processes start
     options = [PrepareOptions(tokenizer=tokenizer, vocab_size=size, workers=n) for n in (1, 2)]
-    stores = [prepare(str(text), tmp_path / f"data{one.workers}", one, sizes=sizes) for one in options]
+    stores = [prepare(str(text), tmp_path / f"data{one.workers}", one, chunk=chunk) for one in options]
     assert stores[0].fingerprint == stores[1].fingerprint
     assert stores[0].splits == stores[1].splits
     options = PrepareOptions(tokenizer=tokenizer, vocab_size=size, split=(100, 0, 0))
-    whole = prepare(str(text), tmp_path / "whole", options, sizes=sizes)
+    whole = prepare(str(text), tmp_path / "whole", options, chunk=chunk)
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
 
 
 @pytest.mark.parametrize(
-    ("sp_type", "named"), [("unigram", 17_500), pytest.param("bpe", 22_500, marks=pytest.mark.slow)]
+    ("sp_type", "named"), [("unigram", 12 << 14), pytest.param("bpe", 32 << 14, marks=pytest.mark.slow)]
 )
 def test_sentencepiece_is_trained_on_a_sample_of_a_long_text_and_the_store_says_so(tmp_path, sp_type, named):
     text = tmp_path / "my.txt"
-    text.write_text(BOOK * 1000 + "zq zq zq\n" * 1250)
-    sizes = WorkSizes(parallel_from=1 << 12, chunk=1 << 14, unigram_sample=17_500, bpe_sample=22_500)
+    text.write_text(BOOK * 300 + "zq zq zq\n" * 1250)
     options = {"tokenizer": "sentencepiece", "vocab_size": 285, "sp_type": sp_type, "split": (100, 0, 0)}
     stores = [
-        prepare(str(text), tmp_path / f"data{workers}", PrepareOptions(**options, workers=workers), sizes=sizes)
+        prepare(str(text), tmp_path / f"data{workers}", PrepareOptions(**options, workers=workers), chunk=1 << 14)
         for workers in (1, 2)
     ]
     assert stores[0].fingerprint == stores[1].fingerprint

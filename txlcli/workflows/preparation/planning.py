@@ -24,23 +24,11 @@ from txlcli.workflows.reporter import Reporter
 if TYPE_CHECKING:
     from txlcli.exchange.containers import TextFile
 
-CHUNK = 2 << 20  # bytes; the unit of work and of memory
+CHUNK = 2 << 20
+"""Bytes of text that are read at once; the other sizes are multiples of it."""
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
 UNITS = {"sentencepiece": "piece", "ids": "id"}
 """Unit of a token where it is not called like the tokenizer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkSizes:
-    """Sizes, in bytes, that bound the work; the store depends on the samples only."""
-
-    parallel_from: int = 16 << 20
-    """Smaller texts are read by one process: starting more takes longer than they save."""
-    chunk: int = CHUNK
-    unigram_sample: int = 24 << 20
-    """Most text on which a unigram model of SentencePiece is trained: it takes 20 bytes of memory per byte."""
-    bpe_sample: int = 64 << 20
-    """Most text on which byte-pair encoding is trained: it takes 5 bytes of memory per byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +49,7 @@ class Plan:
     """Token files, whose ids are kept; None for text."""
     files: "tuple[TextFile, ...]"
     """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
-    sizes: WorkSizes = WorkSizes()
+    chunk: int = CHUNK
     reporter: Reporter = field(default_factory=Reporter)
     work: Path = Path()
     """Temporary directory, while the plan is carried out."""

@@ -26,13 +26,17 @@ from txlcli.workflows.preparation.numbered_text import (
     number_chunk,
     read_chunk,
 )
-from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, WorkSizes, make_plan
+from txlcli.workflows.preparation.planning import CHUNK, DEFAULT_VOCAB_SIZE, Plan, make_plan
 from txlcli.workflows.preparation.sources import Text, digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.reporter import Reporter
 
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
+PARALLEL_CHUNKS = 8
+"""Number of chunks up to which one process reads them: starting more takes longer than they save."""
+SAMPLED_CHUNKS = {"unigram": 12, "bpe": 32}
+"""Most text on which SentencePiece is trained: a unigram model takes 20 bytes of memory per byte, a BPE model 5."""
 EXCERPT_TOKENS, EXCERPT_CHARACTERS = 120, 100
 
 
@@ -84,11 +88,11 @@ def run(
     data_dir: Path,
     *,
     reporter: Reporter | None = None,
-    sizes: WorkSizes | None = None,
+    chunk: int = CHUNK,
 ) -> PreparedStore:
     """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`."""
     reporter = reporter or Reporter()
-    plan = replace(make_plan(corpus_or_path, options, data_dir), sizes=sizes or WorkSizes())
+    plan = replace(make_plan(corpus_or_path, options, data_dir), chunk=chunk)
     origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
     title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
     if options.source is None and plan.corpus.name == corpus_or_path and Path(corpus_or_path).exists():
@@ -199,8 +203,8 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
             "SentencePiece is trained on the train split, and this source has none; add one, "
             "or choose another `tokenizer`"
         )
-    size, bpe = size_of(splits["train"]), plan.options.sp_type == "bpe"
-    sample = plan.sizes.bpe_sample if bpe else plan.sizes.unigram_sample
+    size, sp_type = size_of(splits["train"]), plan.options.sp_type or "unigram"
+    sample = SAMPLED_CHUNKS[sp_type] * plan.chunk
     vocab_size, largest = plan.options.vocab_size or DEFAULT_VOCAB_SIZE, min(size, sample) + FIXED_PIECES
     if vocab_size > largest:  # each piece but the fixed ones is a part of the text
         raise UsageError(
@@ -212,7 +216,7 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
             text = read_chunk(chunk, is_utf8=True).decode()
             yield from text[: int(len(text) * min(1.0, sample / size)) + 1].split("\n")
 
-    model = train(lines(), size=vocab_size, bpe=bpe)
+    model = train(lines(), size=vocab_size, bpe=sp_type == "bpe")
     note = f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
     return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
 
@@ -220,8 +224,8 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
 def _number(plan: Plan, splits: Splits, splitter: Vocab) -> NumberedText:
     """Number the symbols of each chunk, in worker processes if there are many chunks."""
     total, documents = sum(map(size_of, splits.values())), plan.documents
-    workers = plan.options.workers if total > plan.sizes.parallel_from else 1
-    chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, plan.sizes.chunk)]
+    workers = plan.options.workers if total > PARALLEL_CHUNKS * plan.chunk else 1
+    chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, plan.chunk)]
     jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
     number = partial(number_chunk, splitter, plan.work, sentences=plan.corpus.sentences and not documents)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
