@@ -19,9 +19,9 @@ from tests.core.foreign import (
 )
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.errors import RunError
+from txlcli.errors import RunError, VocabularyError
 from txlcli.exchange.conversion import SYSTEMS, Layout, missing_setting, to_hugging_face
-from txlcli.exchange.weights import vocab_size_of
+from txlcli.exchange.weights import padding_of
 
 L, M, T = 5, 7, 13
 NARROW, DIV_4 = {"cutoffs": CUTOFFS, "d_embed": 6}, {"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32}
@@ -176,8 +176,7 @@ def test_rows_that_pad_the_vocabulary_are_dropped(system, kind):
         else tensor
         for name, tensor in theirs.items()
     }
-    assert vocab_size_of(padded) == V + 5
-    read = layout.read(padded, "here", 5)
+    read = layout.read(padded, "here", padding_of(padded, V, "here"))
     assert all(read[name].equal(tensor) for name, tensor in expected.items())
 
 
@@ -275,8 +274,10 @@ def test_optimizer_variables_of_tf_are_ignored():
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_vocabulary_size_is_read_from_the_embedding(system):
     theirs = stored_weights(system, draw_weights(div_val=2), div_val=2)
-    assert vocab_size_of(theirs) == V  # tied: stored under either name, or both
-    assert vocab_size_of({name: tensor for name, tensor in theirs.items() if "emb_layers" not in name}) == V
+    untied = {name: tensor for name, tensor in theirs.items() if "emb_layers" not in name}
+    for tensors in (theirs, untied):  # stored under either name, or both
+        with pytest.raises(VocabularyError, match=f"here: the weights have {V} ids and the vocabulary {V - 1}; "):
+            padding_of(tensors, V - 1, "here")
 
 
 ARCHS = {"compressive": "compressed_len", "rmt": "segment_len"}

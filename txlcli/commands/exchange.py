@@ -70,8 +70,9 @@ def export(
     Example: txl export runs/wt103 hf-wt103/
     """
     path = Path(name) if name.endswith(".h5") else workspace.store_path(name)
+    is_run = run_directory.is_run(name, workspace.runs_dir)
     if options.format in ("huggingface", "pt2"):
-        if path.is_file() and not (workspace.runs_dir / name).is_dir():
+        if path.is_file() and not is_run:
             raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
         run_directory.find(name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
         from txlcli.workflows.exchange import export_run
@@ -81,7 +82,7 @@ def export(
     from txlcli.data.token_store import TokenStore
     from txlcli.workflows.exchange import export_store
 
-    if not path.exists() and run_directory.is_run(name, workspace.runs_dir):
+    if is_run and not path.exists():
         raise UsageError(f"{name} is a run; export its token store, or leave out --format {options.format}")
     result = export_store.run(TokenStore.open(path), directory, options, workspace.reporter)
     console.show_result(result, _show_store, json=json)

@@ -135,7 +135,7 @@ class Layout:
         """Return the name in the system, by layouts.toml."""
         number = re.search(r"\.(\d+)", ours)
         n, joined = int(number[1]) if number else 0, self.settings.div_val == 1
-        name: str = LAYOUTS["tf" if self.system == "tf" else "pytorch"][re.sub(r"\.\d+", "", ours)].format(
+        name: str = LAYOUTS.get(self.system, LAYOUTS["pytorch"])[re.sub(r"\.\d+", "", ours)].format(
             n=n,
             table=0 if joined else n,
             cutoff="" if joined else f"cutoff_{n}/",
@@ -146,7 +146,7 @@ class Layout:
 
 def missing_setting(model: ModelSettings, system: System) -> str | None:
     """Return an error that names a setting of a model that a system does not have; None if it has the model."""
-    supported = LAYOUTS["settings"] | (LAYOUTS["settings_of_tf"] if system == "tf" else {})
+    supported = LAYOUTS["settings"] | LAYOUTS.get(f"settings_of_{system}", {})
     given = vars(model) | (vars(model.parts) if isinstance(model, TransformerSettings) else {})
     for name, values in supported.items():
         value = "none" if given[name] is None else given[name]

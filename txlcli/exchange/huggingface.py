@@ -21,10 +21,9 @@ KEYS = load_table("huggingface")
 
 def file_of_weights(directory: Path) -> Path:
     """Return the file of weights in a Hugging Face directory, or the index of its shards."""
-    for name in WEIGHTS:
-        for path in (directory / name, directory / f"{name}{INDEX}"):
-            if path.exists():
-                return path
+    paths = (directory / f"{name}{ending}" for name in WEIGHTS for ending in ("", INDEX))
+    if path := next(filter(Path.exists, paths), None):
+        return path
     raise RunError(f"{directory} has neither {' nor '.join(WEIGHTS)}, nor the index ({INDEX}) of their shards")
 
 

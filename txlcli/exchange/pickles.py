@@ -22,9 +22,7 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 
 
 class _PlainUnpickler(pickle._Unpickler):  # in Python: the one in C takes as much memory as a few bytes ask for
-    dispatch: ClassVar = {
-        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
-    }
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: None}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in CONTAINERS:

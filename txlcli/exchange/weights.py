@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from txlcli.errors import RunError
+from txlcli.errors import RunError, VocabularyError
 from txlcli.exchange.conversion import System
 from txlcli.exchange.pickles import check_unpacked, check_zip
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
@@ -29,6 +29,8 @@ POSITION_KEYS = ("dec_attn.r_net.weight", "rel_attn/r/kernel")
 """Ends of names that only models with the attention of the paper have (attn_type 0 of the released code)."""
 EMBEDDING = re.compile(r"(.*?)(?:(?<![^.])word_emb\.|(?<![^/])transformer/adaptive_embed)")
 """A name of the embedding, after the names of what surrounds the model."""
+MULTIPLE, MAX_PADDING = 8, 128
+"""Vocabularies are padded to a multiple of 8 (NVIDIA), 64 (nanoGPT) or 128 (Megatron), by less than 128 rows."""
 TABLE = re.compile(r"(?:emb|out)_layers\.(\d+)\.weight$|adaptive_embed/(.*)lookup_table$")
 
 
@@ -54,9 +56,7 @@ def _load(path: Path) -> dict[str, Tensor]:
             return {name: tensor for shard in sorted(shards) for name, tensor in _load(path.parent / shard).items()}
         if path.suffix == ".safetensors":
             return load_file(path)
-        if path.suffix == ".npz":
-            return _read_npz(path)
-        return _read_torch(path)
+        return _read_npz(path) if path.suffix == ".npz" else _read_torch(path)
     except RunError:
         raise
     except Exception as error:  # a damaged file can raise anything
@@ -109,7 +109,17 @@ def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
     return "hugging_face" if key.startswith("transformer.") else "pytorch"
 
 
-def vocab_size_of(tensors: Mapping[str, Tensor]) -> int:
-    """Return the number of ids in the tables of the embedding, which may have two names each."""
+def padding_of(tensors: Mapping[str, Tensor], vocab_size: int, path: Path) -> int:
+    """Return the number of ids with which the tables of the embedding were padded to a multiple, after the last one.
+
+    Each table may have two names.
+    """
     tables = {match.groups(): tensor for name, tensor in tensors.items() if (match := TABLE.search(name))}
-    return sum(tensor.shape[:1].numel() for tensor in tables.values())
+    size = sum(tensor.shape[:1].numel() for tensor in tables.values()) or vocab_size
+    rows = size - vocab_size
+    if rows and not (0 < rows < MAX_PADDING and size % MULTIPLE == 0):
+        raise VocabularyError(
+            f"{path}: the weights have {size:,} ids and the vocabulary {vocab_size:,}; "
+            "give the vocabulary that they were trained with"
+        )
+    return rows

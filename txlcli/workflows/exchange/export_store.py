@@ -14,17 +14,12 @@ from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.exchange import token_files
-from txlcli.exchange.token_files import BIN, BLOCK, IDX
+from txlcli.exchange.token_files import BLOCK, TYPES
 from txlcli.workflows.exchange import export_directory
 from txlcli.workflows.options import ExportOptions, PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import run_plan
 from txlcli.workflows.reporter import Reporter
-
-PARQUET = ".parquet"
-NAMES = {"nanogpt": {"valid": "val"}, "llm.c": {"valid": "val"}, "megatron": {}, "parquet": {"valid": "validation"}}
-"""Names of splits that a system calls otherwise, by format."""
-ENDINGS = {"nanogpt": (BIN,), "llm.c": (BIN,), "megatron": (BIN, IDX), "parquet": (PARQUET,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +44,15 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
     from txlcli.exchange import parquet_text
 
     format, is_text = options.format, options.format == "parquet"
-    names = {split: NAMES[format].get(split, split) for split in SPLITS}
+    system = TYPES["exports"][format]
+    names = {split: system.get(split, split) for split in SPLITS}
     tokens = {split: info.tokens for split, info in store.splits.items()}
     dtype = None if is_text else token_files.dtype_of(format, store.vocab.size)
 
     def write(draft: Path) -> None:
         with reporter.progress(f"writing {directory}", sum(tokens.values()), "tokens") as step:
             for split, count in tokens.items():
-                path, ids = draft / (names[split] + ENDINGS[format][0]), store.ids(split)
+                path, ids = draft / (names[split] + system["endings"][0]), store.ids(split)
                 if is_text:
                     parquet_text.write(path, functools.partial(_text, store.vocab, ids))
                 else:
@@ -65,7 +61,7 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
         if is_text:
             _check_text(store, draft, reporter)
 
-    files = [name + ending for name in names.values() for ending in ENDINGS[format]]
+    files = [name + ending for name in names.values() for ending in system["endings"]]
     return ExportedStore(
         store=str(store.path),
         folder=str(directory),

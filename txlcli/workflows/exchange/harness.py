@@ -28,7 +28,6 @@ from txlcli.runs.loading import open_run
 from txlcli.workflows.evaluation.evaluate import check_options
 from txlcli.workflows.options import EvalOptions
 
-LOGGER = logging.getLogger(__name__)
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 SEED = 1111
 
@@ -148,13 +147,13 @@ class HarnessModel(LM):
             ids = np.array([*begin, *self._vocab.encode(context)] or [self._vocab.ids_of.get("\n", 0)])
             tokens = sampling.generate(reader, torch.from_numpy(ids), _sampling(generation), seed=SEED)
             pieces = self._vocab.spell(itertools.islice(tokens, generation["max_gen_toks"]), after=int(ids[-1]))
-            texts.append(_until(pieces, generation["until"]))
+            texts.append(_until(pieces, [*filter(None, generation["until"])]))
         return texts
 
     def _score(self, documents: Sequence[Document]) -> list[DocumentScore]:
         model, settings, length = self._opened.model, self._settings, self._settings.seg_len
         if unknown := sum(np.count_nonzero(document.targets == self._vocab.unknown) for document in documents):
-            LOGGER.warning(
+            logging.getLogger(__name__).warning(
                 f"{unknown:,} of {sum(len(document.targets) for document in documents):,} tokens are not in the "
                 "vocabulary and are read as <unk>, which is easier to predict than the words that it stands for"
             )
@@ -185,8 +184,7 @@ def _sampling(generation: Mapping[str, Any]) -> sampling.Sampling:
 def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:
     """Return a text that arrives in pieces, up to the first stop sequence in it."""
     text = ""
-    for piece in pieces:
-        text += piece
-        if ends := [text.find(stop) for stop in stops if stop and stop in text]:
-            return text[: min(ends)]
-    return text
+    for text in itertools.accumulate(pieces):
+        if any(stop in text for stop in stops):
+            break
+    return min([text, *(text.partition(stop)[0] for stop in stops)], key=len)

@@ -24,9 +24,6 @@ from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 
-MULTIPLE, MAX_PADDING = 8, 128
-"""Vocabularies are padded to a multiple of 8 (NVIDIA), 64 (nanoGPT) or 128 (Megatron), by less than 128 rows."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
@@ -62,7 +59,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     imported = weights.read(path)
     system = weights.system_of(imported, path)
     vocab, store = _vocabulary(source, options, settings, workspace)
-    padding = _padding(weights.vocab_size_of(imported) or vocab.size, vocab.size, path)
+    padding = weights.padding_of(imported, vocab.size, path)
     if (missing := conversion.missing_setting(settings.model, system)) is not None:
         raise RecipeError(f"{path}: {missing}")
     assert isinstance(settings.model, TransformerSettings)
@@ -102,17 +99,6 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         settings_from="its configuration" if source.is_dir() else f"the recipe {made.recipe_name}",
         next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
     )
-
-
-def _padding(size: int, vocab_size: int, path: Path) -> int:
-    """Return the number of rows with which weights of `size` ids were padded to a multiple."""
-    rows = size - vocab_size
-    if rows and not (0 < rows < MAX_PADDING and size % MULTIPLE == 0):
-        raise VocabularyError(
-            f"{path}: the weights have {size:,} ids and the vocabulary {vocab_size:,}; "
-            "give the vocabulary that they were trained with"
-        )
-    return rows
 
 
 def _name_of(source: Path) -> str:
