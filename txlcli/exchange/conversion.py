@@ -161,8 +161,7 @@ def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
 
     Hugging Face projects every band if div_val is above 1; a band that txl does not project gets the identity.
     """
-    projected = dataclasses.replace(model.settings, project_same_width=True)
-    layout = Layout("hugging_face", projected, model.vocab_size)
+    layout = Layout("hugging_face", dataclasses.replace(model.settings, project_same_width=True), model.vocab_size)
     ours = dict(model.named_parameters())
     identities = {name: torch.eye(*shaped.shape) for name, shaped in layout.parameters.items() if name not in ours}
     return layout.write(identities | ours)

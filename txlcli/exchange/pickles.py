@@ -11,7 +11,7 @@ from txlcli.corpora.unpack import max_bytes
 from txlcli.errors import VocabularyError
 from txlcli.system.input_files import MAX_VOCABULARY, read_bytes
 
-CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
+CONTAINERS = re.compile(r"collections\.(OrderedDict|Counter)$")
 """Classes in vocabulary files. Lists and dicts are not listed: pickles do not refer to them by name."""
 OF_TOKENIZERS = re.compile(
     r"(transformers|tokenizers|sacremoses|vocabulary|utils\.vocabulary)(\.|$)|re\._compile$|(builtins|__builtin__)\.set$"
@@ -25,13 +25,14 @@ class _PlainUnpickler(pickle._Unpickler):  # in Python: the one in C takes as mu
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: None}
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in CONTAINERS:
+        code = f"{module}.{name}"
+        if CONTAINERS.match(code):
             return dict  # not the class itself, since a pickle could change its attributes
-        if OF_TOKENIZERS.match(f"{module}.{name}"):
+        if OF_TOKENIZERS.match(code):
             return _Attributes
-        code = f"{module}.{name}".encode("unicode_escape").decode()[:100]
         raise VocabularyError(
-            f"the pickle refers to {code}, which a vocabulary does not need; rejected, nothing of it was run"
+            f"the pickle refers to {code.encode('unicode_escape').decode()[:100]}, which a vocabulary does not need; "
+            "rejected, nothing of it was run"
         )
 
 

@@ -45,7 +45,7 @@ def encode(text: str) -> list[int]:
     """Return the ids of a text; those of words begin with a line end."""
     ids = {symbol: number for number, symbol in enumerate(SYMBOLS)}
     if IS_BYTE:
-        return [ids[chr(byte)] for byte in text.encode() if chr(byte) in ids]
+        return [ids[symbol] for symbol in map(chr, text.encode()) if symbol in ids]
     text = text.lower() if VOCAB["lower_case"] else text
     symbols = (END + text.replace("\n", END)).split() if IS_WORD else text
     return [ids.get(symbol, VOCAB["unknown"]) for symbol in symbols]
@@ -53,8 +53,8 @@ def encode(text: str) -> list[int]:
 
 def decode(ids: list[int]) -> str:
     """Return the text of ids."""
-    symbols = [SYMBOLS[number] for number in ids]
-    return "".join(symbols).encode("latin1").decode(errors="replace") if IS_BYTE else (" " * IS_WORD).join(symbols)
+    text = (" " * IS_WORD).join(SYMBOLS[number] for number in ids)
+    return text.encode("latin1").decode(errors="replace") if IS_BYTE else text
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def other_type(path: Path, dtype: np.dtype[Any]) -> tuple[str | None, bool]:
     None if it is that type, or if the bytes are too few or too alike to tell.
     """
     head = _head_of(path)
-    if len(head) < MIN_PROBE or np.count_nonzero(head) < MIN_USED * len(head):
+    if not len(head) or np.count_nonzero(head) < MIN_USED * len(head):
         return None, False
     used = [column.any() for column in head.reshape(-1, 8).T]
     fitting = (
@@ -170,13 +170,14 @@ def other_type(path: Path, dtype: np.dtype[Any]) -> tuple[str | None, bool]:
 
 
 def _head_of(path: Path) -> NDArray[np.uint8]:
-    """Return the first bytes of a file, a multiple of 8."""
-    return np.fromfile(path, np.uint64, PROBE).view(np.uint8)
+    """Return the first bytes of a file, a multiple of 8; none if they are too few to tell anything."""
+    head = np.fromfile(path, np.uint64, PROBE).view(np.uint8)
+    return head if len(head) >= MIN_PROBE else head[:0]
 
 
 def _has_fractions(head: NDArray[np.uint8]) -> bool:
     """Return True if bytes are floating-point numbers of a usual size; ids would be tiny or huge ones."""
-    sizes = [np.abs(head.view(kind)) for kind in ("<f4", "<f8")] if len(head) >= MIN_PROBE else []
+    sizes = (np.abs(head.view(kind)) for kind in ("<f4", "<f8"))
     return any(((size > 1e-6) & (size < 1e6)).sum() > 0.9 * np.count_nonzero(size) for size in sizes)
 
 
@@ -238,24 +239,21 @@ def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: N
 
     If `starts` has the first tokens of sentences, each is a document of Megatron.
     """
-    dtype = np.dtype(dtype_of(format, vocab_size)).newbyteorder("<")
-    header = _llm_c_header(path, dtype, len(ids)) if format == "llm.c" else b""
-    with path.open("wb") as file:
-        file.write(header)
-        for start in range(0, len(ids), BLOCK):
-            file.write(ids[start : start + BLOCK].astype(dtype).tobytes())
-    if format == "megatron":
-        firsts = np.arange(0, len(ids), LONGEST_DOCUMENT) if starts is None else starts.astype(np.int64)
-        _write_index(path.with_suffix(IDX), dtype, firsts, len(ids))
-
-
-def _llm_c_header(path: Path, dtype: np.dtype[Any], count: int) -> bytes:
-    if count > MAX_IDS:
+    dtype, count = np.dtype(dtype_of(format, vocab_size)).newbyteorder("<"), len(ids)
+    if format == "llm.c" and count > MAX_IDS:
         raise ExportError(
             f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give `format` "
             "nanogpt or megatron"
         )
-    return np.array([*TYPES["llm_c"][dtype.name], count], "<i4").tobytes().ljust(4 * LLM_C_HEADER, b"\0")
+    with path.open("wb") as file:
+        if format == "llm.c":
+            header = np.array([*TYPES["llm_c"][dtype.name], count], "<i4")
+            file.write(header.tobytes().ljust(4 * LLM_C_HEADER, b"\0"))
+        for start in range(0, count, BLOCK):
+            file.write(ids[start : start + BLOCK].astype(dtype).tobytes())
+    if format == "megatron":
+        firsts = np.arange(0, count, LONGEST_DOCUMENT) if starts is None else starts.astype(np.int64)
+        _write_index(path.with_suffix(IDX), dtype, firsts, count)
 
 
 def _write_index(path: Path, dtype: np.dtype[Any], firsts: NDArray[np.int64], total: int) -> None:

@@ -17,7 +17,7 @@ AS_TEXT = "give the words as a text file in UTF-8, one per line"
 
 def find(directory: Path) -> Path | None:
     """Return the vocabulary file of a directory; None if there is none."""
-    return next((directory / name for name in FILES if (directory / name).exists()), None)
+    return next(filter(Path.exists, map(directory.joinpath, FILES)), None)
 
 
 def read(path: Path) -> Vocab:

@@ -88,14 +88,13 @@ class HarnessModel(LM):
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes into its results about the model."""
         opened, settings = self._opened, self._settings
-        context = {"model_attn_len": settings.seg_len} if self._in_windows else {"model_mem_len": settings.mem_len}
         return {
             "model_run": str(opened.run.directory),
             "model_step": opened.checkpoint.state["step"],
             "model_num_parameters": opened.run.parameters,
             "model_precision": opened.precision,
             "model_seg_len": settings.seg_len,
-            **context,
+            **({"model_attn_len": settings.seg_len} if self._in_windows else {"model_mem_len": settings.mem_len}),
         }
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
