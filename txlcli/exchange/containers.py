@@ -25,7 +25,6 @@ from txlcli.errors import CorpusInputError, shortened
 from txlcli.exchange import parquet_text
 
 BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
-RECORDS = {*BY_ENDING.values()}
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
@@ -84,7 +83,9 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
         if path.exists() and path.stat().st_size and not (source.is_dir() and format_of(path, "other"))
     ]
     rows = [file for file in files if file.format in ("Parquet", "Arrow")]
-    records = [file for file in files if file.format in RECORDS and (column is not None or file.format != "JSON")]
+    records = [
+        file for file in files if file.format in BY_ENDING.values() and (column is not None or file.format != "JSON")
+    ]
     has_text = any(file.format == TEXT and not is_companion(file.path) for file in files)
     if rows or (records and (column is not None or not has_text)):
         return tuple(_with_column(file, column) for file in rows or records)

@@ -79,6 +79,5 @@ def check_zip(path: Path) -> None:
         return
     with zipfile.ZipFile(path) as archive:
         check_unpacked(sum(member.file_size for member in archive.infolist()), path)
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"{damaged} in it has a wrong checksum")
+        if damaged := archive.testzip():
+            raise ValueError(f"{damaged} in it has a wrong checksum")

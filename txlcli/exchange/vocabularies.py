@@ -32,8 +32,9 @@ def read(path: Path) -> Vocab:
         raise
     except Exception as error:  # a damaged pickle can raise anything
         content = "JSON" if path.suffix == ".json" else "a pickle" if path.suffix in PICKLES else "a list of words"
-        reason = " ".join(str(error).split())[:160]
-        raise VocabularyError(f"{path}: not readable as {content} ({reason}); {AS_TEXT}") from error
+        raise VocabularyError(
+            f"{path}: not readable as {content} ({' '.join(str(error).split())[:160]}); {AS_TEXT}"
+        ) from error
 
 
 def _read_words(path: Path) -> Vocab:

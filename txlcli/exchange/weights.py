@@ -60,8 +60,9 @@ def _load(path: Path) -> dict[str, Tensor]:
     except RunError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        reason = " ".join(str(error).split())[:200]
-        raise RunError(f"{path}: damaged, or not a file of weights ({reason}); download it again") from error
+        raise RunError(
+            f"{path}: damaged, or not a file of weights ({' '.join(str(error).split())[:200]}); download it again"
+        ) from error
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:

@@ -104,8 +104,12 @@ def _write_program(opened: OpenRun, draft: Path) -> None:
     model, settings = opened.transformer, opened.run.settings.evaluation_settings()
     memory = model.full_memory(2, settings.mem_len)
     remembered = memory[0].shape[1] if model.memory_starts_full else 0
-    tokens = torch.zeros(2, settings.seg_len, dtype=torch.int64)
-    inputs = tokens, torch.tensor(settings.seg_len), torch.tensor(remembered), memory
+    inputs = (
+        torch.zeros(2, settings.seg_len, dtype=torch.int64),
+        torch.tensor(settings.seg_len),
+        torch.tensor(remembered),
+        memory,
+    )
     batch = {0: torch.export.Dim("batch", min=1)}
     shapes = batch, None, None, [batch for _ in memory]
     with torch.no_grad():

@@ -121,13 +121,13 @@ class HarnessModel(LM):
 
         A first symbol that nothing predicts costs log V, as if all symbols were equally likely.
         """
-        documents, predicted = [], []
+        documents = []
         for ids, count in texts:
             inputs, targets = scored_stream(ids, self._vocab.boundary)
-            predicted.append(min(count, len(targets)))
-            documents.append(Document(inputs, targets, predicted[-1] if compare else 0))
+            documents.append(Document(inputs, targets, min(count, len(targets)) if compare else 0))
         results = []
-        for (_, count), known, score in zip(texts, predicted, self._score(documents), strict=True):
+        for (_, count), document, score in zip(texts, documents, self._score(documents), strict=True):
+            known = min(count, len(document.targets))
             losses = score.losses_nats[len(score.losses_nats) - known :]
             nats = float(losses.sum(dtype=np.float64)) + (count - known) * math.log(self._vocab.size)
             results.append((-nats, score.is_likeliest and known == count))
