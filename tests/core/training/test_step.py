@@ -234,7 +234,7 @@ def test_if_a_graph_cannot_be_captured_the_user_is_told_and_training_is_the_same
     assert graphs.captured == failing
 
 
-ADAPTIVE = {"cutoffs": [5, 16], "div_val": 2, "dropout": 0.2}
+ADAPTIVE = {"cutoffs": (5, 16), "div_val": 2, "dropout": 0.2}
 
 
 @pytest.mark.parametrize(
