@@ -18,38 +18,31 @@ def exclusive(lock: Path, busy: str) -> Iterator[None]:
 
     In a directory that cannot be written, or on a file system without locks, the block runs without a lock.
     """
-    held = FileLock(lock)
-    try:
-        _acquire(held)
-    except Timeout:
-        raise BusyError(busy) from None
-    try:
+    with if_free(lock) as is_free:
+        if is_free is False:
+            raise BusyError(busy)
         yield
-    finally:
-        held.release()
 
 
 @contextmanager
-def if_free(lock: Path) -> Iterator[bool]:
-    """Hold a lock file while the block runs, and yield True, if no other process holds it for certain."""
-    held = FileLock(lock)
-    with contextlib.suppress(Timeout):
-        _acquire(held)
-    try:
-        yield held.is_locked
-    finally:
-        held.release()
+def if_free(lock: Path) -> Iterator[bool | None]:
+    """Hold a lock file while the block runs, and yield True; False if another process holds it.
 
-
-def _acquire(lock: FileLock) -> None:
-    """Acquire a lock, unless its directory is missing or the system has no locks; raise Timeout if it is held."""
+    None: its directory is missing or cannot be written, or the system has no locks.
+    """
+    held, is_free = FileLock(lock), None
     try:
-        if Path(lock.lock_file).parent.is_dir():  # FileLock would create the directory
-            lock.acquire(blocking=False)
+        if lock.parent.is_dir():  # FileLock would create the directory
+            held.acquire(blocking=False)
+            is_free = True
     except Timeout:
-        raise
+        is_free = False
     except (OSError, NotImplementedError):
         pass
+    try:
+        yield is_free
+    finally:
+        held.release()
 
 
 @contextmanager

@@ -327,7 +327,7 @@ class Training:
             **grouped("average", average),
             **grouped("memory", checkpoint.gather_memories(self.world, self.memories)),
             **grouped("rng", checkpoint.gather_generators(self.world, self.device)),
-            **grouped("optimizer", self.parallel.gather_optimizer(self.train_step.optimizer)),
+            **grouped("optimizer", self.parallel.gather_optimizer()),
         }
 
     def state(self) -> dict[str, Any]:
@@ -363,7 +363,7 @@ class Training:
             self.train_step.scaler.load_state_dict(state["scaler"])
         averages = saved.group("average").items()
         self.average.restore(state["average"], {name: self.parallel.own_part(whole) for name, whole in averages})
-        self.parallel.restore_optimizer(self.train_step.optimizer, saved.group("optimizer"))
+        self.parallel.restore_optimizer(saved.group("optimizer"))
         memory = saved.group("memory")  # of all lanes
         layers = [memory[str(number)] for number in range(len(memory))]
         self.memories = [

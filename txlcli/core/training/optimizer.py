@@ -89,8 +89,8 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Make the optimizer that train.optimizer names."""
     try:
         optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
-        grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if missing := [name for name, parameter in model.named_parameters() if id(parameter) not in grouped]:
+        grouped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if missing := [name for name, parameter in model.named_parameters() if parameter not in grouped]:
             raise ValueError(f"it has no group for {shortened(', '.join(missing))}")
     except ValueError as error:
         reason = " ".join(str(error).split())
@@ -109,8 +109,8 @@ def named_groups(model: ModelSettings, vocab_size: int, settings: TrainSettings)
     with tensors_without_data():
         stand_in = make_model(model, vocab_size)
         groups = make_optimizer(stand_in, settings).param_groups
-    names = {id(parameter): name for name, parameter in stand_in.named_parameters()}
-    return [group | {"params": {names[id(one)]: one.shape for one in group["params"]}} for group in groups]
+    names = {parameter: name for name, parameter in stand_in.named_parameters()}
+    return [group | {"params": {names[one]: one.shape for one in group["params"]}} for group in groups]
 
 
 class Lamb(Optimizer):
@@ -134,14 +134,13 @@ class Lamb(Optimizer):
         """Update all parameters that have a gradient; closures are not supported."""
         for group in self.param_groups:
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
-            settings = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
             if _launches_kernels(group):
-                self._update_all(weights, **settings)
+                self._update_all(weights, group)
             else:  # a tensor that fits into the cache is read again from there
                 for weight in weights:
-                    self._update(weight, weight.grad, **settings)
+                    self._update(weight, weight.grad, group)
 
-    def _update_all(self, weights: list[Tensor], *, lr: float | Tensor, weight_decay: float) -> None:
+    def _update_all(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """Do what `_update` does in a few kernels for all weights; a rate that is a tensor may be on the device."""
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         means, squares = ([self.state[weight][key] for weight in weights] for key in ("exp_avg", "exp_avg_sq"))
@@ -162,27 +161,27 @@ class Lamb(Optimizer):
         foreach.copy_(updates, squares)
         rows.sqrt_().add_(LAMB_EPS).reciprocal_()
         foreach.mul_(updates, means)
-        if weight_decay:
-            foreach.add_(updates, weights, alpha=weight_decay)
+        if group["weight_decay"]:
+            foreach.add_(updates, weights, alpha=group["weight_decay"])
         weight_norms, update_norms = (torch.stack(foreach.norm(tensors)) for tensors in (weights, updates))
         ratios = weight_norms.clamp(max=LAMB_MAX_WEIGHT_NORM) / (update_norms + LAMB_EPS)
-        ratios = torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0) * lr
+        ratios = torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0) * group["lr"]
         rows.mul_(ratios[self._owners[counts], None])
         foreach.sub_(weights, updates)
 
-    def _update(self, weight: Tensor, gradient: Tensor, *, lr: float, weight_decay: float) -> None:
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         mean, mean_square = self.state[weight]["exp_avg"], self.state[weight]["exp_avg_sq"]
         beta_1, beta_2 = self._betas
         mean.mul_(beta_1).add_(gradient, alpha=1 - beta_1)
         mean_square.mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
         update = torch.sqrt(mean_square, out=gradient).add_(LAMB_EPS)
         torch.div(mean, update, out=update)
-        if weight_decay:
-            update.add_(weight, alpha=weight_decay)
+        if group["weight_decay"]:
+            update.add_(weight, alpha=group["weight_decay"])
         weight_norm, update_norm = weight.norm(), update.norm()
         ratio = weight_norm.clamp(max=LAMB_MAX_WEIGHT_NORM) / (update_norm + LAMB_EPS)
         ratio = torch.where((weight_norm > 0) & (update_norm > 0), ratio, 1.0)
-        weight.addcmul_(update, ratio, value=-lr)
+        weight.addcmul_(update, ratio, value=-group["lr"])
 
 
 def _launches_kernels(group: dict[str, Any]) -> bool:

@@ -31,6 +31,7 @@ class DataParallel:
     def __init__(self, model: LanguageModel, settings: TrainSettings, world: World) -> None:
         self.model, self.settings, self.world = model, settings, world
         self._module = self._wrapped()
+        self.optimizer = self._make_optimizer()
 
     def _wrapped(self) -> nn.Module:
         """Give all processes the weights of rank 0, and let backward passes average their gradients."""
@@ -56,9 +57,13 @@ class DataParallel:
         """Return a reader of the model in training; all processes must read as many segments."""
         return make_reader(self.model, settings, length=length)
 
-    def make_optimizer(self) -> Optimizer:
-        """Make the optimizer of this process."""
+    def _make_optimizer(self) -> Optimizer:
         return make_optimizer(self.model, self.settings)
+
+    @property
+    def own_optimizer(self) -> Optimizer:
+        """Optimizer of the weights that this process updates."""
+        return self.optimizer
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of all gradients together (0-d), once they are averaged."""
@@ -80,18 +85,18 @@ class DataParallel:
         """Return whole tensors by name on rank 0; all processes must call this."""
         return own if self.world.is_rank_zero else {}
 
-    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
+    def gather_optimizer(self) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0; all processes must call this."""
-        return self.gather(checkpoint.optimizer_tensors(self.own_weights(), optimizer))
+        return self.gather(checkpoint.optimizer_tensors(self.own_weights(), self.own_optimizer))
 
-    def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    def restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state of this process, `NAME.KEY`, from the state of the whole optimizer."""
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        weights = self.own_weights()
+        optimizer, weights = self.own_optimizer, self.own_weights()
+        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         for full_name, whole in tensors.items():
             name, _, key = full_name.rpartition(".")
             weight = weights[name]
-            if id(weight) in own:  # fused kernels need the step counter on the device of the parameter
+            if weight in own:  # fused kernels need the step counter on the device of the parameter
                 part = self.own_part(whole) if whole.shape == weight.shape else whole.to(weight.device)
                 optimizer.state[weight][key] = part
 

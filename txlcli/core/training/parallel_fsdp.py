@@ -60,9 +60,8 @@ class FullyShardedParallel(DataParallel):
     def make_reader(self, settings: EvalSettings, *, length: int) -> Reader:
         return _ShardedReader(self, settings)
 
-    def make_optimizer(self) -> Optimizer:
-        """Make the optimizer of the parts of all weights that this process holds."""
-        optimizer = super().make_optimizer()
+    def _make_optimizer(self) -> Optimizer:
+        optimizer = super()._make_optimizer()
         if isinstance(optimizer, torch.optim.SGD):  # PyTorch has no fused SGD for divided tensors
             for group in optimizer.param_groups:
                 group["fused"] = False

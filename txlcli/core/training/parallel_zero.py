@@ -23,34 +23,35 @@ FLOAT_BYTES = 4
 class ZeroParallel(DataParallel):
     """Gradients as with DistributedDataParallel; the optimizer's state is divided over the processes."""
 
-    def make_optimizer(self) -> Optimizer:
+    def _make_optimizer(self) -> Optimizer:
         parameters = dict(self.model.named_parameters())
         groups = named_groups(self.model.settings, self.model.vocab_size, self.settings)
-        self._optimizer = ZeroRedundancyOptimizer(
+        return ZeroRedundancyOptimizer(
             [group | {"params": [parameters[name] for name in group["params"]]} for group in groups],
             optimizer_class=self._make_part,  # type: ignore[arg-type]
             process_group=self.world.steps,
         )
-        return self._optimizer
+
+    @property
+    def own_optimizer(self) -> Optimizer:
+        assert isinstance(self.optimizer, ZeroRedundancyOptimizer)
+        return self.optimizer.optim
 
     def _make_part(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Make the optimizer of the parameters of one process, given in all groups, some of which may be empty."""
-        own = {id(parameter) for group in groups for parameter in group["params"]}
-        part = ModelPart({name: one for name, one in self.model.named_parameters() if id(one) in own})
+        own = {parameter for group in groups for parameter in group["params"]}
+        part = ModelPart({name: one for name, one in self.model.named_parameters() if one in own})
         return make_optimizer(part, self.settings)
 
-    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
+    def gather_optimizer(self) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
-        own = checkpoint.optimizer_tensors(self.own_weights(), self._optimizer.optim)
+        own = checkpoint.optimizer_tensors(self.own_weights(), self.own_optimizer)
         gathered = {}
         for rank, names in enumerate(self.world.gather_objects(list(own))):
             for name in names:
                 if tensors := self.world.gather(own.get(name, torch.empty(0))):
                     gathered[name] = tensors[rank]
         return gathered
-
-    def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-        super().restore_optimizer(self._optimizer.optim, tensors)
 
 
 def largest_state_bytes(model: ModelSettings, vocab_size: int, settings: TrainSettings, processes: int) -> int:

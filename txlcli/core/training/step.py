@@ -38,7 +38,7 @@ class EagerStep:
 
     def __init__(self, parallel: DataParallel) -> None:
         self._model, self._settings, self._parallel = parallel.model, parallel.settings, parallel
-        self.optimizer = parallel.make_optimizer()
+        self.optimizer = parallel.optimizer
         is_fp16 = parallel.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(parallel.model.device.type, enabled=is_fp16)
         """Scales the loss in fp16, and skips steps with non-finite gradients."""
