@@ -34,23 +34,21 @@ def show_forecast(forecast: TrainingForecast) -> None:
         "the paper's valid result": forecast.published.get("valid"),
         "the paper's test result": forecast.published.get("test"),
     }
-    console.show_facts("", facts, _notes(forecast))
+    peak = f"{forecast.peak_flops_per_s / 1e9:,.0f} GFLOP/s"
+    source = f", as for {forecast.share_source}" if forecast.share_source else " measured just now"
+    timed = ", as in training steps timed just now" if forecast.step_was_timed else source
+    notes = [
+        f"Expected on an idle machine: {_percent(forecast.share_of_peak)} of the {peak} of a matrix product{timed}. "
+        "Memory: without the libraries and, on a GPU, the workspace of single operations."
+    ]
+    if forecast.tails:
+        notes.append(f"Share of tokens in each tail band: from {forecast.tails_by}.")
+    console.show_facts("", facts, notes)
 
 
 def format_rate(tokens_per_s: float) -> str:
     """Return a rate without decimals, or with two significant digits if it is small."""
     return f"{tokens_per_s:,.0f}" if tokens_per_s >= 10 else f"{tokens_per_s:.2g}"
-
-
-def _notes(forecast: TrainingForecast) -> list[str]:
-    peak = f"{forecast.peak_flops_per_s / 1e9:,.0f} GFLOP/s"
-    source = f", as for {forecast.share_source}" if forecast.share_source else " measured just now"
-    timed = ", as in training steps timed just now" if forecast.step_was_timed else source
-    return [
-        f"Expected on an idle machine: {_percent(forecast.share_of_peak)} of the {peak} of a matrix product{timed}. "
-        "Memory: without the libraries and, on a GPU, the workspace of single operations.",
-        *([f"Share of tokens in each tail band: from {forecast.tails_by}."] if forecast.tails else []),
-    ]
 
 
 def _percent(share: float) -> str:

@@ -146,11 +146,7 @@ def run(asked: Request, workspace: Workspace, *, processes: int) -> TrainingFore
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
     flops = plan.flops_per_token
     peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
-    timed = (
-        _timed_share_of_peak(settings.model, vocab_size, of_one, device, peak)
-        if needed.total <= MAX_TIMED_BYTES
-        else None
-    )
+    timed = _timed_share_of_peak(plan, of_one, peak) if needed.total <= MAX_TIMED_BYTES else None
     expected, source = plan.expected_share(of_one)
     share = timed or expected
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
@@ -206,9 +202,7 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
         return None
 
 
-def _timed_share_of_peak(
-    model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device, peak: float
-) -> float | None:
+def _timed_share_of_peak(plan: Plan, train: TrainSettings, peak: float) -> float | None:
     """Time training steps of one process, and return the share of the peak rate (FLOP/s) that they reach.
 
     On a CPU, both are those of an idle machine: the time in which other processes run is not counted. None if the steps
@@ -216,6 +210,7 @@ def _timed_share_of_peak(
     """
     if train.compile == "on":  # compiling takes longer than a forecast may
         return None
+    model, vocab_size, device = plan.run.settings.model, plan.run.vocab_size, plan.device
     flops = step_flops_per_token(model, vocab_size, train)
     n_steps = -(-train.mem_len // train.seg_len) + 1 + TIMED_STEPS  # to fill the memory, to warm up, to time
     if n_steps * train.batch_size * train.seg_len * flops > MAX_TIMED_S * CPU_SHARE * peak:

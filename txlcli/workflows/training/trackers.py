@@ -81,7 +81,7 @@ Each is given the run, and the step at which training begins."""
 
 def check_packages(log: LogSettings) -> None:
     """Reject trackers whose packages are missing, before anything is written."""
-    for name in dict.fromkeys(log.to):
+    for name in log.to:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a directory "wandb" of results has no origin
             raise UsageError(f'log.to = "{name}" needs the {name} package; pip install ".[{name}]"')
