@@ -111,36 +111,22 @@ def splits_of(programs: int, tiles: int, device: torch.device) -> int:
 def attend(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     terms: ScoreTerms,
     *,
+    d_head: int | None = None,
     dropout: float = 0.0,
     compiles: bool = False,
 ) -> Tensor:
-    """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits."""
-    keys, values = _rows(key), _rows(value)
-    if keys.stride() != values.stride() or keys.stride(3) != 1:
-        keys, values = keys.contiguous(), values.contiguous()
-    return _attend(query, keys, values, terms, query.shape[3] ** -0.5, dropout=dropout, compiles=compiles)
+    """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits.
 
-
-def attend_context(query: Tensor, key_value: Tensor, terms: ScoreTerms, *, width: int, dropout: float = 0.0) -> Tensor:
-    """`core.backend.AttendContext` in the kernels of `attend`."""
-    return _attend(query, key_value, None, terms, width**-0.5, dropout=dropout)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    terms: ScoreTerms,
-    scale: float,
-    *,
-    dropout: float,
-    compiles: bool = False,
-) -> Tensor:
-    """Return (B, H, L, D) for keys and values (B, K, H, D), or both side by side, (B, K, 2, H, D)."""
-    width = _padded(max(query.shape[3], key.shape[-1]))
+    Without a `value` it is `core.backend.AttendContext`: `key` is (B, K, 2, H, D), and `d_head` is D without zeros.
+    """
+    scale, width = (d_head or query.shape[3]) ** -0.5, _padded(max(query.shape[3], key.shape[-1]))
+    if value is not None:
+        key, value = _rows(key), _rows(value)
+        if key.stride() != value.stride() or key.stride(3) != 1:
+            key, value = key.contiguous(), value.contiguous()
     with torch.autocast(query.device.type, enabled=False):
         biases = terms.content_bias, terms.position_bias
         content, position = compiled(scaled_queries, compiles)(_rows(query), *biases, scale, width)

@@ -58,9 +58,9 @@ class FastAttention:
     ) -> Tensor:
         """Return (B, H, L, D); see `core.backend.AttendContext`."""
         if runs_triton(query.device, query.dtype, query.shape[3]):
-            from txlcli.core.kernels.attention_triton import attend_context  # noqa: PLC0415
+            from txlcli.core.kernels.attention_triton import attend  # noqa: PLC0415
 
-            return attend_context(query, key_value, terms, width=width, dropout=dropout)
+            return attend(query, key_value, None, terms, d_head=width, dropout=dropout)
         key, value = key_value.transpose(1, 3).unbind(2)
         if terms.position_key is not None:
             terms = dataclasses.replace(terms, position_key=terms.position_key[:, : terms.reach, :width])
