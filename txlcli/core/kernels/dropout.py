@@ -7,8 +7,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from txlcli.core.kernels.device import cast
-
 STEPS = 1 << 16
 """The rate is rounded to a multiple of 1 / STEPS on a CPU."""
 
@@ -49,8 +47,8 @@ def drop(hidden: Tensor, rate: float, *, variational: bool, in_place: bool = Fal
         return hidden
     if variational:
         shape = torch.Size((*hidden.shape[:-2], 1, hidden.shape[-1]))
-        return cast(hidden * mask_scale(keep_mask(shape, rate, hidden.device), rate, hidden.dtype), hidden.dtype)
-    if hidden.device.type != "cpu" or torch.compiler.is_compiling():
+        return (hidden * mask_scale(keep_mask(shape, rate, hidden.device), rate, hidden.dtype)).to(hidden.dtype)
+    if hidden.device.type != "cpu":
         return F.dropout(hidden, rate)
     mask = keep_mask(hidden.shape, rate, hidden.device)
     return torch.mul(hidden, mask, out=hidden if in_place else None).mul_(1 / (1 - rate))

@@ -11,7 +11,7 @@ from txlcli.config.settings import AttentionBackend
 from txlcli.core.backend import Attend, Backend, ScoreTerms, aligned, repeated
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
-from txlcli.core.kernels.device import CUDA_MULTIPLE, cast_for_products
+from txlcli.core.kernels.device import CUDA_MULTIPLE, cast, cast_for_products
 from txlcli.core.kernels.dropout import drop, relu_dropout
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import Workspace
@@ -68,12 +68,21 @@ class FastAttention:
         return aligned(attended, query.shape[3])
 
 
+def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
+    """Return `core.kernels.dropout.drop` in operations that a compiler fuses; on a CPU the mask is another one."""
+    if rate == 0 or not variational:
+        return F.dropout(hidden, rate) if rate else hidden
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    scale = F.dropout(torch.ones_like(hidden[..., :1, :], dtype=exact), rate)
+    return cast(hidden * scale, hidden.dtype)
+
+
 class _FusedActivation(torch.autograd.Function):
     """Dropout of relu(hidden) for the next product, which keeps the result: a mask is not kept."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, rate: float, variational: bool) -> Tensor:
-        out = cast_for_products(drop(F.relu(hidden), rate, variational=variational))
+        out = cast_for_products(_plain_dropout(F.relu(hidden), rate, variational=variational))
         ctx.save_for_backward(out)
         ctx.scale, ctx.dtype = 1 / (1 - rate), hidden.dtype
         return out
@@ -110,7 +119,7 @@ COMPILED = Backend(
     attend=_OPERATOR,
     attend_context=_OPERATOR.to_context,
     linear=_fused_linear,
-    dropout=drop,
+    dropout=_plain_dropout,
     activation=_fused_activation,
 )
 """Plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition without them."""
