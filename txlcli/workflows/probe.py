@@ -4,7 +4,7 @@ Axes: B texts of t tokens, n distance, R memory lengths, P pieces, W words.
 """
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -61,7 +61,7 @@ class ProbeResult:
             "seg_len": settings.seg_len,
             "mem_len": settings.mem_len,
             "precision": opened.precision,
-            "rows": list(map(asdict, self.rows)),
+            "rows": self.rows,
         }
 
 
