@@ -98,12 +98,7 @@ TABLES: Mapping[int, Table[Any]] = {
     table["number"]: Table(**table | {"rows": tuple(ROW_TYPES[table["number"]](**row) for row in table["rows"])})
     for table in DATA["tables"]
 }
-BENCHMARKS: tuple[Table[Result], ...] = tuple(TABLES[number] for number in range(1, 6))
-"""Tables 1 to 5, one per corpus."""
+BENCHMARKS: Mapping[str, Table[Result]] = {str(TABLES[number].corpus): TABLES[number] for number in range(1, 6)}
+"""Tables 1 to 5 by their corpora."""
 SLOWDOWN_BY_ATTN_LEN = {row.attn_len: row.slowdown for row in reversed(TABLES[9].rows)}
 """Slowdown (Table 9) by attention length, in rising order."""
-
-
-def benchmark(corpus: str) -> Table[Result] | None:
-    """Return the benchmark table (1 to 5) of a corpus; None if the paper has none."""
-    return next((table for table in BENCHMARKS if table.corpus == corpus), None)

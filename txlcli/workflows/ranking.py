@@ -26,7 +26,7 @@ def rank(history: History) -> Section:
     A run without a test result is ranked by its validation result.
     """
     corpus, run = corpus_of(history), history.run
-    table = published.benchmark(corpus.name) if corpus else None
+    table = published.BENCHMARKS.get(corpus.name) if corpus else None
     if corpus is None or table is None:
         raise UsageError(f"{run.directory} was trained on {run.settings.corpus.store}, not a corpus of the paper")
     dropped = len(corpus.released_rule.dropped) if corpus.released_rule else 0
