@@ -158,7 +158,7 @@ class Vocab:
         if self.tokenizer == "sentencepiece":
             return self.sentencepiece.pieces
         if self.tokenizer == "byte":
-            return [bytes([ord(symbol)]) for symbol in self.symbols]
+            return [symbol.encode("latin-1") for symbol in self.symbols]
         texts = list(self.symbols)
         if self.boundary is not None:
             texts[self.boundary] = "\n"
@@ -198,9 +198,9 @@ class Vocab:
 
     def symbol(self, number: int) -> str:
         """Return one token in printable form."""
-        symbol = self.symbols[number]
         if self.tokenizer == "byte":
-            return repr(symbol)[1:-1] if symbol.isascii() else f"\\x{ord(symbol):02x}"
+            return repr(self.pieces[number])[2:-1]
+        symbol = self.symbols[number]
         return symbol if symbol.isprintable() else repr(symbol)[1:-1]
 
     @cached_property

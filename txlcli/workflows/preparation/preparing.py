@@ -224,8 +224,8 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
 def _number(plan: Plan, splits: Splits, splitter: Vocab) -> NumberedText:
     """Number the symbols of each chunk, in worker processes if there are many chunks."""
     total, documents = sum(map(size_of, splits.values())), plan.documents
-    workers = plan.options.workers if total > PARALLEL_CHUNKS * plan.chunk else 1
     chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, plan.chunk)]
+    workers = plan.options.workers if len(chunks) > PARALLEL_CHUNKS else 1
     jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
     number = partial(number_chunk, splitter, plan.work, sentences=plan.corpus.sentences and not documents)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
