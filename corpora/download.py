@@ -16,7 +16,6 @@ BLOCK = 1 << 20
 LARGEST = 8 << 30  # bytes of a file whose size is not published
 ATTEMPTS = 3  # per address, as long as each receives more bytes
 TIMEOUT_S = 60.0  # until the connection, and between two blocks
-AGENT = "txl"  # some hosts refuse Python's own user agent
 
 
 def is_complete(download: Download, directory: Path) -> bool:
@@ -28,14 +27,15 @@ def is_complete(download: Download, directory: Path) -> bool:
 def fetch(
     download: Download,
     directory: Path,
-    progress: Callable[[int], None] = lambda done: None,
-    agent: str = AGENT,
+    progress: Callable[[int], None],
+    agent: str,
     timeout_s: float = TIMEOUT_S,
 ) -> Path:
     """Return the verified file in `directory`, which is created; download it if it does not exist.
 
     An interrupted download leaves a .part file, which the next call continues. The mirror of the download is not used.
-    If no address provided the right file, the CorpusError has the reason of each. `progress` gets the bytes on disk.
+    If no address provided the right file, the CorpusError has the reason of each. `progress` gets the bytes on disk;
+    `agent` replaces Python's own user agent, which some hosts reject.
     """
     directory.mkdir(parents=True, exist_ok=True)
     target, part = directory / download.file, directory / (download.file + ".part")

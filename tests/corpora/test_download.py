@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.corpora.server import Site, serving
+from txlcli.corpora import download as downloading
 from txlcli.corpora.corpus import CorpusError, Download
-from txlcli.corpora.download import fetch
 
 CONTENT = bytes(range(256)) * 1009
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+def fetch(wanted, directory, progress=print, **options):
+    return downloading.fetch(wanted, directory, progress, "txl", **options)
 
 
 @pytest.fixture

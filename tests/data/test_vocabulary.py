@@ -21,7 +21,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def sentencepiece() -> Vocab:
-    return Vocab("sentencepiece", boundary=0, unknown=1, model=train(SENTENCES * 5, size=275, bpe=False))
+    return Vocab("sentencepiece", boundary=0, unknown=1, model=train(SENTENCES * 5, size=275, model_type="unigram"))
 
 
 def words(lower_case: bool = False) -> Vocab:
@@ -56,21 +56,23 @@ def test_sentencepiece_encodes_line_ends_as_the_boundary(sentencepiece):
     assert sentencepiece.symbol(sentencepiece.boundary) == "<eos>"
 
 
-@pytest.mark.parametrize("bpe", [True, False])
-def test_the_largest_possible_vocab_size_and_empty_text_are_named(bpe):
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_the_largest_possible_vocab_size_and_empty_text_are_named(model_type):
     message = r"`vocab_size` 9999 is too large for this text; the largest possible is `vocab_size` (\d+)$"
     with pytest.raises(UsageError, match=message) as caught:
-        train(SENTENCES, size=9999, bpe=bpe)
+        train(SENTENCES, size=9999, model_type=model_type)
     largest = int(str(caught.value).split()[-1])
-    assert train(SENTENCES, size=largest, bpe=bpe)
+    assert train(SENTENCES, size=largest, model_type=model_type)
     with pytest.raises(UsageError, match="too large"):
-        train(SENTENCES, size=largest + 1, bpe=bpe)
+        train(SENTENCES, size=largest + 1, model_type=model_type)
     with pytest.raises(CorpusInputError, match=r"can be trained on; give more text, or choose another `tokenizer`$"):
-        train(["", " "], size=300, bpe=bpe)
+        train(["", " "], size=300, model_type=model_type)
 
 
 def test_sentencepiece_training_ignores_blanks_at_line_ends():
-    assert train(SENTENCES * 5, size=275, bpe=True) == train([f"{line} " for line in SENTENCES * 5], size=275, bpe=True)
+    assert train(SENTENCES * 5, size=275, model_type="bpe") == train(
+        [f"{line} " for line in SENTENCES * 5], size=275, model_type="bpe"
+    )
 
 
 @pytest.mark.parametrize(

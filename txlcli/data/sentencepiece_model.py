@@ -74,12 +74,12 @@ class SentencePieceModel:
         return ids
 
 
-def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
+def train(lines: Iterable[str], *, size: int, model_type: str) -> bytes:
     """Train a model with `size` pieces that keeps all blanks, normalizes nothing and falls back to bytes.
 
     The library cannot be interrupted, so it runs in a process of its own, which ends with this one.
     """
-    command = [sys.executable, "-m", __name__, str(size), "bpe" if bpe else "unigram"]
+    command = [sys.executable, "-m", __name__, str(size), model_type]
     text = "".join(f"{line}\n" for line in _short_lines(lines)).encode()
     process = subprocess.run(command, input=text, stdout=subprocess.PIPE, check=False)
     if process.returncode == FAILED:

@@ -18,6 +18,7 @@ import pyarrow as arrow
 from pyarrow import feather
 
 from txlcli.corpora.corpus import Slice, Slices
+from txlcli.corpora.locate import whole
 from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import REPLACEMENT, Ids, Vocab, count_words, smallest_dtype
 from txlcli.errors import CorpusInputError, TxlError
@@ -60,7 +61,7 @@ def _character_end(piece: Slice, offset: int) -> int:
 
 def align_to_characters(slices: Slices) -> Slices:
     """Move each end of a slice that lies inside a UTF-8 character behind that character."""
-    files = ((piece, Slice(piece.path, 0, piece.path.stat().st_size)) for piece in slices)
+    files = ((piece, *whole(piece.path)) for piece in slices)
     return tuple(
         replace(piece, start=_character_end(file, piece.start), stop=_character_end(file, piece.stop))
         for piece, file in files

@@ -216,7 +216,7 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
             text = read_chunk(chunk, is_utf8=True).decode()
             yield from text[: int(len(text) * min(1.0, sample / size)) + 1].split("\n")
 
-    model = train(lines(), size=vocab_size, bpe=sp_type == "bpe")
+    model = train(lines(), size=vocab_size, model_type=sp_type)
     note = f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
     return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
 
