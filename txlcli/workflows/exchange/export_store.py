@@ -1,7 +1,5 @@
 """Writes a token store as token files of another system, or its text as Parquet files."""
 
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,8 +39,6 @@ class ExportedStore:
 
 def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Reporter) -> ExportedStore:
     """Write the splits and the vocabulary of a store."""
-    from txlcli.exchange import parquet_text
-
     format, is_text = options.format, options.format == "parquet"
     system = TYPES["exports"][format]
     names = {split: system.get(split, split) for split in SPLITS}
@@ -54,7 +50,7 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
             for split, count in tokens.items():
                 path, ids = draft / (names[split] + system["endings"][0]), store.ids(split)
                 if is_text:
-                    parquet_text.write(path, functools.partial(_text, store.vocab, ids))
+                    _write_text(path, store.vocab, ids)
                 else:
                     token_files.write(format, path, ids, store.vocab.size, store.sentence_starts(split))
                 step.advance(count)
@@ -76,8 +72,11 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
     )
 
 
-def _text(vocab: Vocab, ids: NDArray[Any]) -> Iterator[bytes]:
-    return vocab.decode_blocks(ids[start : start + BLOCK] for start in range(0, len(ids), BLOCK))
+def _write_text(path: Path, vocab: Vocab, ids: NDArray[Any]) -> None:
+    from txlcli.exchange import parquet_text
+
+    starts = range(0, len(ids), BLOCK)
+    parquet_text.write(path, lambda: vocab.decode_blocks(ids[start : start + BLOCK] for start in starts))
 
 
 def _check_text(store: TokenStore, draft: Path, reporter: Reporter) -> None:
