@@ -20,7 +20,7 @@ from txlcli.corpora.corpus import Slice
 from txlcli.corpora.directory import files_by_split
 from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import is_companion, splits_in, text_files
-from txlcli.corpora.signatures import format_of as packed_format
+from txlcli.corpora.signatures import format_of
 from txlcli.errors import CorpusInputError, ExportError
 from txlcli.exchange import load_table
 
@@ -31,7 +31,7 @@ VOCABULARY = "vocab.json"
 """File of the vocabulary that an export writes next to the ids."""
 WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
-LLM_C_HEADER = 256  # int32
+LLM_C_HEADER = 1024  # bytes of int32
 MAGIC = b"MMIDIDX\0\0"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents (one more than there are)
 PROBE = 1 << 16
@@ -130,7 +130,7 @@ def _without_header(path: Path, dtype: str | None) -> _TokenFile:
             f"{path}: {size:,} bytes are not a whole number of {kind.name} ids; the file is truncated, or has another "
             "`dtype`; `tokenizer` byte reads its bytes"
         )
-    if packed_format(path) == "zip":
+    if format_of(path) == "zip":
         raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
     if kind.itemsize > 1 and _has_fractions(_head_of(path)):
         raise CorpusInputError(f"{path}: its bytes are those of floating-point numbers; write the ids as whole numbers")
@@ -197,8 +197,8 @@ def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
     magic, version, count = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0)[:3]  # the rest is not used
     for kind, known in TYPES["llm_c"].items():
         ids, size = np.dtype(kind).newbyteorder("<"), path.stat().st_size
-        if [magic, version] == known and count > 0 and size == 4 * LLM_C_HEADER + count * ids.itemsize:
-            return _TokenFile("llm.c", ids, Slice(path, 4 * LLM_C_HEADER, size))
+        if [magic, version] == known and count > 0 and size == LLM_C_HEADER + count * ids.itemsize:
+            return _TokenFile("llm.c", ids, Slice(path, LLM_C_HEADER, size))
         if magic == known[0] and dtype is None:
             raise CorpusInputError(
                 f"{path}: {size:,} bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it "
@@ -213,7 +213,7 @@ def _of_megatron(path: Path, index: Path) -> _TokenFile:
     with index.open("rb") as file:
         header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
         *mark, code, sequences, documents = MEGATRON_HEADER.unpack(header)
-        length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
+        length = MEGATRON_HEADER.size + 12 * sequences + 8 * documents
         kind, of_modes = TYPES["megatron"].get(str(code)), index.stat().st_size - length
         if mark == [MAGIC, 1] and kind and of_modes in (0, sequences):
             dtype = np.dtype(kind).newbyteorder("<")
@@ -248,7 +248,7 @@ def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: N
     with path.open("wb") as file:
         if format == "llm.c":
             header = np.array([*TYPES["llm_c"][dtype.name], count], "<i4")
-            file.write(header.tobytes().ljust(4 * LLM_C_HEADER, b"\0"))
+            file.write(header.tobytes().ljust(LLM_C_HEADER, b"\0"))
         for start in range(0, count, BLOCK):
             file.write(ids[start : start + BLOCK].astype(dtype).tobytes())
     if format == "megatron":

@@ -31,9 +31,8 @@ def read(path: Path) -> Vocab:
     except UsageError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        content = "JSON" if path.suffix == ".json" else "a pickle" if path.suffix in PICKLES else "a list of words"
         raise VocabularyError(
-            f"{path}: not readable as {content} ({' '.join(str(error).split())[:160]}); {AS_TEXT}"
+            f"{path}: not readable as a vocabulary ({' '.join(str(error).split())[:160]}); {AS_TEXT}"
         ) from error
 
 

@@ -176,8 +176,11 @@ def _sampling(generation: Mapping[str, Any]) -> sampling.Sampling:
             raise UnknownNameError("option of generation", name, GENERATION)
     if not generation["do_sample"]:
         return sampling.Sampling(greedy=True)
-    temperature, top_k, top_p = (generation.get(name) for name in ("temperature", "top_k", "top_p"))
-    return sampling.Sampling(temperature=temperature or 1.0, top_k=top_k or None, top_p=top_p)
+    return sampling.Sampling(
+        temperature=generation.get("temperature") or 1.0,
+        top_k=generation.get("top_k") or None,
+        top_p=generation.get("top_p"),
+    )
 
 
 def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:
