@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tests.peer import peer
+from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.measures.timing import MIN_STEPS
@@ -21,7 +22,7 @@ from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.exchange.conversion import Layout
-from txlcli.exchange.huggingface import DEFAULTS, model_settings
+from txlcli.exchange.huggingface import keys_of
 
 CLIP, LR = 0.25, 2.5e-4
 SEGMENTS = 256  # of the text that our steps read: more than steps, since an epoch begins without memory
@@ -66,7 +67,7 @@ def peer_model(work, *, training):
 
 def our_settings(work, *, training):
     config = peer.peer_config(**work.peer_config(training=training)).to_dict()
-    return model_settings(DEFAULTS | config)
+    return recipe.section("model", keys_of(config)["model"])
 
 
 def our_model(theirs, work, *, training):

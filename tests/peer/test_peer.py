@@ -15,13 +15,14 @@ pytest.importorskip("transformers", reason='the peer is not installed: pip insta
 from tests.peer import peer
 from tests.peer.peer import V, draw_tokens, peer_model
 from txlcli.cli import app
+from txlcli.config import recipe
 from txlcli.config.settings import TrainSettings
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.exchange.conversion import Layout
-from txlcli.exchange.huggingface import DEFAULTS, model_settings
+from txlcli.exchange.huggingface import keys_of
 from txlcli.runs import loading
 
 B, L = 3, 5
@@ -95,7 +96,7 @@ def test_an_import_predicts_as_the_peer_does_and_an_export_is_the_peer_again(kin
 
 def imported(model):
     """Our model with the peer's weights, and the layout that links their names."""
-    settings = model_settings(DEFAULTS | model.config.to_dict())
+    settings = recipe.section("model", keys_of(model.config.to_dict())["model"])
     layout = Layout("hugging_face", settings, V)
     tensors = layout.read(model.state_dict(), "the peer")
     return build_model(settings, V, Checkpoint(grouped("model", tensors))).eval(), layout

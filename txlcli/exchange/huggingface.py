@@ -37,14 +37,16 @@ def read_keys(directory: Path) -> dict[str, dict[str, Any]]:
             raise RunError(
                 f'{path}: model_type is "{model_type}", not "{MODEL_TYPE}"; only Transformer-XL can be imported'
             )
-        return _keys(KEYS["defaults"] | {KEYS["earlier_names"].get(key, key): value for key, value in stored.items()})
+        return keys_of(stored)
     except FileNotFoundError as error:
         raise RunError(f"{directory} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise RunError(f"{path}: not readable as a configuration ({error}); download it again") from error
 
 
-def _keys(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def keys_of(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the keys of [model] and [eval] for a configuration."""
+    config = KEYS["defaults"] | {KEYS["earlier_names"].get(key, key): value for key, value in stored.items()}
     shared = [False, *[bool(config["proj_share_all_but_first"])] * len(config["cutoffs"])]
     model = {ours: config[theirs] for ours, theirs in KEYS["same_values"].items()} | {
         "norm": "pre_released" if config["pre_lnorm"] else "post",
