@@ -151,8 +151,11 @@ class Lamb(Optimizer):
         foreach.addcmul_(squares, gradients, gradients, value=1 - beta_2)
         counts = tuple(-(-weight.numel() // ROW) for weight in weights)
         if counts not in self._owners:
-            owners = torch.arange(len(weights)).repeat_interleave(torch.tensor(counts))
-            self._owners[counts] = owners.to(weights[0].device)
+            numbers = [
+                weight.new_full((count,), n, dtype=torch.long)
+                for n, (weight, count) in enumerate(zip(weights, counts, strict=True))
+            ]
+            self._owners[counts] = torch.cat(numbers)
         rows = weights[0].new_empty(sum(counts), ROW)
         updates = [
             part.flatten()[: weight.numel()].view_as(weight)
