@@ -97,5 +97,4 @@ def array(group: h5py.Group, name: str) -> h5py.Dataset:
 
 def read_array(group: h5py.Group, name: str) -> NDArray[Any]:
     """Read an array of a group; see `array`."""
-    values: NDArray[Any] = array(group, name)[()]
-    return values
+    return array(group, name)[()]

@@ -67,7 +67,7 @@ class PreparedStore:
                 "words": info.words or None,  # not known of token ids without text
                 "bytes": info.bytes or None,
                 **({} if (starts := store.sentence_starts(split)) is None else {"documents": len(starts)}),
-                "unknown_percent": 100 * info.unknown / info.tokens if info.tokens else 0.0,
+                "unknown_percent": 100 * info.unknown / info.tokens,
                 "begins": self.excerpt(split),
             }
             for split, info in store.splits.items()

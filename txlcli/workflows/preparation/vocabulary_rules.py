@@ -117,10 +117,9 @@ def differences(
     published = plan.corpus.published
     if not (plan.own_convention and published):
         return
+    sizes = {"types": vocab.size} | {split: count.tokens for split, count in counts.items()}
     if vocab.dropped:  # the published counts are of bytes, before any are dropped
         sizes = {split: count.bytes for split, count in counts.items()}
-    else:
-        sizes = {split: count.tokens for split, count in counts.items()} | {"types": vocab.size}
     others = [
         f"{name} {sizes[name]:,} of {full:,}" for name, full in published.items() if sizes.get(name, full) != full
     ]
