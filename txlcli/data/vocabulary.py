@@ -137,7 +137,8 @@ class Vocab:
         if self.tokenizer == "sentencepiece":
             return arrow.array(self.sentencepiece.encode(text), arrow.int32())
         boundary = "" if self.boundary is None else self.symbols[self.boundary]
-        text = (text.lower() if self.lower_case else text).replace("\r\n", "\n").replace("\r", "\n")
+        text = text.lower() if self.lower_case else text
+        text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
         if boundary and boundary in text:
             text = re.sub(rf"(?<!\S){re.escape(boundary)}[^\S\n]*\n", "\n", text)
         words = text.replace("\n", f" {boundary} ").strip()
