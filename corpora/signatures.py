@@ -4,7 +4,6 @@ import codecs
 import functools
 import tomllib
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from .corpus import CorpusError
 
 GROUPS = ("packed", "rows", "other")
 HEAD = 4096  # bytes
-PLAIN_CONTROLS = b"\t\n\r\f"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -20,9 +19,8 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Byte order marks of other encodings; that of UTF-16 is the beginning of one of UTF-32."""
-MIN_CONTROLS = 0.2
-"""Share of control characters in the bytes of UTF-16 or UTF-32 without a mark, if these are also valid UTF-8."""
-MAX_UNPRINTABLE = 0.01
+ENCODINGS = {"utf-8": 0.2, **dict.fromkeys(("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"), 0.01)}
+"""Encodings without a mark that are tried in turn, and the largest share of characters that cannot be printed."""
 
 
 @functools.cache
@@ -62,42 +60,28 @@ def head_of(path: Path) -> bytes:
 
 def _is_zlib(head: bytes) -> bool:
     """True for a stream of zlib, whose two first bytes may also begin a text."""
-    if head[:1] != b"x" or int.from_bytes(head[:2]) % 31:
-        return False
     try:
-        return bool(zlib.decompressobj().decompress(head))
+        return head[:1] == b"x" and bool(zlib.decompressobj().decompress(head))
     except zlib.error:
         return False
 
 
 def encoding_of(head: bytes) -> str | None:
     """Return the name of UTF-16 or UTF-32 if the first bytes of a text are in it; None for all other bytes."""
-    for mark, name in MARKS.items():
-        if head.startswith(mark):
-            return name
+    marked = next((name for mark, name in MARKS.items() if head.startswith(mark)), None)
+    if marked or 0 not in head:
+        return marked
     head = head[: len(head) // 4 * 4]
-    controls = sum(byte < ord(" ") and byte not in PLAIN_CONTROLS for byte in head)
-    if 0 not in head or (_is_utf8(head) and controls < MIN_CONTROLS * len(head)):
-        return None
-    return next(_printable_in(head), None)
+    found = next((name for name, most in ENCODINGS.items() if _unprintable(head, name) <= most), None)
+    return None if found == "utf-8" else found
 
 
-def _is_utf8(head: bytes) -> bool:
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _printable_in(head: bytes) -> Iterator[str]:
-    """Yield the encodings in which the bytes are printable text with blanks or line ends."""
-    for name in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
-        text = codecs.getincrementaldecoder(name)("replace").decode(head)
-        unprintable = sum(not (symbol.isprintable() or symbol.isspace()) for symbol in text)
-        unknown = text.count("\N{REPLACEMENT CHARACTER}")
-        if unknown + unprintable <= MAX_UNPRINTABLE * len(text) and not {" ", "\n", "\r"}.isdisjoint(text):
-            yield name
+def _unprintable(head: bytes, encoding: str) -> float:
+    """Return the share of characters that text in an encoding does not have; 1 without blanks and line ends."""
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
+    if {" ", "\n", "\r"}.isdisjoint(text):
+        return 1.0
+    return sum(not (symbol.isprintable() or symbol.isspace()) or symbol == REPLACEMENT for symbol in text) / len(text)
 
 
 def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
