@@ -86,22 +86,14 @@ def _unprintable(head: bytes, encoding: str) -> float:
 
 def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
     """Reject files of another format, including txl's own files, and of another encoding unless `is_utf8` is False."""
+    table = _table()
     for path in paths:
         if name := format_of(path, *GROUPS):
-            raise _not_text(path, name)
+            group = next(group for group in GROUPS if name in table[group])
+            way = table[group][name].get("way", "name a file of text")
+            raise CorpusError(f"{path}: {table['errors'][group].format(name=name, way=way)}")
         if is_utf8 and path.is_file() and (encoding := encoding_of(head_of(path))):
             raise CorpusError(f"{path}: {encoding} is not UTF-8; give `encoding` {encoding}, or {conversion(encoding)}")
-
-
-def _not_text(path: Path, name: str) -> CorpusError:
-    """Return the error for a file of this format."""
-    table = _table()
-    if name in table["rows"]:
-        return CorpusError(f"{path}: a file of {name} is not text; prepare it as own text, or write it as text")
-    if name in table["packed"] or name == "zlib":
-        return CorpusError(f"{path}: an archive or compressed file is not text; unpack it first ({name})")
-    way = table["other"][name].get("way", "name a file of text")
-    return CorpusError(f"{path}: {name} is not text; {way}, or move it away from the text")
 
 
 def conversion(encoding: str) -> str:
