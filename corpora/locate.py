@@ -4,12 +4,14 @@ import fnmatch
 import itertools
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text
 from .signatures import format_of, reject_other_than_text
 
+SPECIAL = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 # Common names of the three splits.
 COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
@@ -61,10 +63,10 @@ def reject_special(path: Path) -> Path:
 
 def special_kind(path: Path) -> str | None:
     """Return "pipe", "socket" or "device" if a path is, or links to, one; None for all others."""
-    if os.path.isfile(path) or not os.path.exists(path) or path.is_dir():  # without an error if it cannot be read
+    try:
+        return SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+    except (OSError, ValueError):
         return None
-    is_device = path.is_char_device() or path.is_block_device()
-    return "pipe" if path.is_fifo() else "socket" if path.is_socket() else "device" if is_device else None
 
 
 def printable(name: str) -> str:

@@ -1,6 +1,6 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Any
 
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, size_of
 from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, train
-from txlcli.data.token_store import SplitInfo, TokenStore, writing
+from txlcli.data.token_store import TokenStore, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.system.command_lines import command_line
@@ -27,7 +27,7 @@ from txlcli.workflows.preparation.numbered_text import (
     read_chunk,
 )
 from txlcli.workflows.preparation.planning import CHUNK, DEFAULT_VOCAB_SIZE, Plan, make_plan
-from txlcli.workflows.preparation.sources import Text, digest, locate_text
+from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.reporter import Reporter
 
@@ -157,7 +157,13 @@ def _prepare_text(plan: Plan) -> TokenStore:
             *rules.symbol_notes(plan, numbered, vocab),
             *sampled,
         ),
-        changes=_changes(text, splits, numbered, vocab, infos),
+        changes={
+            **text.changes,
+            "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
+            "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else numbered.total("lines"),
+            "bytes_dropped": sum(info.bytes - info.tokens for info in infos.values()) if vocab.dropped else 0,
+            "nul_bytes_kept": numbered.total("nuls"),
+        },
         source_digest=digest(splits),
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )
@@ -169,23 +175,6 @@ def _prepare_text(plan: Plan) -> TokenStore:
         for split, info in infos.items():
             writer.add(split, info, numbered.ids(split, vocab, step), numbered.starts(split))
     return TokenStore.open(plan.store)
-
-
-def _changes(
-    text: Text,
-    splits: Splits,
-    numbered: NumberedText,
-    vocab: Vocab,
-    infos: Mapping[str, SplitInfo],
-) -> dict[str, int]:
-    """Return how often the text was changed or left out, by what happened."""
-    return {
-        **text.changes,
-        "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
-        "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else numbered.total("lines"),
-        "bytes_dropped": sum(info.bytes - info.tokens for info in infos.values()) if vocab.dropped else 0,
-        "nul_bytes_kept": numbered.total("nuls"),
-    }
 
 
 def _joined(plan: Plan, split: str, pieces: Slices, close_last: bool) -> Slices:

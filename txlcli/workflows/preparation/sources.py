@@ -29,7 +29,7 @@ def locate_text(plan: Plan) -> Text:
     if source is None:
         _download(plan)
         if altered := _altered_files(work, corpus):
-            wrong = "; ".join(f"{path}: {fault}" for path, fault in altered)
+            wrong = "; ".join(f"{path}: {fault}" for path, fault in altered.items())
             raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
         return corpus.read(work, options)
     if plan.files:
@@ -38,7 +38,7 @@ def locate_text(plan: Plan) -> Text:
         _unpack_or_copy(path, plan)
     source = work if packed else source
     text = corpus.read(source, options)
-    notes = [f"{path.name} is not the original file" for path, _ in _altered_files(source, corpus)]
+    notes = [f"{path.name} is not the original file" for path in _altered_files(source, corpus)]
     tables = [path for path in text_files(source) if path.suffix.lower() in (".csv", ".tsv")]
     if corpus is OWN_TEXT and tables:
         notes.append(f"{list_names(tables, source)}: read as plain text with all columns; `column` reads one of them")
@@ -154,11 +154,10 @@ def _unpack_or_copy(path: Path, plan: Plan) -> None:
         shutil.copyfile(path, work / path.name)
 
 
-def _altered_files(source: Path, corpus: Corpus) -> list[tuple[Path, str]]:
+def _altered_files(source: Path, corpus: Corpus) -> dict[Path, str]:
     """Return the files that have an original's name but not its content, each with the difference."""
-    files = [path for path in text_files(source) if path.name in corpus.digests]
-    faults = [(path, digest_fault(path, corpus.digests[path.name])) for path in files]
-    return [(path, fault) for path, fault in faults if fault]
+    files = {path: corpus.digests[path.name] for path in text_files(source) if path.name in corpus.digests}
+    return {path: fault for path, original in files.items() if (fault := digest_fault(path, original))}
 
 
 def digest(splits: Splits) -> str:
