@@ -40,7 +40,8 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     if dead := next((path for path in files if not path.exists()), None):
         raise CorpusError(f"{dead}: a link to a file that does not exist; remove it, or restore that file")
     reject_other_than_text(*files)
-    _reject_versions(files)
+    for path in sorted({path.with_suffix("") for path in files if path.suffix == ".raw"} & {*files}):
+        raise CorpusError(f"{path} and {path.name}.raw are two versions of one text; keep one of them in the folder")
     if source.is_dir() and options.shares is None:
         by_split = files_by_split(files, source, OTHERWISE)
     texts = {path: text_of(path) for path in [*itertools.chain(*by_split.values())] or files}
@@ -62,12 +63,6 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     }
     notes += _notes(source, [*texts], left_out)
     return Text(splits, tuple(notes), conventions, changes=changes)
-
-
-def _reject_versions(files: list[Path]) -> None:
-    """Reject two versions of a text, as preparation scripts write them: train.txt of numbers and train.txt.raw."""
-    for path in sorted({path.with_suffix("") for path in files if path.suffix == ".raw"} & {*files}):
-        raise CorpusError(f"{path} and {path.name}.raw are two versions of one text; keep one of them in the folder")
 
 
 def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str]:

@@ -86,7 +86,16 @@ def _complete(
         request.add_header("Range", f"bytes={received}-")
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            _save(response, part, most, progress)
+            is_rest = response.status == http.HTTPStatus.PARTIAL_CONTENT
+            with part.open("ab" if is_rest else "wb") as file:
+                while block := response.read1(BLOCK):
+                    file.write(block)
+                    if file.tell() > most:
+                        part.unlink()
+                        raise CorpusError(f"more than {most:,} bytes")
+                    progress(file.tell())
+                if response.length:
+                    raise CorpusError(f"interrupted after {file.tell():,} of {file.tell() + response.length:,} bytes")
     except (OSError, http.client.HTTPException, ValueError) as error:  # a redirect may have a malformed address
         # A file that is as long as the server's, or longer, is complete.
         if getattr(error, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -96,15 +105,3 @@ def _complete(
     if wrong := fault(part, download):
         part.unlink()
         raise CorpusError(wrong)
-
-
-def _save(response: http.client.HTTPResponse, part: Path, most: int, progress: Callable[[int], None]) -> None:
-    with part.open("ab" if response.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as file:
-        while block := response.read1(BLOCK):
-            file.write(block)
-            if file.tell() > most:
-                part.unlink()
-                raise CorpusError(f"more than {most:,} bytes")
-            progress(file.tell())
-        if response.length:
-            raise CorpusError(f"interrupted after {file.tell():,} of {file.tell() + response.length:,} bytes")

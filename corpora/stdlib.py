@@ -16,18 +16,15 @@ from .corpus import SHARES, Corpus, ReadOptions, Text
 from .directory import cut
 from .locate import text_files, whole
 
-SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-TABLES = {"encodings", "pydoc_data"}
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+TABLE = "_sysconfigdata"
 
 
 def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Cut between source files, each of which is a document."""
-    names = (path.relative_to(source) for path in text_files(source) if path.suffix == ".py")
-    ordered = sorted(filter(_belongs, names), key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
+    names = [path.relative_to(source) for path in text_files(source) if path.suffix == ".py"]
+    names = [name for name in names if SKIPPED.isdisjoint(name.parts[:-1]) and not name.name.startswith(TABLE)]
+    ordered = sorted(names, key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
     pieces = [piece for name in ordered for piece in whole(source / name) if piece.size]
     starts = list(itertools.accumulate((piece.size for piece in pieces[:-1]), initial=0))
     return Text(cut(pieces, source, options.shares or SHARES, starts))
-
-
-def _belongs(name: Path) -> bool:
-    return not set(name.parts[:-1]) & (SKIPPED | TABLES) and not name.name.startswith("_sysconfigdata")

@@ -131,7 +131,10 @@ class Vocab:
         if self.tokenizer == "byte":
             data = text if isinstance(text, bytes) else to_bytes(text)
             return arrow.array(np.frombuffer(data.translate(None, self.dropped), dtype=np.uint8))
-        text = _as_text(text)
+        try:
+            text = (text if isinstance(text, bytes) else to_bytes(text, "strict")).decode()
+        except UnicodeDecodeError as error:
+            raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
         if self.tokenizer == "char":
             return arrow.array(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
         if self.tokenizer == "sentencepiece":
@@ -268,14 +271,6 @@ def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:
     except UnicodeEncodeError as error:
         half = ascii(text[error.start])
         raise VocabularyError(f"the text has half a character, {half}, at {error.start}; leave it out") from error
-
-
-def _as_text(text: str | bytes) -> str:
-    """Return a text, or the text that is encoded in UTF-8."""
-    try:
-        return (text if isinstance(text, bytes) else to_bytes(text, "strict")).decode()
-    except UnicodeDecodeError as error:
-        raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
 
 
 def count_words(data: bytes, tokens: int, tokenizer: TokenizerName, *, has_boundary: bool) -> tuple[int, int]:
