@@ -68,11 +68,15 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
 def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str]:
     """Yield notes on files whose content may not be what it seems, and on files that were left out."""
     if records := [path for path in used if JSON.match(head_of(path))]:
-        named = list_names(records, source)
-        yield f"{named}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
+        yield (
+            f"{list_names(records, source)}: read as plain text, including the keys, quotes and escapes of JSON; "
+            "extract the text if needed"
+        )
     if left_out:
-        named = list_names(left_out, source)
-        yield f"files that are not text, are backups or name no split, which were left out: {named}"
+        yield (
+            "files that are not text, are backups or name no split, which were left out: "
+            f"{list_names(left_out, source)}"
+        )
     descriptions = [path for path in used if path.parent == source and is_companion(path) and not split_of(path.name)]
     if descriptions and len(descriptions) < len(used):
         yield f"{list_names(descriptions, source)}: part of the text; move it away if it only describes the text"

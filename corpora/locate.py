@@ -152,9 +152,9 @@ def read_files(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         if paths:
             splits[split] = [piece for path in paths for piece in whole(path)]
     if not splits:
-        names = ", ".join(corpus.files.values())
         raise CorpusError(
-            f"{source}: found no file of {corpus.name}; expected {names}, or names with train, valid or test"
+            f"{source}: found no file of {corpus.name}; expected {', '.join(corpus.files.values())}, or names with "
+            "train, valid or test"
         )
     lists = (path for path in (*files, source.parent / str(corpus.rule.file)) if path.name == corpus.rule.file)
     return Text(splits, missing_note(splits), vocabulary_file=next(filter(Path.is_file, lists), None))

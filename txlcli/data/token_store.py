@@ -175,9 +175,8 @@ class TokenStore(StoreFacts):
     def info(self, split: str) -> SplitInfo:
         """Return the counts of a split."""
         if split not in self.splits:
-            existing = ", ".join(self.splits)
             raise StoreError(
-                f"{self.path} has no {split} split (it holds {existing}); run "
+                f"{self.path} has no {split} split (it holds {', '.join(self.splits)}); run "
                 f'"{prepare_command(self.name, force=True)}" with a source that has it'
             )
         return self.splits[split]

@@ -274,22 +274,17 @@ def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:
 
 
 def count_words(data: bytes, tokens: int, tokenizer: TokenizerName, *, has_boundary: bool) -> tuple[int, int]:
-    """Return the number of words of a text and the number of its line ends, given the number of its tokens.
+    """Return the number of words of a text and of its line ends (LF, CR LF or CR), given the number of its tokens.
 
     Words are those of str.split, where bytes that are not UTF-8 belong to words. Of a tokenizer of words, all tokens
     but the line ends are words.
     """
-    lines = count_lines(data)
+    lines = data.count(b"\n") + (data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0)
     if tokenizer == "word":
         return tokens - lines * has_boundary, lines
     codes = np.frombuffer(data.decode(errors="replace").encode("utf-32-le"), dtype=np.uint32)
     is_blank = IS_BLANK[np.minimum(codes, len(IS_BLANK) - 1)]
     return int(np.count_nonzero(is_blank[:-1] < is_blank[1:]) + (codes.size and not is_blank[-1])), lines
-
-
-def count_lines(data: bytes) -> int:
-    """Count line ends: LF, CR LF or CR."""
-    return data.count(b"\n") + (data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0)
 
 
 def smallest_dtype(size: int) -> np.dtype[Any]:

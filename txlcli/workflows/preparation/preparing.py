@@ -151,12 +151,7 @@ def _prepare_text(plan: Plan) -> TokenStore:
     infos = {split: numbered.info(split, count_line_ends=count_line_ends) for split in splits}
     facts = plan.facts(
         conventions=rules.conventions_of(plan, text),
-        notes=(
-            *text.notes,
-            *rules.differences(plan, rule, text, vocab, infos),
-            *rules.symbol_notes(plan, numbered, vocab),
-            *sampled,
-        ),
+        notes=(*text.notes, *rules.notes_on(plan, rule, text, numbered, vocab, infos), *sampled),
         changes={
             **text.changes,
             "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),

@@ -86,8 +86,21 @@ def _built_from(rule: VocabularyRule, text: Text) -> str | None:
     return " and ".join(text.splits) if missing and not rule.all_bytes else None
 
 
-def symbol_notes(plan: Plan, numbered: NumberedText, vocab: Vocab) -> Iterator[str]:
-    """Yield notes on symbols that a text rarely has, or that the vocabulary reads in another way than they look."""
+def notes_on(
+    plan: Plan, rule: VocabularyRule, text: Text, numbered: NumberedText, vocab: Vocab, counts: Mapping[str, SplitInfo]
+) -> Iterator[str]:
+    """Yield notes on what differs from the benchmark, and on symbols that do not mean what they look like."""
+    built_from = _built_from(rule, text) if plan.vocab is None else None
+    if built_from:
+        missing = rule.file or f"{' or '.join(rule.splits)} split"
+        yield f"no {missing} in this source: the vocabulary is built from {built_from}"
+    sizes = {"types": vocab.size} | {split: count.tokens for split, count in counts.items()}
+    if vocab.dropped:  # the published counts are of bytes, before any are dropped
+        sizes = {split: count.bytes for split, count in counts.items()}
+    published = plan.corpus.published.items() if plan.own_convention else ()
+    others = [f"{name} {sizes[name]:,} of {full:,}" for name, full in published if sizes.get(name, full) != full]
+    if others:
+        yield f"not the full benchmark ({', '.join(others)}): do not compare with published numbers"
     if nuls := numbered.total("nuls"):
         yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
     if plan.corpus is corpora.OWN_TEXT and (invalid := numbered.total("invalid")):  # enwik8 is cut inside characters
@@ -104,24 +117,3 @@ def symbol_notes(plan: Plan, numbered: NumberedText, vocab: Vocab) -> Iterator[s
         )
     if vocab.unknown is not None and (times := numbered.total("literal_unknown")):
         yield f"the text itself has {vocab.symbols[vocab.unknown]} {times:,} times, which are not counted as unknown"
-
-
-def differences(
-    plan: Plan, rule: VocabularyRule, text: Text, vocab: Vocab, counts: Mapping[str, SplitInfo]
-) -> Iterator[str]:
-    """Yield notes on what differs from the benchmark: the origin of the vocabulary, and less text."""
-    built_from = _built_from(rule, text) if plan.vocab is None else None
-    if built_from:
-        missing = rule.file or f"{' or '.join(rule.splits)} split"
-        yield f"no {missing} in this source: the vocabulary is built from {built_from}"
-    published = plan.corpus.published
-    if not (plan.own_convention and published):
-        return
-    sizes = {"types": vocab.size} | {split: count.tokens for split, count in counts.items()}
-    if vocab.dropped:  # the published counts are of bytes, before any are dropped
-        sizes = {split: count.bytes for split, count in counts.items()}
-    others = [
-        f"{name} {sizes[name]:,} of {full:,}" for name, full in published.items() if sizes.get(name, full) != full
-    ]
-    if others:
-        yield f"not the full benchmark ({', '.join(others)}): do not compare with published numbers"
