@@ -119,14 +119,13 @@ def _write_program(opened: OpenRun, draft: Path) -> None:
 
 
 def _write(opened: OpenRun, draft: Path) -> None:
-    evaluation = opened.run.settings.evaluation_settings()
-    vocab_size, boundary = opened.model.vocab_size, opened.vocab.boundary
-    config = huggingface.config_of(opened.transformer.settings, evaluation, vocab_size, boundary)
-    frequencies = torch.arange(0.0, config["d_model"], 2.0) / config["d_model"]
-    constant = {"transformer.pos_emb.inv_freq": 1.0 / 10_000.0**frequencies}  # otherwise Hugging Face warns
+    model, evaluation = opened.transformer, opened.run.settings.evaluation_settings()
+    config = huggingface.config_of(model.settings, evaluation, model.vocab_size, opened.vocab.boundary)
+    exponents = torch.arange(0.0, model.settings.d_model, 2.0) / model.settings.d_model
+    constant = {"transformer.pos_emb.inv_freq": 1.0 / 10_000.0**exponents}  # otherwise Hugging Face warns
     with replacing(draft / WEIGHTS) as file:
         try:
-            save_file(to_hugging_face(opened.transformer) | constant, file, {"format": "pt"})
+            save_file(to_hugging_face(model) | constant, file, {"format": "pt"})
         except SafetensorError as error:
             raise OSError(0, str(error)) from error
     (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
