@@ -46,13 +46,12 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         by_split = files_by_split(files, source, OTHERWISE)
     texts = {path: text_of(path) for path in [*itertools.chain(*by_split.values())] or files}
     left_out = [path for path in listed if path not in texts and path.stat().st_size]
-    notes, conventions = list[str](), dict[str, str]()
+    notes, conventions = list[str](), {"split": "the folder's own files"} if by_split else {}
     if by_split:
         names = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
         notes.append(f"the splits are as the folder's names say ({names}); --split cuts the whole text")
         notes += missing_note(by_split)
         splits: Splits = {split: [texts[path] for path in paths] for split, paths in by_split.items()}
-        conventions["split"] = "the folder's own files"
     else:
         pieces = [*texts.values()]
         splits = cut(pieces, source, options.shares or SHARES, options.starts and options.starts(pieces))

@@ -55,8 +55,8 @@ def show(result: "PreparedStore") -> None:
     store, splits, rows = result.store, result.to_json()["splits"], []
     for split, info in splits.items():
         words, size = (f"{info[name]:,}" if info[name] else "-" for name in ("words", "bytes"))
-        share = f"{info['unknown_percent']:.2f} %"
-        rows.append([split, f"{info['tokens']:,}", f"{info['types']:,}", words, size, share])
+        counts = f"{info['tokens']:,}", f"{info['types']:,}"
+        rows.append([split, *counts, words, size, f"{info['unknown_percent']:.2f} %"])
     console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)
     for split, info in splits.items():
         console.show_line(f"{split} begins: {info['begins']}")

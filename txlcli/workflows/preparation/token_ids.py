@@ -82,8 +82,7 @@ def _blocks(pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown:
 def _notes(plan: Plan, tokens: TokenFiles, vocab: Vocab, splits: Splits) -> tuple[str, ...]:
     """Return notes on the source, the first ones about the vocabulary."""
     paths = sorted({piece.path for pieces in splits.values() for piece in pieces})
-    directory = plan.source if plan.source and plan.source.is_dir() else paths[0].parent
-    notes = [f"{tokens.dtype.name} ids of {list_names(paths, directory)}"]
+    notes = [f"{tokens.dtype.name} ids of {list_names(paths, plan.source or paths[0])}"]
     if plan.options.dtype and (other := other_type(paths[0], tokens.dtype)[0]):
         notes.append(f"the ids are read as {plan.options.dtype}, but their bytes look like {other}; check `dtype`")
     if vocab.tokenizer == "ids":
