@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -19,6 +20,8 @@ SECONDS_TO_EXPLAIN = 15
 """Time until the processes have said which of them does not answer, after they have waited for it."""
 STOPPING = "SIGINT,SIGTERM,SIGHUP,SIGUSR1,SIGUSR2,SIGXCPU"
 """Signals that the launcher passes on: those of `system.signals`."""
+NO_ANSWER = signal.SIGALRM
+"""Signal by which the other processes end one that does not answer; they have reported it."""
 STARTED = "TXL_PROCESSES"
 """Variable that `txl train` and `txl eval` set for the processes that they start."""
 _PARENT = os.getppid()
@@ -163,6 +166,8 @@ def start_processes(
         except ChildFailedError as error:
             # Others may have failed in the same second because one was killed.
             _, code, rank = min((failed.timestamp, failed.exitcode, rank) for rank, failed in error.failures.items())
+            if code == -NO_ANSWER:
+                return TrainingError.exit_code
             if code < 0:
                 raise TrainingError(f"process {rank} was killed by signal {-code}; {next_step}") from None
             return code

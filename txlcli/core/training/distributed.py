@@ -7,6 +7,7 @@ Axes: B lanes.
 """
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -152,8 +153,19 @@ class World:
         silent = [rank for rank in range(self.size) if rank not in notes] if 0 in notes else [0]
         names = f"the process of rank {' and '.join(map(str, silent))}" if silent else "another process"
         message = f"{names} has ended or does not answer; {self.next_step}"
+        if launcher.is_own() and not seen_by_launcher:
+            self._end(silent)
         is_reported = seen_by_launcher or self.rank != min(notes)
         return ReportedError(message, TrainingError.exit_code) if is_reported else TrainingError(message)
+
+    def _end(self, ranks: list[int]) -> None:
+        """End processes that a launcher of this machine started, and that do not answer: they may be stopped."""
+        assert self.store is not None
+        for rank in ranks:
+            with suppress(RuntimeError, OSError):
+                pid = int(self.store.get(f"pid/{rank}"))
+                os.kill(pid, launcher.NO_ANSWER)
+                os.kill(pid, signal.SIGCONT)
 
     def _exchange_notes(self, own: tuple[int, str], seconds: float) -> dict[int, tuple[int, str]]:
         """Leave a note, and return the notes by rank: exit code and reason, 0 if another process is the reason.
@@ -196,6 +208,7 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
             store, _, _ = next(distributed.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT))
             if local_size == size:  # torchrun keeps its store when it starts the processes again
                 store = distributed.PrefixStore(f"restart {launcher.restart_count()}", store)
+            store.set(f"pid/{rank}", str(os.getpid()))
             store.set(f"met/{rank}", "")
             store.wait([f"met/{other}" for other in range(size)], JOIN_TIMEOUT)
             distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
