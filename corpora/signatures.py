@@ -77,9 +77,9 @@ def encoding_of(head: bytes) -> str | None:
 
 
 def _unprintable(head: bytes, encoding: str) -> float:
-    """Return the share of characters that text in an encoding does not have; 1 without blanks and line ends."""
+    """Return the share of characters that text in an encoding does not have; 1 without blanks, or if not UTF-8."""
     text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
-    if {" ", "\n", "\r"}.isdisjoint(text):
+    if {" ", "\n", "\r"}.isdisjoint(text) or (encoding == "utf-8" and REPLACEMENT in text):
         return 1.0
     return sum(not (symbol.isprintable() or symbol.isspace()) or symbol == REPLACEMENT for symbol in text) / len(text)
 

@@ -295,6 +295,7 @@ def test_text_that_begins_like_a_format_is_text(tmp_path, text):
 
 
 SCRIPTS = ["A line, as an editor saves it.\r\n", "Так пишет редактор: \u00a0\u2028\n", "一个简单的文本。\n"]
+SCRIPTS += ["ひらがなのながいぶん\n"]  # its bytes in UTF-16 are mostly those of ASCII
 
 
 @pytest.mark.parametrize("line", SCRIPTS)
