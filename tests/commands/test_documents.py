@@ -118,9 +118,11 @@ def test_bytes_of_documents_are_all_scored_but_the_first(here):
 
 
 def test_what_documents_cannot_be_used_for_is_named(here):
-    assert refusal("prepare", "novel", "--documents", "records") == (
-        "--documents records: the text has no records; give files or blank-lines"
-    )
+    done("export", "novel", "pieces", "--format", "parquet")
+    for text in ("novel", "pieces"):  # the rows of an export are pieces of one text
+        assert refusal("prepare", text, "--documents", "records") == (
+            "--documents records: the text has no records; give files or blank-lines"
+        )
     assert refusal("eval", "byte", "--reset-at-documents", code=1) == (
         "data/novel.h5 does not record where documents begin; prepare it again with --documents"
     )

@@ -105,7 +105,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
         vocab_file, vocab = (own if own.is_dir() else own.parent) / token_files.VOCABULARY, exported
     default = vocab.tokenizer if vocab else "ids" if tokens else corpus.unit
     tokenizer: TokenizerName = options.tokenizer or default
-    _reject_unused(options, corpus, tokenizer, tokens, has_rows=any(file.column for file in files))
+    _reject_unused(options, corpus, tokenizer, tokens, [file for file in files if file.column])
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"`data_dir` {data_dir} is a file; give a folder")
     plan = Plan(
@@ -159,7 +159,11 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
 
 
 def _reject_unused(
-    options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: TokenFiles | None, *, has_rows: bool
+    options: PrepareOptions,
+    corpus: Corpus,
+    tokenizer: TokenizerName,
+    tokens: TokenFiles | None,
+    rows: "list[TextFile]",
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
     built = None if tokens or tokenizer == corpus.unit else tokenizer
@@ -167,7 +171,7 @@ def _reject_unused(
     is_cut = tokens is not None and "" in tokens.splits
     for name, has_effect, purpose in (
         ("dtype", not has_header, "a .bin of ids without a header, without `tokenizer`"),
-        ("column", has_rows, "files that end with .parquet, .arrow, .jsonl, .json, .csv or .tsv"),
+        ("column", rows, "files that end with .parquet, .arrow, .jsonl, .json, .csv or .tsv"),
         ("documents", not tokens, "text, not for token ids"),
         ("encoding", corpus is corpora.OWN_TEXT and not tokens, "own text"),
         (
@@ -185,7 +189,7 @@ def _reject_unused(
             raise UsageError(f"`{name}` has no effect here; it is for {purpose}")
     if tokens and (options.vocab_size or 0) > MAX_IDS:
         raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; give at most {MAX_IDS}")
-    if options.documents == "records" and not has_rows:
+    if options.documents == "records" and all(file.is_pieces for file in rows):
         raise UsageError("`documents` records: the text has no records; give files or blank-lines")
     if tokenizer == "ids" and not tokens:
         raise UsageError(f"`vocab` {options.vocab}: its ids have no symbols, so it encodes no text; give another file")
