@@ -73,13 +73,14 @@ def test_force_replaces_a_run_with_all_its_files(runs_dir):
     assert sorted(file.name for file in old.directory.iterdir()) == ["run.json", "vocab.json"]
 
 
+@pytest.mark.parametrize("file", ["thesis.txt", "last.safetensors"])  # the latter of a run that lost its run.json
 @pytest.mark.parametrize("force", [True, False])
-def test_a_directory_that_is_not_a_run_is_never_replaced(runs_dir, force):
+def test_a_directory_that_is_not_a_run_is_never_replaced(runs_dir, force, file):
     (runs_dir / "mine").mkdir(parents=True)
-    (runs_dir / "mine" / "thesis.txt").write_text("years of work")
+    (runs_dir / "mine" / file).write_text("years of work")
     message = refusal(create, runs_dir, "mine", force=force)
     assert message == f"{runs_dir / 'mine'} exists and is not a run; choose another `name`"
-    assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
+    assert (runs_dir / "mine" / file).read_text() == "years of work"
 
 
 def test_what_a_killed_start_leaves_is_replaced(runs_dir):

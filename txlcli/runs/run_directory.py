@@ -48,6 +48,8 @@ OWN_FILES = re.compile(
     r"figures/figure\d\.\w+|report/(report\.(md|html)|\w+\.png)|events\.out\.tfevents\..*|wandb/.*|\..*\.new(/.*)?"
 )
 """Paths in a run that txl and the trackers write, which may be deleted with it."""
+DRAFTS = re.compile(r"\..*\.new")
+"""Files that were being written; run.json is the first."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
 def check_free(directory: Path, *, force: bool, instead: str | None = None) -> None:
     """Reject the directory of another run, unless `force` may replace it; the message advises to do `instead`.
 
-    A run with files of the user is never replaced. A directory with nothing but files of a killed start is free.
+    A run with files of the user is never replaced. A directory with nothing but drafts of a killed start is free.
     """
     if not directory.exists():
         return
@@ -140,8 +142,9 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
     if is_run and not force:
         instead = instead or f"resume it with `resume_run` {directory.name}"
         raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
+    own_files = OWN_FILES if is_run else DRAFTS
     for path in sorted(directory.rglob("*")):
-        is_own = OWN_FILES.fullmatch(path.relative_to(directory).as_posix())
+        is_own = own_files.fullmatch(path.relative_to(directory).as_posix())
         if not (is_own or (path.is_dir() and not path.is_symlink())):
             if not is_run:
                 raise RunError(f"{directory} exists and is not a run; choose another `name`")
