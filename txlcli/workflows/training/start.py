@@ -1,6 +1,5 @@
 """Starts the training of a new run, or resumes a run from its last checkpoint, in one or several processes."""
 
-import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -58,10 +57,9 @@ def run(
 def train(asked: Request, workspace: Workspace, *, on_report: OnReport | None = None) -> TrainingResult:
     """Train the run that is asked for, a new one or one that was stopped, from exactly where it stopped."""
     settings, options, reporter = asked.settings, asked.options, workspace.reporter
-    resumed, directories = asked.resumed, new_directories(asked, workspace.runs_dir)
-    directory = Path()
+    resumed, directory = asked.resumed, Path()
     if resumed is None and launcher.is_main():
-        directory = next(directories)  # rejects a name that is taken
+        directory = next(new_directories(asked, workspace.runs_dir))  # rejects a name that is taken
         _prepare_if_missing(settings, workspace)  # before the processes meet, since it may take long
     with _joined(settings, workspace) as (world, device, store), ExitStack() as files:
         if resumed and world.is_rank_zero:
@@ -71,7 +69,7 @@ def train(asked: Request, workspace: Workspace, *, on_report: OnReport | None = 
         run = replace(resumed, settings=settings) if resumed else new_run(asked, directory, store, begin)
         splits = read_splits(settings, store, reporter)
         if not resumed and world.is_rank_zero:
-            claimed = run_directory.claimed(itertools.chain([directory], directories))
+            claimed = run_directory.claimed(new_directories(asked, workspace.runs_dir))  # others may have begun since
             run = replace(run, directory=files.enter_context(claimed))
         plan = Plan(
             run=run, store=store, segments=splits[0], until_step=options.max_steps, device=device, processes=world.size
