@@ -78,7 +78,7 @@ def show_devices(forecast: ScaleForecast) -> None:
             "fits": {True: "yes", False: "no", None: None}[cost.fits],
             "total memory": format_size(cost.device_bytes["total"]),
             "sent per step": format_size(cost.exchanged_bytes),
-            **{part: format_size(cost.device_bytes[part]) for part in parts if part != "total"},
+            **{part: format_size(cost.device_bytes[part]) for part in parts},
         }
         for cost in costs
     ]
