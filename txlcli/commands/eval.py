@@ -48,7 +48,7 @@ def evaluate(
     launcher.check_processes(processes)
     processes = max(processes, launcher.world_size())
     options.check_processes(processes)
-    # A wrong name is reported before PyTorch is imported.
+    # A wrong name ends each of several processes at once.
     run = run_directory.find(run_name, workspace.runs_dir)
     if processes > 1 and not launcher.is_started():
         timeout, arguments = run.settings.train.rank_timeout, context.find_root().obj

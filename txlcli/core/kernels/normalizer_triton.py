@@ -104,7 +104,7 @@ logits_backward.register_fake(_sums)
 
 
 class TritonRows(RowOperations):
-    """The same by Triton; sums are in float32."""
+    """Row operations by Triton; sums are in float32."""
 
     spends_logits = True
 

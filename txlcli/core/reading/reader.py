@@ -81,7 +81,7 @@ class Reader(ABC):
         self._set_up(capture_graph)
 
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
-        """Make what else reading needs, and begin a text."""
+        """Allocate what the reader needs besides the model, and begin a text."""
         self.reset()
 
     def _prepare(self, model: LanguageModel) -> LanguageModel:

@@ -93,9 +93,10 @@ class WindowReader(Reader):
         self._window = self._window[:, :0]
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
-        if count > 1:
-            before = self._run(tokens[:, :-1], count=count - 1)
-            return torch.cat([before, self._run(tokens[:, -1:], count=1)], dim=1)
+        if count > 1:  # a window for each position that counts
+            first = tokens.shape[1] - count + 1
+            parts = [tokens[:, :first], *tokens[:, first:].split(1, dim=1)]
+            return torch.cat([self._run(part, count=1) for part in parts], dim=1)
         window_len = self._window.shape[1]
         self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
         if window_len + tokens.shape[1] <= self.seg_len:  # the window still grows: what was read stays valid
