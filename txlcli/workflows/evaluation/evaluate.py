@@ -113,7 +113,9 @@ class EvalResult:
             predicted = "one prediction per window" if row.stride == 1 else several
             return f"Without memory: each window is recomputed, {predicted}, {limit}{precision}."
         if row.documents:
-            return f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{precision}"
+            return (
+                f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{precision}."
+            )
         lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context." if row.lanes > 1 else "one lane."
         if row.attn_len_max is None:
             return f"The recurrent state is carried along the text. L = {settings.seg_len}, {precision}; {lanes}"
