@@ -62,7 +62,7 @@ def test_a_taken_name_is_rejected(runs_dir):
     create(runs_dir, "mine")
     before = (runs_dir / "mine" / "run.json").read_bytes()
     message = refusal(create, runs_dir, "mine", metric="ppl")
-    assert message == f"{runs_dir / 'mine'} exists; resume it with `resume_run` mine, or replace it with `force`"
+    assert message == f"{runs_dir / 'mine'} exists; resume it with `resume` mine, or replace it with `force`"
     assert (runs_dir / "mine" / "run.json").read_bytes() == before
 
 

@@ -140,7 +140,7 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
         raise RunError(f"{directory} is a link; remove it, or choose another `name`")
     is_run = (directory / CARD).is_file()
     if is_run and not force:
-        instead = instead or f"resume it with `resume_run` {directory.name}"
+        instead = instead or f"resume it with `resume` {directory.name}"
         raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
     own_files = OWN_FILES if is_run else DRAFTS
     for path in sorted(directory.rglob("*")):

@@ -8,7 +8,7 @@ DATA_DIR = Path("data")
 RUNS_DIR = Path("runs")
 DATA_VARIABLE, RUNS_VARIABLE = "TXL_DATA_DIR", "TXL_RUNS_DIR"
 """Environment variables that replace the default directories."""
-FLAGS = {"overrides": "--set", "begin_from": "--from", "resume_run": "--resume"}
+FLAGS = {"overrides": "--set", "begin_from": "--from"}
 """Flags whose names are not those of the field."""
 
 
