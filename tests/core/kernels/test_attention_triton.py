@@ -289,7 +289,7 @@ SMALL_MODEL = {"n_layers": 1, "n_heads": 1}
             "adaptive": (ADAPTED, BURST, 27, None),
             "adaptive, an empty tail": (ADAPTED, BURST | {"ids": ids_of("without the last tail")}, 31, None),
             "regularised": (REGULARISED, {}, 23, None),
-            "jittered": ({}, {"reread_len": 3, "seg_len_jitter": True, "optimizer": "sgd", **PENALTIES}, 27, None),
+            "jittered": ({}, {"reread_len": 3, "seg_len_jitter": True, "optimizer": "sgd", **PENALTIES}, 25, None),
         }.items()
     ],
 )

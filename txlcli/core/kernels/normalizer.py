@@ -107,7 +107,8 @@ def normalize(
             blocks = iter([(slice(0, len(hidden)), slice(0, len(table)))])
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias))
     work = _Work(dtype, rows, list(blocks), spare, keeps=needs_gradient and not recompute)
-    total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(work, hidden, table, bias, chosen)
+    # Kernels read neighbours; the targets of segments with one token are a column.
+    total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(work, hidden, table, bias, chosen.contiguous())
     return total_and_logit
 
 
