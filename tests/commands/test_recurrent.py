@@ -123,7 +123,7 @@ def test_a_dry_run_counts_the_recurrent_layers(here, arch):
 CARRIES = 'runs/{arch} has a recurrent state (arch = "{arch}"); leave out '
 NO_ATTENTION = 'runs/{arch} has no attention (arch = "{arch}"); leave out '
 TIMED = "run runs/{arch} has a recurrent state and no attention length (Table 9); leave out "
-MEMORY = 'mem_len must be 0 with arch = "{arch}": its state is its memory, not 5'
+MEMORY = 'mem_len must be 0 with arch = "{arch}" (its state is its memory), not 5'
 REJECTED = [
     *(("eval {arch} " + option, CARRIES + option.split()[0]) for option in ("--mem-len 0", "--plot curve.svg")),
     ("eval {arch} --same-length", NO_ATTENTION + "--same-length"),

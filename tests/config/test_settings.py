@@ -248,9 +248,9 @@ qrnn | model.arch=gru | arch must be one of transformer, compressive, rmt, lstm,
 transformer | train.recompute=layer | [train] recompute must be one of true, false, layers, not 'layer'; did you \
 mean "layers"?
 transformer | train.attention=sdpa | [train] attention must be one of auto, reference, not 'sdpa'; did you mean "auto"?
-qrnn | train.mem_len=5 | mem_len must be 0 with arch = "qrnn": its state is its memory, not 5
-qrnn | train.valid_seg_len=3 | valid_seg_len must be left out with arch = "qrnn": its state is its memory, not 3
-qrnn | eval.mem_len=5 | mem_len must be 0 with arch = "qrnn": its state is its memory, not 5
+qrnn | train.mem_len=5 | mem_len must be 0 with arch = "qrnn" (its state is its memory), not 5
+qrnn | train.valid_seg_len=3 | valid_seg_len must be left out with arch = "qrnn" (its state is its memory), not 3
+qrnn | eval.mem_len=5 | mem_len must be 0 with arch = "qrnn" (its state is its memory), not 5
 qrnn | eval.max_distance=5 | max_distance must be left out with arch = "qrnn", which has no layers with attention, not 5
 qrnn | eval.same_length=off | same_length must be left out with arch = "qrnn", which has no layers with attention, \
 not 'off'
@@ -294,16 +294,16 @@ compressive | model.compression_rate=1 | compression_rate must be at least 2, no
 compressive | model.compressed_len=0 | compressed_len must be at least 1, not 0
 compressive | train.mem_len=0 | mem_len must be greater than 0 with arch = "compressive", not 0
 compressive | train.seg_len=7 | seg_len must be a multiple of model.compression_rate (2), not 7
-compressive | eval.same_length=m | same_length must be "off" with arch = "compressive": queries see all of its \
-memory, not 'm'
+compressive | eval.same_length=m | same_length must be "off" with arch = "compressive" (queries see all of its \
+memory), not 'm'
 compressive | eval.compressed_len=0 | [eval] compressed_len must be at least 1, not 0
-rmt | model.memory_start=zeros | memory_start must be left out with arch = "rmt": its state is its memory, not 'zeros'
+rmt | model.memory_start=zeros | memory_start must be left out with arch = "rmt" (its state is its memory), not 'zeros'
 rmt | model.n_memory_tokens=0 | n_memory_tokens must be at least 1, not 0
 rmt | train.seg_len=7 | seg_len must be a multiple of model.segment_len (3): gradients pass through that many \
 segments, not 7
-rmt | train.mem_len=7 | mem_len must be 0 with arch = "rmt": its state is its memory, not 7
-rmt | eval.mem_len=7 | [eval] mem_len must be 0 with arch = "rmt": its state is its memory, not 7
-rmt | eval.same_length=m | same_length must be "off" with arch = "rmt": queries see all of its memory, not 'm'
+rmt | train.mem_len=7 | mem_len must be 0 with arch = "rmt" (its state is its memory), not 7
+rmt | eval.mem_len=7 | [eval] mem_len must be 0 with arch = "rmt" (its state is its memory), not 7
+rmt | eval.same_length=m | same_length must be "off" with arch = "rmt" (queries see all of its memory), not 'm'
 rmt | eval.max_distance=4 | max_distance must be left out with position = "relative", not 4
 transformer | model.position=rotary model.d_head=4 eval.max_distance=3 | max_distance must be left out with position \
 = "rotary", not 3

@@ -55,7 +55,7 @@ Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]
 
 LETTERS = {int: "N", float: "X", Path: "PATH"}
-"""Placeholder of a value in the help."""
+"""How the help writes a value of a type."""
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "overrides": names_of("settings"),
     "recipe": names_of("recipes"),

@@ -25,7 +25,7 @@ from txlcli.core.model.sublayers import GruGate, make_feed_forward, make_norm
 
 
 class Past(ABC):
-    """What one layer knows of the tokens before a segment."""
+    """The tokens before a segment, as one layer sees them."""
 
     attend: Attend | None = None
     """Computes the attention to this past, where its keys are not simply in order; None: as the layer does."""

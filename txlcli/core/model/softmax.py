@@ -24,7 +24,7 @@ from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
 class Normalized(NamedTuple):
-    """What each band makes of its own targets."""
+    """Log normalizers and logits of the targets, by band."""
 
     targets: Tensor
     """(T,)."""
