@@ -30,14 +30,19 @@ from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.rows import EvalRow, with_memory
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.generate import Generation, encode_prompt
-from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, Split, TrainOptions, UserText
+from txlcli.workflows.generate_options import GenerateOptions
+from txlcli.workflows.options import Split
 from txlcli.workflows.preparation import preparing
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import OnProgress, Reporter
 from txlcli.workflows.training import start
 from txlcli.workflows.training.execution import OnReport, TrainingResult
+from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.user_text import UserText
 from txlcli.workflows.workspace import Device, Workspace
 
 PathLike = str | os.PathLike[str]

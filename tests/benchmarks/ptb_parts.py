@@ -17,8 +17,9 @@ import typer
 from txlcli.config import recipe
 from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
-from txlcli.workflows.options import EvalOptions, TrainOptions
+from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.training import start
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
 SHARED = (

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.commands.novel import refusal
 from txlcli.cli import app
 from txlcli.workflows.generate import Conversation, prepare
-from txlcli.workflows.options import GenerateOptions
+from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 

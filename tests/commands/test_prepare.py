@@ -21,7 +21,7 @@ from txlcli.cli import app
 from txlcli.corpora.corpus import SPLITS, Download
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import run, run_plan
 from txlcli.workflows.reporter import Reporter

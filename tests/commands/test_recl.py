@@ -14,7 +14,7 @@ from tests.commands.test_plots import marks_in
 from tests.commands.test_recurrent import recipe_of
 from txlcli.system.plain_json import as_json
 from txlcli.workflows import recl
-from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
+from txlcli.workflows.recl_options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.workspace import Workspace
 
 GRID = ["--start", 3, "--step", 4, "--longest", 15]

@@ -8,8 +8,8 @@ from filelock import FileLock
 from tests.commands.novel import cells, done, interrupt_at_save, json_of, refusal
 from tests.commands.test_recurrent import recipe_of
 from txlcli.data.token_store import TokenStore
-from txlcli.workflows.options import PAPER_ITEMS
 from txlcli.workflows.reproduction import scales
+from txlcli.workflows.reproduction.options import PAPER_ITEMS
 from txlcli.workflows.reproduction.section import TABLES
 
 SHORT = ["tiny.toml", "train.max_steps=3", "train.valid_every=3"]

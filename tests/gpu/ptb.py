@@ -20,9 +20,11 @@ from txlcli.config import recipe
 from txlcli.data.token_store import TokenStore
 from txlcli.runs import history, run_directory
 from txlcli.workflows.evaluation import evaluate
-from txlcli.workflows.options import EvalOptions, PrepareOptions, TrainOptions
+from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.preparation import preparing
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.training import start
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
 RECIPES = {"ptb-fast": 20.0, "ptb": float("inf")}

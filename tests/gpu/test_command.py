@@ -10,8 +10,8 @@ from tests.conftest import hides_gpus
 from tests.gpu import __main__ as command
 from tests.gpu import ptb, rows
 from txlcli.config import recipe
-from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import start
+from txlcli.workflows.training.options import TrainOptions
 
 TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
 APP = typer.Typer()

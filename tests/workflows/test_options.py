@@ -7,21 +7,15 @@ import numpy as np
 import pytest
 
 from txlcli.errors import TxlError
-from txlcli.workflows import options as jobs
-from txlcli.workflows.options import (
-    PROTOCOLS,
-    AttentionOptions,
-    EvalOptions,
-    GenerateOptions,
-    PrepareOptions,
-    ReclOptions,
-    ReproduceOptions,
-    ScaleOptions,
-    TrainOptions,
-    UserText,
-    read_user_text,
-)
+from txlcli.workflows.attention_options import AttentionOptions
+from txlcli.workflows.evaluation.options import PROTOCOLS, EvalOptions
+from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import parse as parse_option
+from txlcli.workflows.preparation.options import PrepareOptions
+from txlcli.workflows.recl_options import ReclOptions
+from txlcli.workflows.reproduction.options import ReproduceOptions
+from txlcli.workflows.training.options import LaunchOptions, ScaleOptions, TrainOptions
+from txlcli.workflows.user_text import UserText, read_user_text
 
 TEXT = UserText("a.txt", b"the fox", label="`text` a.txt")
 STDIN = UserText("stdin", b"the fox", label="`text` -")
@@ -73,54 +67,70 @@ def test_unknown_words_are_rejected(options, name, value, message):
     assert rejection(options, **{name: value}) == f"`{name}` must be {message}"
 
 
-MODEL_ALONE = "`protocols` compares the model at given lengths"
-WINDOWS = "`attn_len` evaluates windows without memory"
-ONE_LENGTH = "`cache` and `dynamic` take one memory length"
-PAGE = "`html` shows the model and its memory"
-LOSSES = "`losses` are those of the model alone"
+PAGE, EVERY = Path("a.html"), {"protocols": PROTOCOLS}
+RESET = {"reset_at_documents": True}
 
 
 @pytest.mark.parametrize(
-    ("options", "because", "given"),
+    ("options", "given", "excluded", "reason"),
     [
-        (EvalOptions, "`text` is scored instead of a split", {"text": TEXT, "split": "test"}),
-        (EvalOptions, "`stride` is the number of tokens predicted per window of `attn_len`", {"stride": 2}),
-        *((EvalOptions, WINDOWS, {"attn_len": (7,)} | other) for other in ({"mem_len": (5,)}, {"seg_len": 5})),
-        (EvalOptions, WINDOWS, {"attn_len": (7,), "same_length": True}),
-        (EvalOptions, WINDOWS, {"attn_len": "auto", "mem_len": "auto"}),
-        (EvalOptions, ONE_LENGTH, {"dynamic": True, "attn_len": (5,)}),
-        (EvalOptions, ONE_LENGTH, {"cache": 9, "plot": FIGURE}),
-        *((EvalOptions, PAGE, {"html": Path("a.html")} | other) for other in ({"attn_len": (3,)}, {"dynamic": True})),
-        (EvalOptions, LOSSES, {"losses": FILE, "dynamic": True}),
-        (EvalOptions, LOSSES, {"losses": FILE, "protocols": PROTOCOLS}),
-        *(
-            (EvalOptions, MODEL_ALONE, {"protocols": PROTOCOLS} | other)
-            for other in ({"cache": 3}, {"dynamic": True}, {"plot": FIGURE})
-        ),
-        (EvalOptions, "recurrence is not among the `protocols`", {"protocols": ("sliding",), "same_length": False}),
-        (EvalOptions, "recurrence has no windows", {"protocols": ("recurrence",), "attn_len": (5,)}),
-        (EvalOptions, "strided is not among the `protocols`", {"protocols": ("disjoint",), "stride": 2}),
-        *(
-            (GenerateOptions, "`prompt` is the whole context", {"prompt": "a"} | other)
-            for other in ({"at": 3}, {"reference": True})
-        ),
-        *((GenerateOptions, "`greedy` does not sample", {"greedy": True, name: 3}) for name in ("top_k", "samples")),
-        *(
-            (TrainOptions, "`resume` continues a run", {"resume": "byte"} | other)
-            for other in ({"name": "x"}, {"force": True})
-        ),
+        (EvalOptions, {"dynamic": True}, {"attn_len": (5,)}, "one memory length"),
+        (EvalOptions, {"cache": 9}, {"plot": FIGURE}, "one memory length"),
+        (EvalOptions, RESET, {"text": TEXT}, "documents of a split"),
+        (EvalOptions, RESET, {"attn_len": (5,)}, "documents of a split"),
+        (EvalOptions, RESET, EVERY, "documents of a split"),
+        (EvalOptions, RESET, {"cache": 9}, "documents of a split"),
+        (EvalOptions, RESET, {"dynamic": True}, "documents of a split"),
+        (EvalOptions, RESET, {"plot": FIGURE}, "documents of a split"),
+        (EvalOptions, RESET, {"html": PAGE}, "documents of a split"),
+        (EvalOptions, {"text": TEXT}, {"split": "test"}, "instead of a split"),
+        (EvalOptions, {"losses": FILE}, {"cache": 9}, "the model alone"),
+        (EvalOptions, {"losses": FILE}, {"dynamic": True}, "the model alone"),
+        (EvalOptions, {"losses": FILE}, EVERY, "the model alone"),
+        (EvalOptions, {"html": PAGE}, {"attn_len": (3,)}, "the model and its memory"),
+        (EvalOptions, {"html": PAGE}, {"cache": 9}, "the model and its memory"),
+        (EvalOptions, {"html": PAGE}, {"dynamic": True}, "the model and its memory"),
+        (EvalOptions, {"html": PAGE}, EVERY, "the model and its memory"),
+        (EvalOptions, {"dynamic": True}, {"compile": "on"}, "compile nothing"),
+        (EvalOptions, RESET, {"compile": "on"}, "compile nothing"),
+        (EvalOptions, EVERY, {"cache": 3}, "given lengths"),
+        (EvalOptions, EVERY, {"dynamic": True}, "given lengths"),
+        (EvalOptions, EVERY, {"plot": FIGURE}, "given lengths"),
+        (EvalOptions, {"protocols": ("disjoint",)}, {"stride": 2}, "strided is not among"),
+        (EvalOptions, {"protocols": ("sliding",)}, {"mem_len": (5,)}, "recurrence is not among"),
+        (EvalOptions, {"protocols": ("sliding",)}, {"seg_len": 5}, "recurrence is not among"),
+        (EvalOptions, {"protocols": ("sliding",)}, {"same_length": False}, "recurrence is not among"),
+        (EvalOptions, {"protocols": ("recurrence",)}, {"attn_len": (5,)}, "recurrence has no windows"),
+        (EvalOptions, {}, {"stride": 2}, "per window"),
+        (EvalOptions, {"attn_len": (7,)}, {"mem_len": (5,)}, "without memory"),
+        (EvalOptions, {"attn_len": (7,)}, {"seg_len": 5}, "without memory"),
+        (EvalOptions, {"attn_len": (7,)}, {"same_length": True}, "without memory"),
+        (EvalOptions, {"attn_len": "auto"}, {"mem_len": "auto"}, "without memory"),
+        (GenerateOptions, {"prompt": "a"}, {"at": 3}, "whole context"),
+        (GenerateOptions, {"prompt": "a"}, {"context": 3}, "whole context"),
+        (GenerateOptions, {"prompt": "a"}, {"reference": True}, "whole context"),
+        (GenerateOptions, {"greedy": True}, {"top_k": 3}, "does not sample"),
+        (GenerateOptions, {"greedy": True}, {"top_p": 0.5}, "does not sample"),
+        (GenerateOptions, {"greedy": True}, {"temperature": 2.0}, "does not sample"),
+        (GenerateOptions, {"greedy": True}, {"samples": 3}, "does not sample"),
+        (PrepareOptions, {"vocab": FILE}, {"tokenizer": "byte"}, "decides"),
+        (PrepareOptions, {"vocab": FILE}, {"vocab_size": 99}, "decides"),
+        (PrepareOptions, {"vocab": FILE}, {"min_count": 2}, "decides"),
+        (PrepareOptions, {"vocab": FILE}, {"sp_type": "bpe"}, "decides"),
+        (PrepareOptions, {"vocab": FILE}, {"released_convention": True}, "decides"),
+        (TrainOptions, {"resume": "byte"}, {"name": "x"}, "continues a run"),
+        (TrainOptions, {"resume": "byte"}, {"force": True}, "continues a run"),
+        (TrainOptions, {"resume": "byte"}, {"begin_from": "x"}, "continues a run"),
+        (LaunchOptions, {"seeds": 2}, {"processes": 2}, "one process"),
+        (LaunchOptions, {"seeds": 2}, {"restarts": 1}, "one process"),
+        (LaunchOptions, {"seeds": 2}, {"dry_run": True}, "one process"),
     ],
 )
-def test_options_that_exclude_each_other_are_rejected(options, because, given):
-    assert rejection(options, **given) == f"{because}; leave out `{list(given)[-1]}`"
-
-
-@pytest.mark.parametrize("name", jobs.EXCLUSIONS)
-def test_exclusions_name_options_that_exist(name):
-    declared = {field.name for field in getattr(jobs, name).declared()}
-    for rule in jobs.EXCLUSIONS[name]:
-        assert {word for key in ("given", "without", "excludes") for word in rule.get(key, "").split()} <= declared
-        assert {*rule} <= {"given", "lacks", "without", "excludes", "because"}
+def test_options_that_exclude_each_other_are_rejected(options, given, excluded, reason):
+    message = rejection(options, **given, **excluded)
+    (name,) = excluded
+    assert reason in message
+    assert message.endswith(f"; leave out `{name}`")
 
 
 @pytest.mark.parametrize(

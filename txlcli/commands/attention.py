@@ -7,7 +7,7 @@ from txlcli.commands.options import Json, Run
 from txlcli.errors import RunError
 from txlcli.runs import run_directory
 from txlcli.system.atomic_files import errors_of_writing
-from txlcli.workflows.options import AttentionOptions
+from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:

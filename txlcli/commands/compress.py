@@ -7,7 +7,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.options import Json, argument
-from txlcli.workflows.options import CompressOptions, DecompressOptions
+from txlcli.workflows.compress_options import CompressOptions, DecompressOptions
 from txlcli.workflows.workspace import CpuWorkspace, Workspace
 
 if TYPE_CHECKING:

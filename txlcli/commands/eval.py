@@ -14,7 +14,7 @@ from txlcli.commands.options import Json, Run
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
-from txlcli.workflows.options import LENGTH_THRESHOLD, SLOWDOWN_WINDOWS, EvalOptions
+from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD, SLOWDOWN_WINDOWS, EvalOptions
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from txlcli import console
 from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
-from txlcli.workflows.options import ExportOptions, ImportOptions
+from txlcli.workflows.exchange.options import ExportOptions, ImportOptions
 from txlcli.workflows.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from txlcli import console
 from txlcli.commands.options import Json, Run
 from txlcli.errors import TxlError, UsageError, VocabularyError
 from txlcli.system.input_files import MAX_SETTINGS, read_stdin
-from txlcli.workflows.options import GenerateOptions
+from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from txlcli.config.ranges import FieldType
 from txlcli.runs import run_directory
 from txlcli.system import launcher
 from txlcli.system.command_lines import default_data_dir, default_runs_dir, flag
-from txlcli.workflows.options import ALL_ITEMS, REPRODUCIBLE, Options, OptionTraits, parse
+from txlcli.workflows.options import Options, OptionTraits, parse
+from txlcli.workflows.reproduction.options import ALL_ITEMS, REPRODUCIBLE
 from txlcli.workflows.workspace import RunsDir, Workspace
 
 NAMES: dict[str, Callable[[Context], Iterable[str]]] = {

@@ -9,7 +9,7 @@ from txlcli import console
 from txlcli.commands.options import Json, argument
 from txlcli.commands.progress import TerminalReporter
 from txlcli.errors import TxlError, UsageError
-from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.workspace import StoresDir
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from txlcli import console
 from txlcli.commands.options import Json, Run
 from txlcli.paper.metrics import bits
-from txlcli.workflows.options import ProbeOptions
+from txlcli.workflows.probe_options import ProbeOptions
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:

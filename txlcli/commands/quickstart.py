@@ -16,7 +16,11 @@ from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.system import signals
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import EvalOptions, GenerateOptions, Options, PrepareOptions, TrainOptions
+from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.generate_options import GenerateOptions
+from txlcli.workflows.options import Options
+from txlcli.workflows.preparation.options import PrepareOptions
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 
 if TYPE_CHECKING:

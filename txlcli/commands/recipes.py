@@ -13,7 +13,7 @@ from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
-from txlcli.workflows.options import ScaleOptions
+from txlcli.workflows.training.options import ScaleOptions
 from txlcli.workflows.workspace import StoresDir, Workspace
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")

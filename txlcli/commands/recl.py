@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from txlcli import console
 from txlcli.commands.options import Json, argument
 from txlcli.runs import run_directory
-from txlcli.workflows.options import ReclOptions
+from txlcli.workflows.recl_options import ReclOptions
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:

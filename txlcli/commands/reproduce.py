@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from txlcli import console
 from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
-from txlcli.workflows.options import REPRODUCIBLE, ReproduceOptions, select_items
+from txlcli.workflows.reproduction.options import REPRODUCIBLE, ReproduceOptions, select_items
 from txlcli.workflows.workspace import DeviceWorkspace
 
 if TYPE_CHECKING:

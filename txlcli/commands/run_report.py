@@ -8,6 +8,8 @@ from pathlib import Path
 from txlcli import __version__, console
 from txlcli.commands.options import Json, Run
 from txlcli.commands.runs import app, describe, plot_curves, settings_of
+from txlcli.config.ranges import NaturalInt
+from txlcli.config.settings import Seed
 from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
@@ -15,11 +17,22 @@ from txlcli.runs.history import History
 from txlcli.runs.log_file import Report
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows import ranking
-from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReportOptions
+from txlcli.workflows.attention_options import AttentionOptions
+from txlcli.workflows.generate_options import GenerateOptions
+from txlcli.workflows.options import Options, force_option, option, seed_option
 from txlcli.workflows.reproduction.section import Grid, Section
 from txlcli.workflows.workspace import RunWorkspace, Workspace
 
 SAMPLE_TOKENS = 300
+
+
+class ReportOptions(Options):
+    """Options of `txl runs report`."""
+
+    out: Path | None = option("Folder of the report [default: RUN/report].", metavar="FOLDER")
+    samples: NaturalInt = option("Number of texts to generate.", default=2)
+    seed: Seed = seed_option()
+    force: bool = force_option()
 
 
 @app.command("report")

@@ -8,7 +8,7 @@ from txlcli.commands.options import Json, argument
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
-from txlcli.workflows.options import SpeedOptions
+from txlcli.workflows.speed_options import SpeedOptions
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import LaunchOptions, TrainOptions
 from txlcli.workflows.training import request
+from txlcli.workflows.training.options import LaunchOptions, TrainOptions
 from txlcli.workflows.training.request import Request
 from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 

@@ -14,9 +14,9 @@ from txlcli.core.measures.attention_maps import AttentionMaps, Numbers, first_qu
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
+from txlcli.workflows.attention_options import DEFAULT_QUERIES, AttentionOptions, Head
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText, Scoring
-from txlcli.workflows.options import DEFAULT_QUERIES, AttentionOptions, Head
 from txlcli.workflows.workspace import Workspace
 
 ROWS = 16

@@ -27,8 +27,9 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
+from txlcli.workflows.compress_options import CompressOptions, DecompressOptions
 from txlcli.workflows.evaluation.texts import one_lane
-from txlcli.workflows.options import CompressOptions, DecompressOptions, read_user_text
+from txlcli.workflows.user_text import read_user_text
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE, MAX_LANES = 1 << 13, 64

@@ -15,7 +15,7 @@ from txlcli.corpora.corpus import unchanged
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation.texts import warn_if_trained_on
-from txlcli.workflows.options import DEFAULT_CONTEXT, DEFAULT_TOP_K, GenerateOptions
+from txlcli.workflows.generate_options import DEFAULT_CONTEXT, DEFAULT_TOP_K, GenerateOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace, compile_reading
 
@@ -96,7 +96,7 @@ class Conversation:
 
     def __init__(self, opened: OpenRun, options: GenerateOptions, reporter: Reporter) -> None:
         self._opened, self._options, self._reporter = opened, options, reporter
-        compile_reading(opened, options)
+        compile_reading(opened, options, options.compile)
         self._reader = _reader(opened)
         self._generator = torch.Generator(device=self._reader.device).manual_seed(options.seed)
         self.reset()
@@ -134,7 +134,7 @@ def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace
     """Open a run and encode its context; nothing is generated until the samples are consumed."""
     opened = workspace.open_run(run_name)
     opened.vocab.check_has_text()
-    compile_reading(opened, options)
+    compile_reading(opened, options, options.compile)
     if options.prompt is None:
         generation = _after_passage(opened, options, workspace)
     else:

@@ -32,8 +32,8 @@ from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_directory
 from txlcli.system.memory import is_out_of_memory
-from txlcli.workflows.options import SpeedOptions
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.speed_options import SpeedOptions
 from txlcli.workflows.workspace import Workspace, explain_attention
 
 DEFAULT_RECIPE = "enwik8"

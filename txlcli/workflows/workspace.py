@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from txlcli.config.ranges import PositiveInt
-from txlcli.config.settings import Precision, Settings
+from txlcli.config.settings import Compile, Precision, Settings
 from txlcli.errors import UsageError
 from txlcli.system import processors
 from txlcli.system.command_lines import DATA_DIR, DATA_VARIABLE, RUNS_DIR, RUNS_VARIABLE, user_path
-from txlcli.workflows.options import EvalOptions, GenerateOptions, Options, option
+from txlcli.workflows.options import Options, option
 from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -96,12 +96,15 @@ class RunWorkspace(DeviceWorkspace):
     precision: Precision | None = option("Precision of matrix products [default: as trained].")
 
 
-def compile_reading(opened: "OpenRun", options: EvalOptions | GenerateOptions) -> None:
-    """Let readers compile as requested; reject `compile` for a model that is read without compiled parts."""
+def compile_reading(opened: "OpenRun", options: Options, choice: Compile | None) -> None:
+    """Let readers compile as chosen.
+
+    Raises a UsageError if the options have `compile` for a model that is read without compiled parts.
+    """
     directory, model = opened.run.directory, opened.run.settings.model
     if model.recurrent_state or not model.keys_are_tokens:
         options.exclude("compile", because=f'{directory} is read without compiled parts (arch = "{model.arch}")')
-    opened.model.reading_compile = options.compile or "auto"
+    opened.model.reading_compile = choice or "auto"
 
 
 def explain_attention(settings: Settings, device: "torch.device", reporter: Reporter) -> None:

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD
 from txlcli.workflows.evaluation.search import find_length, relative_gain
-from txlcli.workflows.options import LENGTH_THRESHOLD
 
 
 def falling_to(reach, gain=0.01):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from txlcli.errors import CorpusInputError, UsageError
-from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from txlcli.commands.reproduce import make_report
 from txlcli.errors import RunError, TxlError, UnknownNameError, UsageError
-from txlcli.workflows.options import PAPER_ITEMS, REPRODUCIBLE, ReproduceOptions, select_items
 from txlcli.workflows.reproduction import reproduce
 from txlcli.workflows.reproduction.items import ITEMS
+from txlcli.workflows.reproduction.options import PAPER_ITEMS, REPRODUCIBLE, ReproduceOptions, select_items
 from txlcli.workflows.workspace import Workspace
 
 

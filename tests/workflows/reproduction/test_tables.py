@@ -9,8 +9,9 @@ import pytest
 
 from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
-from txlcli.workflows.options import EvalOptions, ReproduceOptions
+from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.reproduction import items, scales
+from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Measured, parts
 

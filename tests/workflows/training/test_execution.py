@@ -13,8 +13,8 @@ from txlcli.core.kernels.device import threads
 from txlcli.core.training.reports import StepReport
 from txlcli.errors import Interrupted, UsageError
 from txlcli.runs import run_directory
-from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import execution, start
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
 EVERY_STEP = TrainOptions(log_every=1)

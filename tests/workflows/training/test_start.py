@@ -5,8 +5,8 @@ from filelock import FileLock
 
 from tests.commands.novel import HERE, RecordingReporter, card, done, refusal
 from txlcli.errors import BusyError
-from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import start
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
 

@@ -9,8 +9,8 @@ from tests.commands.novel import HERE, RecordingReporter, card, refusal, reports
 from txlcli.config import recipe
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
-from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import start, trackers
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
 STEPS = {"train": [2, 4, 6, 7], "valid": [4, 7]}

@@ -21,6 +21,7 @@ from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.options import AUTO, PROTOCOLS, SLOWDOWN_WINDOWS, EvalOptions
 from txlcli.workflows.evaluation.rows import (
     SHORT_LANE,
     EvalRow,
@@ -32,7 +33,6 @@ from txlcli.workflows.evaluation.rows import (
 )
 from txlcli.workflows.evaluation.search import LengthSearch, adapted_rows, search_length, with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import AUTO, PROTOCOLS, SLOWDOWN_WINDOWS, EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace, compile_reading
 
@@ -246,7 +246,7 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     check_options(opened, options)
     if options.attention is not None:
         opened.model.set_attention_backend(options.attention)
-    compile_reading(opened, options)
+    compile_reading(opened, options, options.compile)
     reporter.say(f"evaluating {run.directory} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     settings = options.apply_to(run.settings.evaluation_settings())
     if options.text is None:

@@ -22,8 +22,8 @@ from txlcli.core.training.validation import add_shares, check_lanes, score_in_pr
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
 from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import SLOWDOWN_WINDOWS
 
 DOCUMENTS_AT_ONCE = 1024
 """Documents that are ordered by length together."""

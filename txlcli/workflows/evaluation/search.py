@@ -26,9 +26,9 @@ from txlcli.core.measures.adaptation import (
 from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
+from txlcli.workflows.evaluation.options import AUTO, LENGTH_THRESHOLD, EvalOptions
 from txlcli.workflows.evaluation.rows import EvalRow, Score, make_row, with_memory
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import AUTO, LENGTH_THRESHOLD, EvalOptions
 
 STEP = 0.05
 COLDEST, HOTTEST = -10, 20

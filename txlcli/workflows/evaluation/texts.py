@@ -19,8 +19,8 @@ from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.options import UserText
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.user_text import UserText
 from txlcli.workflows.workspace import Workspace
 
 Result = TypeVar("Result")

@@ -25,7 +25,7 @@ from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import replacing
 from txlcli.workflows.exchange import export_directory
-from txlcli.workflows.options import ExportOptions
+from txlcli.workflows.exchange.options import ExportOptions
 
 CONFIG, WEIGHTS, WORDS = "config.json", "model.safetensors", "vocab.txt"
 PROGRAM, LOADER = "model.pt2", "load.py"

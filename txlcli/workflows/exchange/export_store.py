@@ -14,7 +14,8 @@ from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.exchange import token_files
 from txlcli.exchange.token_files import BLOCK, TYPES
 from txlcli.workflows.exchange import export_directory
-from txlcli.workflows.options import ExportOptions, PrepareOptions
+from txlcli.workflows.exchange.options import ExportOptions
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import run_plan
 from txlcli.workflows.reporter import Reporter

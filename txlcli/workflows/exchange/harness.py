@@ -26,7 +26,7 @@ from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.runs.loading import open_run
 from txlcli.workflows.evaluation.evaluate import check_options
-from txlcli.workflows.options import EvalOptions
+from txlcli.workflows.evaluation.options import EvalOptions
 
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 SEED = 1111

@@ -21,7 +21,7 @@ from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import check_regular
-from txlcli.workflows.options import ImportOptions
+from txlcli.workflows.exchange.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 
 

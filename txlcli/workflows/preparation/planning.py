@@ -18,7 +18,7 @@ from txlcli.exchange import token_files, vocabularies
 from txlcli.exchange.token_files import TokenFiles
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
-from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.system.command_lines import command_line
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
-from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.numbered_text import (
     NumberedChunk,
@@ -26,6 +25,7 @@ from txlcli.workflows.preparation.numbered_text import (
     number_chunk,
     read_chunk,
 )
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.preparation.planning import CHUNK, DEFAULT_VOCAB_SIZE, Plan, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store

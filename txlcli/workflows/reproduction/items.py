@@ -9,11 +9,15 @@ from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
 from txlcli.paper.metrics import format_ratio, perplexity
 from txlcli.workflows import attention, generate, recl, speed
+from txlcli.workflows.attention_options import AttentionOptions
+from txlcli.workflows.evaluation.options import AUTO, EvalOptions
 from txlcli.workflows.generate import GenerateResult
-from txlcli.workflows.options import AUTO, AttentionOptions, EvalOptions, GenerateOptions, ReclOptions, SpeedOptions
+from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.recl import ReclResult
+from txlcli.workflows.recl_options import ReclOptions
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import TABLES, Claim, Grid, Measured, Section, check_claims, parts
+from txlcli.workflows.speed_options import SpeedOptions
 
 STANDARD, LONGEST = "ablation-standard", "ablation-xl-full"
 """The models whose further lengths are measured: the paper's standard model, and the best of the ablations."""

@@ -14,9 +14,9 @@ from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import as_json, parse_json
-from txlcli.workflows.options import ReproduceOptions
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS
+from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.runner import Report, Runner, seeds_of
 from txlcli.workflows.reproduction.section import TABLES, Section, parts
 from txlcli.workflows.workspace import Workspace

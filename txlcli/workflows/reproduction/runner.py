@@ -15,12 +15,16 @@ from txlcli.system.command_lines import command_line
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.evaluate import EvalResult
-from txlcli.workflows.options import EvalOptions, Options, PrepareOptions, ReproduceOptions, Split, TrainOptions
+from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.options import Options, Split
 from txlcli.workflows.preparation import preparing
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.recl import ReclResult
+from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Measured, Section
 from txlcli.workflows.training import start
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111

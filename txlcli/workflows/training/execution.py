@@ -25,9 +25,9 @@ from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.system.plain_json import as_json
-from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter, Step
 from txlcli.workflows.training import out_of_memory, trackers
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.plan import Plan
 from txlcli.workflows.workspace import Workspace
 

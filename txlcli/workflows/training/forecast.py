@@ -33,8 +33,8 @@ from txlcli.core.training.optimizer import named_groups
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training import initial_weights, request, start
+from txlcli.workflows.training.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.plan import Plan, check_device
 from txlcli.workflows.training.request import Request

@@ -8,8 +8,8 @@ from txlcli.config.settings import Settings
 from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError, listed
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import trackers
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
 RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "ptb-small", "id": "ptb-small"}

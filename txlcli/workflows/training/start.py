@@ -27,12 +27,13 @@ from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
-from txlcli.workflows.options import PrepareOptions, TrainOptions
 from txlcli.workflows.preparation import preparing
+from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, initial_weights, out_of_memory, request
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
 from txlcli.workflows.training.initial_weights import InitialWeights
+from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.plan import Plan, check_device, decide_compile
 from txlcli.workflows.training.request import Request
 from txlcli.workflows.workspace import Workspace, explain_attention

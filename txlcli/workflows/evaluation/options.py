@@ -1,0 +1,179 @@
+"""Options of `txl eval`, without PyTorch."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from txlcli.config.ranges import MAX_COUNT, NaturalInt, PositiveInt, Range
+from txlcli.config.settings import AttentionBackend, Compile, EvalSettings
+from txlcli.errors import UnknownNameError, UsageError
+from txlcli.workflows.options import PlotOptions, Split, attention_option, compile_option, flag_option, option
+from txlcli.workflows.user_text import UserText, read_user_text
+
+AUTO: Literal["auto"] = "auto"
+LENGTH_THRESHOLD = 0.001
+"""Smallest relative gain of perplexity that counts in a search for a length."""
+SLOWDOWN_WINDOWS = 3
+"""Repetitions of the timing of an evaluation."""
+PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
+"""Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
+Lengths = tuple[PositiveInt, ...] | Literal["auto"] | None
+"""Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
+LOSS_FORMATS = (".h5", ".hdf5")
+
+
+class EvalOptions(PlotOptions):
+    """Options of `txl eval`; None selects the setting of the recipe."""
+
+    split: Split | None = option("Split to score [default: test].")
+    mem_len: tuple[NaturalInt, ...] | Literal["auto"] | None = option(
+        "Memory lengths to evaluate, or auto to search for one [default: the recipe's]."
+    )
+    attn_len: Lengths = option("Evaluate without memory, with windows of these lengths.")
+    stride: PositiveInt | None = option(
+        "Tokens predicted per window; only 1 is exact [default: 1, of strided windows half of N]."
+    )
+    protocols: tuple[str, ...] = option(
+        f"Compare protocols of evaluation on the same tokens: {', '.join(PROTOCOLS)}.",
+        default=(),
+        metavar="NAME,...|all",
+        read=lambda text: PROTOCOLS if text == "all" else tuple(dict.fromkeys(text.split(","))),
+    )
+    seg_len: PositiveInt | None = option("Segment length L; changes speed, and without memory the context.")
+    max_distance: PositiveInt | Literal["none"] | None = option("Distances beyond it share one encoding.")
+    same_length: bool | None = option("Every query sees M keys, or M + 1 to M + L.")
+    temperature: Annotated[float, Range(above=0, most=100)] | Literal["auto"] | None = option(
+        "Divide the logits by this number; auto selects it on valid [default: the recipe's]."
+    )
+    cache: PositiveInt | None = option("Add a continuous cache of N tokens (Grave et al.).")
+    dynamic: bool = flag_option("Add dynamic evaluation: train on the text while scoring (Krause et al.).")
+    reset_at_documents: bool = flag_option("Read each document from an empty memory; the store must keep them apart.")
+    batch_size: PositiveInt | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
+    positions: PositiveInt | None = option("Score the first N tokens only.")
+    text: UserText | None = option(
+        "Score a text file instead of a split; - is stdin.",
+        metavar="FILE",
+        read=read_user_text,
+    )
+    losses: Path | None = option(
+        "Write the loss of every token to this file.",
+        metavar="FILE.h5",
+        writes=LOSS_FORMATS,
+    )
+    html: Path | None = option(
+        "Write a page with the text coloured by loss, and by what memory gained.",
+        metavar="FILE.html",
+        writes=(".html",),
+    )
+    attention: AttentionBackend | None = attention_option()
+    compile: Compile | None = compile_option()
+    timed: bool = True
+    """True to time a vanilla model as well (slowdown)."""
+
+    def _check(self) -> None:
+        self._check_lengths()
+        if self.losses is not None:
+            from txlcli.data import loss_file
+
+            loss_file.check_path(self.losses, f"`losses` {self.losses}")  # `force` replaces a file of losses only
+        for name in self.protocols:
+            if name not in PROTOCOLS:
+                raise UnknownNameError("protocol", name, PROTOCOLS)
+        if self.protocols and 0 in self.mem_lens:
+            raise UsageError("`mem_len` 0: `protocols` compare a memory with windows of its length; give 1 or more")
+        object.__setattr__(self, "protocols", tuple(name for name in PROTOCOLS if name in self.protocols))
+        self._check_methods()
+        if self.protocols:
+            self._check_protocols()
+        else:
+            self._check_windows()
+
+    def _check_lengths(self) -> None:
+        """Reject a search where a length must be given, and lengths that do not fit each other."""
+        others = self.given("protocols", "cache", "dynamic", "reset_at_documents")
+        if self.searched and others:
+            raise UsageError(f"`{self.searched}` auto: {others[0]} does not search; give a length, such as 64")
+        if self.adapts and len(self.mem_lens) > 1:
+            raise UsageError("`cache` and `dynamic` take one `mem_len`; leave out the others")
+        shortest = min(self.windows, default=MAX_COUNT)
+        if self.stride is not None and self.stride > shortest:
+            raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; give at most that")
+
+    def _check_methods(self) -> None:
+        """Reject options that do not apply to the text, the method or the file that others ask for."""
+        if self.adapts:
+            self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
+        if self.reset_at_documents:
+            because = "`reset_at_documents` reads the documents of a split with a memory"
+            self.exclude("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html", because=because)
+        if self.text is not None:
+            self.exclude("split", because="`text` is scored instead of a split")
+        if self.losses is not None:
+            self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
+        if self.html is not None:
+            because = "`html` shows the model and its memory"
+            self.exclude("attn_len", "cache", "dynamic", "protocols", because=because)
+        if self.dynamic or self.reset_at_documents:
+            self.exclude("compile", because="`dynamic` and `reset_at_documents` compile nothing")
+
+    def _check_protocols(self) -> None:
+        """Reject options that apply to none of the selected protocols."""
+        self.exclude("cache", "dynamic", "plot", because="`protocols` compares the model at given lengths")
+        if "strided" not in self.protocols:
+            self.exclude("stride", because="strided is not among the `protocols`")
+        if "recurrence" not in self.protocols:
+            self.exclude("mem_len", "seg_len", "same_length", because="recurrence is not among the `protocols`")
+        if self.protocols == ("recurrence",):
+            self.exclude("attn_len", because="recurrence has no windows")
+
+    def _check_windows(self) -> None:
+        """Reject options that do not apply to windows, or only to them."""
+        if self.attn_len is None:
+            self.exclude("stride", because="`stride` is the number of tokens predicted per window of `attn_len`")
+        else:
+            self.exclude("mem_len", "seg_len", "same_length", because="`attn_len` evaluates windows without memory")
+
+    @property
+    def mem_lens(self) -> tuple[int, ...]:
+        """Memory lengths given; empty for that of the recipe or a search."""
+        return self.mem_len if isinstance(self.mem_len, tuple) else ()
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Window lengths given; empty for an evaluation with memory or a search."""
+        return self.attn_len if isinstance(self.attn_len, tuple) else ()
+
+    @property
+    def searched(self) -> Literal["mem_len", "attn_len"] | None:
+        """Option whose length is searched for."""
+        if self.mem_len == AUTO:
+            return "mem_len"
+        return "attn_len" if self.attn_len == AUTO else None
+
+    @property
+    def adapts(self) -> bool:
+        """True if the model adapts to the text by more than its memory."""
+        return self.cache is not None or self.dynamic
+
+    def check_processes(self, processes: int) -> None:
+        """Reject an evaluation that several processes cannot divide."""
+        if processes > 1:
+            names = ("cache", "dynamic", "html", "reset_at_documents")
+            self.exclude(*names, because="several processes divide the lanes, or the windows, of the model alone")
+            if self.text is not None and self.text.name == "stdin":
+                raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
+
+    def apply_to(self, settings: EvalSettings) -> EvalSettings:
+        """Return a recipe's evaluation settings with these options applied."""
+        same_length = settings.same_length
+        if self.same_length is not None and self.same_length != (same_length != "off"):  # keep "m_plus_one"
+            same_length = "m" if self.same_length else "off"
+        limit = settings.max_distance if self.max_distance is None else self.max_distance
+        return replace(
+            settings,
+            seg_len=self.seg_len or settings.seg_len,
+            batch_size=self.batch_size or settings.batch_size,
+            max_distance=None if limit == "none" else limit,
+            same_length=same_length,
+            temperature=self.temperature or settings.temperature,
+        )

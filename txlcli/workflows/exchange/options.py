@@ -1,0 +1,33 @@
+"""Options of `txl import` and `txl export`, without PyTorch."""
+
+from pathlib import Path
+from typing import Literal
+
+from txlcli.errors import UsageError
+from txlcli.workflows.options import Options, force_option, option, overrides_option
+
+
+class ImportOptions(Options):
+    """Options of `txl import`."""
+
+    recipe: str | None = option("Recipe with the settings of a file of weights.", metavar="RECIPE")
+    vocab: Path | None = option("File with the vocabulary of the weights.", metavar="FILE")
+    store: str | None = option("Token store with that vocabulary [default: the recipe's, or of the folder's name].")
+    name: str | None = option("Name of the run [default: name of the source].")
+    overrides: tuple[str, ...] = overrides_option()
+    force: bool = force_option()
+
+    def _check(self) -> None:
+        if any(change.partition("=")[0].strip() == "corpus.store" for change in self.overrides):
+            raise UsageError("`overrides` corpus.store: select the store with `store` instead")
+
+
+class ExportOptions(Options):
+    """Options of `txl export`."""
+
+    format: Literal["huggingface", "pt2", "nanogpt", "llm.c", "megatron", "parquet"] = option(
+        "huggingface, or pt2 (a program of PyTorch) for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or "
+        "parquet (text) for a store.",
+        default="huggingface",
+    )
+    force: bool = force_option()

@@ -1,0 +1,36 @@
+"""Options of `txl generate`, without PyTorch."""
+
+from typing import Annotated
+
+from txlcli.config.ranges import NaturalInt, PositiveInt, PositiveShare, Range
+from txlcli.config.settings import Compile, Seed
+from txlcli.workflows.options import Options, compile_option, flag_option, option, seed_option
+
+DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40
+
+
+class GenerateOptions(Options):
+    """Options of `txl generate`: context and sampling of the texts."""
+
+    prompt: str | None = option("Text to continue; - is stdin.", metavar="TEXT")
+    at: NaturalInt | None = option("Last token of the context in the test split [default: random, by --seed].")
+    context: PositiveInt | None = option(f"Tokens of context, at most [default: {DEFAULT_CONTEXT}].")
+    tokens: PositiveInt = option("Tokens to generate.", default=500)
+    samples: PositiveInt = option("Number of texts to generate.", default=1)
+    top_k: NaturalInt | None = option(
+        f"Sample from the k likeliest tokens; 0 is all [default: {DEFAULT_TOP_K}, or all with --top-p]."
+    )
+    top_p: PositiveShare | None = option("Sample from the likeliest tokens that reach this probability.")
+    temperature: Annotated[float, Range(least=1e-3, most=1e3)] | None = option(
+        "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1]."
+    )
+    greedy: bool = flag_option("Always select the likeliest token.")
+    reference: bool = flag_option("Also print the context and its actual continuation in the test split.")
+    compile: Compile | None = compile_option()
+    seed: Seed = seed_option()
+
+    def _check(self) -> None:
+        if self.prompt is not None:
+            self.exclude("at", "context", "reference", because="`prompt` is the whole context")
+        if self.greedy:
+            self.exclude("top_k", "top_p", "temperature", "samples", because="`greedy` does not sample")

@@ -1,0 +1,57 @@
+"""Options of `txl prepare`, without PyTorch."""
+
+from pathlib import Path
+from typing import Literal
+
+from txlcli.config.ranges import AtLeastTwo, NotNegativeFloat, PositiveInt
+from txlcli.errors import UsageError
+from txlcli.workflows.options import Options, flag_option, force_option, option
+
+IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "uint32-be", "int32-be", "int64-be"]
+"""Types of the ids of a file without a header; -be is big-endian."""
+
+
+class PrepareOptions(Options):
+    """Options of `txl prepare`; None means that the corpus decides."""
+
+    source: Path | None = option("Read the corpus from this archive, folder or file instead of downloading it.")
+    name: str | None = option("Name of the store [default: from corpus and tokenizer].")
+    tokenizer: Literal["byte", "char", "word", "sentencepiece"] | None = option(
+        "How text is split into tokens [default: the corpus's own]."
+    )
+    vocab_size: AtLeastTwo | None = option(
+        "Largest number of words, or size of the SentencePiece model [default: 8000]."
+    )
+    min_count: PositiveInt | None = option("Treat words or characters that are rarer in train as unknown.")
+    sp_type: Literal["unigram", "bpe"] | None = option("Type of the SentencePiece model [default: unigram].")
+    split: tuple[NotNegativeFloat, ...] | None = option(
+        "Shares of train, valid and test in percent [default: 90,5,5].",
+        read=lambda text: tuple(map(float, text.split(","))),
+        example="three shares like 90,5,5",
+    )
+    released_convention: bool = flag_option("Treat enwik8 and lm1b like the released code of the paper.")
+    vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
+    workers: PositiveInt | None = option("Processes that read the text [default: one per processor, at most 6].")
+    dtype: IdType | None = option(
+        "Type of the ids of a .bin without a header: uint8, uint16, uint32, int32, int64; big-endian: uint16-be "
+        "[default: uint16].",
+        metavar="TYPE",
+    )
+    column: str | None = option("Column or key of rows with the text [default: text, or the only one].")
+    documents: Literal["files", "records", "blank-lines"] | None = option(
+        "Store where documents begin, and cut splits between them: files, records, or texts between blank lines."
+    )
+    encoding: str | None = option("Encoding of the text, such as utf-16 or cp1252 [default: UTF-8].")
+    force: bool = force_option()
+
+    def _check(self) -> None:
+        try:
+            "".encode(self.encoding or "utf-8")
+        except (LookupError, ValueError):
+            raise UsageError(f'`encoding` "{self.encoding}" is not known; give one of Python, such as cp1252') from None
+        shares = self.split
+        if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
+            raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
+        if self.vocab is not None:
+            others = ("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention")
+            self.exclude(*others, because="the file of `vocab` decides")
