@@ -4,9 +4,9 @@ import dataclasses
 import json
 
 from txlcli.commands.pages import to_html, to_markdown
-from txlcli.workflows.reproduction.section import Claim, Grid, Section
+from txlcli.workflows.reproduction.section import Claim, Grid, ReportSection
 
-SECTION = Section(
+SECTION = ReportSection(
     name="table6",
     title="Table 6: what <recurrence> is worth",
     scale="tiny",
@@ -51,4 +51,4 @@ def test_the_page_contains_all_text_links_verdicts_and_the_figure(tmp_path):
 
 
 def test_a_section_survives_json():
-    assert Section.from_json(json.loads(json.dumps(dataclasses.asdict(SECTION)))) == SECTION
+    assert ReportSection.from_json(json.loads(json.dumps(dataclasses.asdict(SECTION)))) == SECTION

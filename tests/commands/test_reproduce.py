@@ -9,60 +9,61 @@ from tests.commands.novel import cells, done, interrupt_at_save, json_of, refusa
 from tests.commands.test_recurrent import recipe_of
 from txlcli.data.token_store import TokenStore
 from txlcli.workflows.reproduction import scales
+from txlcli.workflows.reproduction.models import (
+    BLOCKS,
+    MEMORIES,
+    NO_MEMORY,
+    POSITIONS,
+    Model,
+    ablations,
+    frontier,
+    sentences,
+)
 from txlcli.workflows.reproduction.options import PAPER_ITEMS
-from txlcli.workflows.reproduction.section import TABLES
 
-SHORT = ["tiny.toml", "train.max_steps=3", "train.valid_every=3"]
-RNNS, FRONTIER = ("lstm", "qrnn"), TABLES["frontier"]
-SCALE = {
-    "description": "For tests.",
-    "texts": {"novel": {"source": "novel"}},
-    "models": {
-        **{
-            part: [*SHORT, *(["@no-memory"] if "vanilla" in part or "adaptive" in part else [])]
-            for part in (*scales.DATA["paper"]["models"], "ablation-standard")
-        },
-        **{f"words-{arch}": ["state.toml", f"model.arch={arch}"] for arch in RNNS},
-    },
-    "ablation": {
-        "base": [*SHORT, "train.seg_len=4", "eval.seg_len=4"],
-        "numbers": {"seg_len": 4, "two_segments": 8, "longer_full": 6, "longer_half": 8, "longer_lanes": 3},
-    },
-    "sentences": {"base": SHORT, "numbers": {"seg_len": 5, "two_segments": 10}},
-    "frontier": {
-        "base": [
-            *SHORT,
-            "train.batch_size=8",
-            "train.seg_len=4",
-            "train.mem_len=4",
-            "model.d_head=6",
-            "model.d_inner=30",
-        ],
-        "numbers": {
-            **{"seg_len": 4, "mem_len": 4, "longer": 8, "two_longer": 16, "lanes": 4, "half_lanes": 2, "window": 6},
-            **{"window_memory": 5, "slots": 2, "memory_tokens": 1, "inner_compressive": 14, "inner_without_keys": 36},
-            "inner_compressive_without_keys": 20,
-        },
-    },
-    "same": {},
-    "positions": 40,
-    "stride": 1,
-    "attn_lens": [8, 4],
-    "recl_start": 2,
-    "recl_longest": 6,
-    "recl_positions": 20,
-    "sample_tokens": [5, 7],
-    "context": 5,
-    "timed_recipe": "tiny.toml",
-}
-"""A scale of seconds instead of minutes, with the novel as its only text."""
+
+def novel_scale(*, sentences_valid_every=3):
+    """Return a scale of seconds instead of minutes, with the novel as its only text."""
+    short = Model("short", "tiny.toml", ("train.max_steps=3", "train.valid_every=3"))
+    cell = ("train.batch_size=8", "train.seg_len=4", "train.mem_len=4", "model.d_head=6", "model.d_inner=30")
+    models = {
+        **ablations(
+            short.changed("ablation", "train.seg_len=4", "eval.seg_len=4"),
+            longer_full=6,
+            longer_half=8,
+            longer_batch_size=3,
+        ),
+        **sentences(short.changed("short", f"train.valid_every={sentences_valid_every}")),
+        **frontier(short.changed("frontier", *cell), n_memory_tokens=1),
+        "ablation-standard": short.changed("ablation-standard"),
+    }
+    for part in (model.key for model in scales.PAPER_MODELS):
+        has_memory = "vanilla" not in part and "adaptive" not in part
+        models[part] = short.changed(part, *(() if has_memory else NO_MEMORY))
+    for arch in ("lstm", "qrnn"):
+        models[f"words-{arch}"] = Model(f"words-{arch}", "state.toml", (f"model.arch={arch}",))
+    return scales.Scale(
+        name="tiny",
+        description="For tests.",
+        texts={"novel": scales.CorpusText("novel")},
+        models=models,
+        positions=40,
+        stride=1,
+        attn_lens=(8, 4),
+        recl_start=2,
+        recl_longest=6,
+        recl_positions=20,
+        sample_tokens=(5, 7),
+        context=5,
+        timed_recipe="tiny.toml",
+    )
 
 
 @pytest.fixture
 def shrunk(here, monkeypatch):
     """Replace the tiny scale by one on the novel."""
     Path("state.toml").write_text(recipe_of("lstm").replace("max_steps = 7", "max_steps = 3"), encoding="utf-8")
-    monkeypatch.setitem(scales.DATA, "tiny", SCALE)
+    monkeypatch.setitem(scales.SCALES, "tiny", novel_scale)
     return here
 
 
@@ -101,10 +102,10 @@ def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
         "compressive",
         "rmt",
     ]
-    names = [(block, position) for block in FRONTIER["blocks"] for position in FRONTIER["positions"]]
+    names = [(block, position) for block in BLOCKS for position in POSITIONS]
     assert [tuple(row[:2]) for row in results["rows"]] == names
     for row, (block, position) in zip(results["rows"], names, strict=True):
-        data = [section["data"][f"frontier-{memory}-{position}-{block}"] for memory in FRONTIER["memories"]]
+        data = [section["data"][f"frontier-{memory}-{position}-{block}"] for memory in MEMORIES]
         values = [data[0]["trained"], data[0]["longer"], *(cell["trained"] for cell in data[1:])]
         for own, cell in zip(values, row[2:], strict=True):
             assert len(own["values"]) == seeds
@@ -129,8 +130,7 @@ def test_finished_runs_are_reused(shrunk):
 
 
 def test_an_interrupt_says_how_to_continue(shrunk, monkeypatch):
-    more = {"base": [*SHORT, "train.valid_every=1"], "numbers": SCALE["sentences"]["numbers"]}
-    monkeypatch.setitem(scales.DATA["tiny"], "sentences", more)
+    monkeypatch.setitem(scales.SCALES, "tiny", lambda: novel_scale(sentences_valid_every=1))
     with monkeypatch.context() as patches:
         interrupt_at_save(patches)
         message = refusal("reproduce", "table7", code=130)

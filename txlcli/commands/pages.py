@@ -18,7 +18,7 @@ from txlcli import console
 from txlcli.data.vocabulary import smallest_dtype
 from txlcli.system.atomic_files import write_text
 from txlcli.workflows.evaluation.annotated import AnnotatedText
-from txlcli.workflows.reproduction.section import Section
+from txlcli.workflows.reproduction.section import ReportSection
 
 TEMPLATES = files("txlcli.commands") / "templates"
 
@@ -33,7 +33,7 @@ def page(title: str, body: str) -> str:
     return Template(template("page.html")).substitute(title=html.escape(title), body=body)
 
 
-def write_report(title: str, sections: Sequence[Section], footer: str, directory: Path) -> list[str]:
+def write_report(title: str, sections: Sequence[ReportSection], footer: str, directory: Path) -> list[str]:
     """Write a report as Markdown and as one page to a directory, which has its figures; return the paths."""
     markdown = to_markdown(title, sections, footer)
     texts = {"report.md": markdown, "report.html": to_html(title, sections, markdown, directory)}
@@ -42,7 +42,7 @@ def write_report(title: str, sections: Sequence[Section], footer: str, directory
     return [str(directory / name) for name in texts]
 
 
-def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
+def to_markdown(title: str, sections: Sequence[ReportSection], footer: str) -> str:
     """Return the report as Markdown; figures are links to files in its directory."""
     blocks = [f"# {title}"]
     for section in sections:
@@ -63,7 +63,7 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
     return "\n\n".join(filter(None, [*blocks, footer])) + "\n"
 
 
-def to_html(title: str, sections: Sequence[Section], markdown: str, directory: Path) -> str:
+def to_html(title: str, sections: Sequence[ReportSection], markdown: str, directory: Path) -> str:
     """Return a report in Markdown as one page that contains the figures, which are in `directory`."""
     body: str = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table").render(markdown)
     titles = [section.title.partition(":")[0] for section in sections]

@@ -10,7 +10,7 @@ from txlcli.workflows.workspace import DeviceWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.reproduction.reproduce import CostsResult, ReproduceResult
-    from txlcli.workflows.reproduction.runner import Report
+    from txlcli.workflows.reproduction.runner import ReportWriter
 
 
 def reproduce(
@@ -46,12 +46,12 @@ def reproduce(
         console.show_result(workflow.run(names, options, workspace, make_report()), show, json=json)
 
 
-def make_report() -> "Report":
+def make_report() -> "ReportWriter":
     """Return the functions that write a report and plot its figures."""
     from txlcli.commands import attention_plots, pages, recl
-    from txlcli.workflows.reproduction.runner import Report
+    from txlcli.workflows.reproduction.runner import ReportWriter
 
-    return Report(
+    return ReportWriter(
         write=pages.write_report,
         plot_recl={"figure3": recl.plot_gains, "figure4": recl.plot_perplexities},
         plot_attention=attention_plots.plot_figure,

@@ -20,7 +20,7 @@ from txlcli.workflows import ranking
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import Options, force_option, option, seed_option
-from txlcli.workflows.reproduction.section import Grid, Section
+from txlcli.workflows.reproduction.section import Grid, ReportSection
 from txlcli.workflows.workspace import RunWorkspace, Workspace
 
 SAMPLE_TOKENS = 300
@@ -50,18 +50,18 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
     directory = _make_directory(options.out or run.directory / "report", force=options.force)
     past, missing = history.read(run), dict[str, str]()
 
-    def attempt(part: str, title: str, make: Callable[[], Section]) -> Section:
+    def attempt(part: str, title: str, make: Callable[[], ReportSection]) -> ReportSection:
         """Return a section, or the reason why the run lacks it."""
         try:
             section = make()
         except TxlError as error:
             missing[part] = str(error)
-            section = Section(notes=[console.with_flags(str(error))])
+            section = ReportSection(notes=[console.with_flags(str(error))])
         return dataclasses.replace(section, title=title)
 
     sections = [
-        Section(title="Run", grids=[Grid(["", ""], describe(history.summarize(past)))]),
-        Section(
+        ReportSection(title="Run", grids=[Grid(["", ""], describe(history.summarize(past)))]),
+        ReportSection(
             title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings_of(run))]
         ),
         _training(past, directory),
@@ -86,14 +86,14 @@ def _make_directory(directory: Path, *, force: bool) -> Path:
     return directory
 
 
-def _training(past: History, directory: Path) -> Section:
+def _training(past: History, directory: Path) -> ReportSection:
     if not past.reports:
-        return Section(title="Training", notes=["The run has no training reports."])
+        return ReportSection(title="Training", notes=["The run has no training reports."])
     plot_curves(directory / "curves.png", [past])
-    return Section(title="Training", figures=[["curves.png", "Losses of training and validation by step."]])
+    return ReportSection(title="Training", figures=[["curves.png", "Losses of training and validation by step."]])
 
 
-def _evaluations(past: History) -> Section:
+def _evaluations(past: History) -> ReportSection:
     """Show the newest evaluation of each text with each setting."""
     newest = {(row["text"], row["tokens"], _setting(row)): row for row in past.evals}
     rows = [
@@ -108,7 +108,7 @@ def _evaluations(past: History) -> Section:
     ]
     columns = ["text", "setting", "tokens", metrics.METRIC_TITLES[past.run.metric], "slowdown"]
     notes = ["The newest result of each setting."] if rows else ["None yet: run txl eval."]
-    return Section(title="Evaluations", notes=notes, grids=[Grid(columns, rows)] if rows else [])
+    return ReportSection(title="Evaluations", notes=notes, grids=[Grid(columns, rows)] if rows else [])
 
 
 def _setting(row: Report) -> str:
@@ -117,7 +117,7 @@ def _setting(row: Report) -> str:
     return ", ".join(filter(None, (row.get("protocol"), row.get("method"), length)))
 
 
-def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Section:
+def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> ReportSection:
     """Generate texts after random passages of the test split, with their actual continuations."""
     from txlcli.workflows import generate
     from txlcli.workflows.reproduction.items import sample_texts
@@ -126,10 +126,10 @@ def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Sec
     for seed in range(options.seed, options.seed + options.samples):
         of_sample = GenerateOptions(tokens=SAMPLE_TOKENS, reference=True, seed=seed)
         samples.append(generate.run(run_name, of_sample, workspace))
-    return Section(notes=["Contexts are random passages of the test split."], texts=sample_texts(samples))
+    return ReportSection(notes=["Contexts are random passages of the test split."], texts=sample_texts(samples))
 
 
-def _attention(run_name: str, directory: Path, workspace: Workspace) -> Section:
+def _attention(run_name: str, directory: Path, workspace: Workspace) -> ReportSection:
     from txlcli.commands import attention, attention_plots
     from txlcli.workflows import attention as workflow
 
@@ -138,4 +138,4 @@ def _attention(run_name: str, directory: Path, workspace: Workspace) -> Section:
         attention_plots.plot_figure(measured, number, directory / f"figure{number}.png")
         figures.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])
     grid = Grid(attention.COLUMNS, attention.rows(measured))
-    return Section(notes=attention.notes(measured), grids=[grid], figures=figures)
+    return ReportSection(notes=attention.notes(measured), grids=[grid], figures=figures)

@@ -8,7 +8,7 @@ from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
 from txlcli.runs.history import History, Report, lowest
-from txlcli.workflows.reproduction.section import Grid, Section
+from txlcli.workflows.reproduction.section import Grid, ReportSection
 
 LEAST_LEFT = 0.9  # smallest share of a split that remains after symbols are dropped, whose number is unknown
 SPLITS = ("valid", "test")
@@ -20,7 +20,7 @@ MARKS = {
 }
 
 
-def rank(history: History) -> Section:
+def rank(history: History) -> ReportSection:
     """Return the paper's table of the run's corpus, the best first, with the run's results if they are comparable.
 
     A run without a test result is ranked by its validation result.
@@ -51,7 +51,9 @@ def rank(history: History) -> Section:
         *(f"not comparable: {reason}" for reason in reasons),
         *(f"{mark} {text}" for mark, text in MARKS.items() if mark in shown),
     ]
-    return Section(notes=notes, grids=[Grid(["system", "#param", *SPLITS], [cells for _, cells in sorted(ranked)])])
+    return ReportSection(
+        notes=notes, grids=[Grid(["system", "#param", *SPLITS], [cells for _, cells in sorted(ranked)])]
+    )
 
 
 def _compared(

@@ -8,6 +8,7 @@ from txlcli.core.model.registry import count_parameters
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS
+from txlcli.workflows.reproduction.models import Model
 from txlcli.workflows.reproduction.section import parts
 
 EVERY = {name: scales.get(name) for name in ("paper", "small", "tiny")}
@@ -69,7 +70,7 @@ def test_the_papers_scale_uses_the_packaged_recipes():
     models = EVERY["paper"].models
     for row, key in zip(published.TABLES[10].rows, parts("table10"), strict=True):
         assert models[key].settings().train.seg_len == row.backprop_len
-    assert models["words-xl"] == scales.Model("words-xl", "wt103")
+    assert models["words-xl"] == Model("words-xl", "wt103")
     assert models["bytes-xl-24"].settings().published.test == 0.99
 
 

@@ -11,7 +11,9 @@ from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.reproduction import items, scales
+from txlcli.workflows.reproduction.ablation_tables import table6, table10
 from txlcli.workflows.reproduction.options import ReproduceOptions
+from txlcli.workflows.reproduction.recl_tables import PAPER_ROWS, compare_groups
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Measured, parts
 
@@ -23,7 +25,7 @@ class FakeRunner(Runner):
 
     def __init__(self, numbers, *, scale=PAPER, loss_at_300=0.0):
         options, workspace = ReproduceOptions(seeds=2, out=Path("report")), SimpleNamespace(device="cpu")
-        super().__init__(options=options, scale=scale, workspace=workspace, report=None)
+        super().__init__(options=options, scale=scale, workspace=workspace, report=None, machine="")
         self.numbers, self.loss_at_300 = numbers, loss_at_300
 
     def run(self, part, seed=FIRST_SEED):
@@ -104,7 +106,7 @@ def test_table_6_compares_training_settings_with_the_best_length():
         return ablation(part, options)
 
     runner = FakeRunner(note)
-    section = items.table6(runner, "table6")
+    section = table6(runner, "table6")
     as_trained = EvalOptions(split="valid", mem_len=(128,), seg_len=128, same_length=False)
     assert requested[0] == as_trained
     rows = section.grids[0].rows
@@ -122,7 +124,7 @@ def test_table_6_compares_training_settings_with_the_best_length():
 
 
 def test_harmful_longer_attention_is_reported():
-    section = items.table6(FakeRunner(with_value((256, 512), 2.02)), "table6")
+    section = table6(FakeRunner(with_value((256, 512), 2.02)), "table6")
     (claim,) = (claim for claim in section.claims if claim.text == HARMLESS)
     assert claim.held is False
     assert claim.detail == "here +1.00% at M = 256 and +1.00% at M = 512, the worst seed"
@@ -143,7 +145,7 @@ def with_value(mem_lens, value):
     ],
 )
 def test_lengths_beyond_those_of_the_search_decide(numbers, loss_at_300, text, held):
-    section = items.table6(FakeRunner(numbers, loss_at_300=loss_at_300), "table6")
+    section = table6(FakeRunner(numbers, loss_at_300=loss_at_300), "table6")
     assert verdicts_of(section)[text] is held
 
 
@@ -151,7 +153,7 @@ def test_the_best_is_never_worse_than_the_training_settings():
     def best_as_trained(part, options):
         return ablation(part, options) - (1.0 if options.same_length is False else 0)
 
-    section = items.table6(FakeRunner(best_as_trained), "table6")
+    section = table6(FakeRunner(best_as_trained), "table6")
     assert section.grids[0].rows[0][1:3] == ["1.625 ± 0.177"] * 2
 
 
@@ -160,8 +162,8 @@ def point(tokens, *, ended=False):
 
 
 def test_recl_is_compared_within_a_group():
-    measured = dict.fromkeys(items.ROWS, point(32)) | {"words-xl": point(64, ended=True)}
-    claims = items.compare_groups(measured, 16)
+    measured = dict.fromkeys(PAPER_ROWS, point(32)) | {"words-xl": point(64, ended=True)}
+    claims = compare_groups(measured, 16)
     assert [claim.held for claim in claims] == [True, True, False, False, False]  # 32 is no further than 32
     assert claims[0].text == "Transformer-XL 151M uses more context than QRNN (r = 0.1)"
     assert claims[0].detail == "here >= 64 and 32 tokens"
@@ -169,7 +171,7 @@ def test_recl_is_compared_within_a_group():
 
 @pytest.mark.parametrize(("both", "bound"), [(point(16), "<= 16"), (point(64, ended=True), ">= 64")])
 def test_two_equal_bounds_are_undecided(both, bound):
-    claims = items.compare_groups(dict.fromkeys(items.ROWS, both), 16)
+    claims = compare_groups(dict.fromkeys(PAPER_ROWS, both), 16)
     assert {claim.held for claim in claims} == {None}
     assert claims[0].detail == f"here {bound} and {bound} tokens"
     assert claims[0].verdict == "undecided"
@@ -188,7 +190,7 @@ def test_a_substitute_text_is_named_in_the_columns():
 
 
 def test_table_10_shows_the_tokens_per_step_of_each_row():
-    section = items.table10(FakeRunner(ablation), "table10")
+    section = table10(FakeRunner(ablation), "table10")
     assert section.notes[-1] == (
         "Tokens per step (batch size x segment length), row by row: 60 x 128, 60 x 128, 60 x 176, 60 x 172. "
         "Segments of the paper: 128, 128, 176, 172."

@@ -1,5 +1,6 @@
 """Reproduces tables and figures one after the other, and keeps the report in its directory up to date."""
 
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txlcli import __version__
+from txlcli.core.kernels.device import describe_machine, pick_device
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import published
 from txlcli.runs import history, run_directory
@@ -17,12 +19,14 @@ from txlcli.system.plain_json import as_json, parse_json
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.options import ReproduceOptions
-from txlcli.workflows.reproduction.runner import Report, Runner, seeds_of
-from txlcli.workflows.reproduction.section import TABLES, Section, parts
+from txlcli.workflows.reproduction.runner import ReclResults, ReportWriter, Runner, seeds_of
+from txlcli.workflows.reproduction.section import TABLES, ReportSection, parts
 from txlcli.workflows.workspace import Workspace
 
-SECTIONS, LOCK = "reproduction.json", ".lock"
-TITLES = {f"table{n}": f"Table {n}: {table.title}" for n, table in published.TABLES.items()} | TABLES["titles"]
+SECTIONS = "reproduction.json"
+LOCK = ".lock"
+TITLES = {f"table{n}": f"Table {n}: {table.title}" for n, table in published.TABLES.items()}
+TITLES |= TABLES["titles"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,7 @@ class ReproduceResult:
 
     report: list[str]
     """Files of the report, which has the sections of earlier calls, too."""
-    sections: dict[str, Section]
+    sections: dict[str, ReportSection]
     """By the names of the items."""
 
 
@@ -59,14 +63,14 @@ class CostsResult:
 
 def list_costs(names: Sequence[str], options: ReproduceOptions, workspace: Workspace) -> CostsResult:
     """Count the training runs that items need, and what is missing."""
-    scale, rows = scales.get(options.scale), []
+    scale = scales.get(options.scale)
+    rows = []
     for name in names:
-        runs = [(part, seed) for part in parts(name) for seed in seeds_of(options)]
-        missing = [
-            scale.models[part].settings().train
-            for part, seed in runs
-            if not _is_finished(workspace.runs_dir / scale.run_name(part, seed))
-        ]
+        runs = list(itertools.product(parts(name), seeds_of(options)))
+        missing = []
+        for part, seed in runs:
+            if not _is_finished(workspace.runs_dir / scale.run_name(part, seed)):
+                missing.append(scale.models[part].settings().train)
         row = ItemCost(
             item=name,
             models=len(runs),
@@ -79,36 +83,49 @@ def list_costs(names: Sequence[str], options: ReproduceOptions, workspace: Works
 
 
 def _is_finished(directory: Path) -> bool:
-    is_run = run_directory.is_run(directory.name, directory.parent)
-    return is_run and history.read(run_directory.open_run(directory)).state == "finished"
+    if not run_directory.is_run(directory.name, directory.parent):
+        return False
+    return history.read(run_directory.open_run(directory)).state == "finished"
 
 
-def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: Report) -> ReproduceResult:
+def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: ReportWriter) -> ReproduceResult:
     """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
-    directory, scale = options.directory, scales.get(options.scale)
-    base = Runner(options=options, scale=scale, workspace=workspace, report=report)
+    directory = options.directory
+    scale = scales.get(options.scale)
+    machine = describe_machine(pick_device(workspace.device))
+    recl_results: ReclResults = {}
     _make_directory(directory)
-    with locks.exclusive(
-        directory / LOCK, f"another process writes to {directory}; wait for it, or give another `out`"
-    ):
+    message = f"another process writes to {directory}; wait for it, or give another `out`"
+    with locks.exclusive(directory / LOCK, message):
         stored = _read(options)
         files = _write(stored, options, report)
         for number, name in enumerate(names, 1):
             workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale.name} scale")
-            stored[name] = _make(name, replace(base))
+            runner = Runner(
+                options=options,
+                scale=scale,
+                workspace=workspace,
+                report=report,
+                machine=machine,
+                recl_results=recl_results,
+            )
+            stored[name] = _make(name, runner)
             _write(stored, options, report)  # after each item: an interruption loses only one
     return ReproduceResult(report=files, sections={name: stored[name] for name in names})
 
 
-def _make(name: str, runner: Runner) -> Section:
+def _make(name: str, runner: Runner) -> ReportSection:
     """Make an item, and describe how it was made."""
     started = time.monotonic()
     section = ITEMS[name](runner, name)
+    notes = section.notes
+    if parts(name):
+        notes = [runner.scale.description, *notes]
     return replace(
         section,
         name=name,
         title=TITLES[name],
-        notes=[*([runner.scale.description] if parts(name) else []), *section.notes],
+        notes=notes,
         commands=runner.commands,
         readings=runner.readings,
         seconds=time.monotonic() - started,
@@ -121,19 +138,21 @@ def _make_directory(directory: Path) -> None:
     """Make the directory of a report, which a killed process may have left with hidden files only."""
     with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        is_report = (directory / SECTIONS).is_file()
-        if not is_report and any(not path.name.startswith(".") for path in directory.iterdir()):
+        if (directory / SECTIONS).is_file():
+            return
+        if any(not path.name.startswith(".") for path in directory.iterdir()):
             raise UsageError(f"{directory} exists and is not a reproduction; give another `out`")
 
 
-def _read(options: ReproduceOptions) -> dict[str, Section]:
+def _read(options: ReproduceOptions) -> dict[str, ReportSection]:
     """Return the sections of a report by name; a new one has none."""
     path = options.directory / SECTIONS
     if not path.exists():
         return {}
     try:
         stored = parse_json(read_text(path, MAX_REPORT))
-        scale, sections = stored["scale"], {key: Section.from_json(table) for key, table in stored["sections"].items()}
+        scale = stored["scale"]
+        sections = {name: ReportSection.from_json(table) for name, table in stored["sections"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another `out`"
@@ -143,10 +162,11 @@ def _read(options: ReproduceOptions) -> dict[str, Section]:
     return sections
 
 
-def _write(stored: Mapping[str, Section], options: ReproduceOptions, report: Report) -> list[str]:
+def _write(stored: Mapping[str, ReportSection], options: ReproduceOptions, report: ReportWriter) -> list[str]:
     """Write the sections, and the files of the report, whose paths are returned."""
     contents = as_json({"scale": options.scale, "sections": stored})
     write_text(options.directory / SECTIONS, json.dumps(contents))
     title = f"Transformer-XL (Dai et al. 2019), reproduced at {options.scale} scale"
     footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
-    return report.write(title, [stored[name] for name in ITEMS if name in stored], footer, options.directory)
+    sections = [stored[name] for name in ITEMS if name in stored]
+    return report.write(title, sections, footer, options.directory)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
-from txlcli.core.kernels.device import describe_machine, pick_device
 from txlcli.errors import RunError
 from txlcli.paper.metrics import in_metric
 from txlcli.runs import history, run_directory
@@ -18,24 +17,24 @@ from txlcli.workflows.evaluation.evaluate import EvalResult
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.options import Options, Split
 from txlcli.workflows.preparation import preparing
-from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.scales import Scale
-from txlcli.workflows.reproduction.section import Measured, Section
+from txlcli.workflows.reproduction.section import Measured, ReportSection
 from txlcli.workflows.training import start
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111
-TRAINING = TrainOptions(resume_hint="repeat the same command to continue")
+ReclResults = dict[tuple[str, ...], ReclResult]
+RESUME_HINT = "repeat the same command to continue"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ReportWriter:
     """Functions of the caller that show results."""
 
-    write: Callable[[str, Sequence[Section], str, Path], list[str]]
+    write: Callable[[str, Sequence[ReportSection], str, Path], list[str]]
     """Write the report, given its title, sections, last line and directory; return the paths."""
     plot_recl: Mapping[str, Callable[[Path, ReclResult], None]]
     """Plot "figure3" or "figure4" to a file."""
@@ -56,22 +55,26 @@ class Runner:
     scale: Scale
     workspace: Workspace
     """Finished runs in its directory of runs are reused, others resumed."""
-    report: Report
-    recl_results: dict[tuple[str, ...], ReclResult] = field(default_factory=dict)
+    report: ReportWriter
+    machine: str
+    """Hardware, in words."""
+    recl_results: ReclResults = field(default_factory=dict)
     """Results of `txl recl` by group, which several items share."""
 
     def __post_init__(self) -> None:
         self.commands: list[str] = []
         self.readings: list[str] = []  # settings of the evaluations, in sentences, each once
-        self.directory, self.seeds = self.options.directory, seeds_of(self.options)
-        self.machine = describe_machine(pick_device(self.workspace.device))
+        self.directory = self.options.directory
+        self.seeds = seeds_of(self.options)
 
     @property
     def averaged(self) -> str:
         """Meaning of a number, in words."""
-        seeds, positions = len(self.seeds), self.scale.positions
-        scored = f", the first {positions:,} tokens of each split" if positions else ""
-        return ("one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds") + scored
+        seeds = len(self.seeds)
+        text = "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds"
+        if self.scale.positions:
+            text += f", the first {self.scale.positions:,} tokens of each split"
+        return text
 
     def settings(self, part: str) -> Settings:
         """Return the settings of the model for a part of the paper at this scale."""
@@ -79,21 +82,27 @@ class Runner:
 
     def run(self, part: str, seed: int = FIRST_SEED) -> Run:
         """Return the finished run of a model; train or resume it if necessary."""
-        model, name = self.scale.models[part], self.scale.run_name(part, seed)
-        options = replace(TRAINING, name=name, seed=seed, overrides=model.changes)
-        directory, settings = self.workspace.runs_dir / name, recipe.load(model.recipe, options.changes)
+        model = self.scale.models[part]
+        name = self.scale.run_name(part, seed)
+        options = TrainOptions(name=name, seed=seed, overrides=model.changes, resume_hint=RESUME_HINT)
+        settings = recipe.load(model.recipe, options.changes)
+        directory = self.workspace.runs_dir / name
         self._prepare(settings.corpus.store)
         self.record_command("train", model.recipe, options=options)
         if run_directory.has_weights(directory):
-            run = run_directory.open_run(directory)
-            if run.settings != settings:
-                raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
-            if history.read(run).state != "finished":
-                start.run(None, replace(TRAINING, resume=str(directory)), self.workspace)
+            self._finish(directory, settings)
         else:  # a run that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
             start.run(model.recipe, replace(options, force=replaces), self.workspace)
         return run_directory.open_run(directory)
+
+    def _finish(self, directory: Path, settings: Settings) -> None:
+        """Resume a run that is not finished; it must have the settings."""
+        run = run_directory.open_run(directory)
+        if run.settings != settings:
+            raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
+        if history.read(run).state != "finished":
+            start.run(None, TrainOptions(resume=str(directory), resume_hint=RESUME_HINT), self.workspace)
 
     def evaluate(self, run: Run, options: EvalOptions) -> EvalResult:
         """Return the result of `txl eval` on as many positions as the scale has."""
@@ -101,7 +110,9 @@ class Runner:
         self.record_command("eval", str(run.directory), options=options)
         result = evaluate.run(str(run.directory), options, self.workspace)
         result.raise_pending()
-        self.readings = list(dict.fromkeys([*self.readings, result.describe_settings(result.rows[0])]))
+        reading = result.describe_settings(result.rows[0])
+        if reading not in self.readings:
+            self.readings.append(reading)
         return result
 
     def evaluate_all(self, part: str, options: EvalOptions) -> list[EvalResult]:
@@ -118,29 +129,34 @@ class Runner:
 
         Models without memory are evaluated by windows; `mem_len` replaces the recipe's memory length.
         """
-        settings, options = self.settings(part), EvalOptions(split=split, mem_len=(mem_len,) if mem_len else None)
+        settings = self.settings(part)
         if settings.eval.mem_len == 0 and not settings.model.recurrent_state:
             options = self.in_windows(part, split)
-        return Measured(
-            tuple(in_metric(result.rows[0].loss_nats, metric) for result in self.evaluate_all(part, options))
-        )
+        elif mem_len:
+            options = EvalOptions(split=split, mem_len=(mem_len,))
+        else:
+            options = EvalOptions(split=split)
+        results = self.evaluate_all(part, options)
+        return Measured(tuple(in_metric(result.rows[0].loss_nats, metric) for result in results))
 
     def _prepare(self, store: str) -> None:
-        source, workspace = self.scale.texts[store]["source"], self.workspace
-        changed = {name: value for name, value in self.scale.texts[store].items() if name != "source"}
-        options = PrepareOptions(name=None if store == source else store, **changed)
-        self.record_command("prepare", source, options=options)
+        text = self.scale.texts[store]
+        workspace = self.workspace
+        self.record_command("prepare", text.source, options=text.options)
         if not workspace.store_path(store).exists():
             workspace.reporter.say(f"preparing {store}")
-            preparing.run(source, options, workspace.data_dir, reporter=workspace.reporter)
+            preparing.run(text.source, text.options, workspace.data_dir, reporter=workspace.reporter)
         preparing.clean(workspace.data_dir)
 
     def record_command(self, *words: str, options: Options) -> None:
         """Record a command line; directories and the device are added unless they are the defaults."""
         workspace = self.workspace
-        device = workspace.device if workspace.device != "auto" and words[0] != "prepare" else None
-        runs_dir = workspace.runs_dir if words[0] == "train" else None  # others name the run's directory
-        changed = options.changed() | {"device": device}
-        line = command_line(*words, **changed, data_dir=workspace.data_dir, runs_dir=runs_dir)
+        changed = options.changed()
+        if words[0] != "prepare" and workspace.device != "auto":
+            changed["device"] = workspace.device
+        changed["data_dir"] = workspace.data_dir
+        if words[0] == "train":  # other commands name the run's directory
+            changed["runs_dir"] = workspace.runs_dir
+        line = command_line(*words, **changed)
         if line not in self.commands:
             self.commands.append(line)

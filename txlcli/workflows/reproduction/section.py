@@ -1,5 +1,6 @@
 """Section of a report: one table or figure of the paper, reproduced."""
 
+import itertools
 import statistics
 import tomllib
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from txlcli.workflows.reproduction import scales
+from txlcli.workflows.reproduction.models import BLOCKS, MEMORIES, POSITIONS, frontier_part
 
 TABLES = tomllib.loads((files("txlcli.workflows.reproduction") / "tables.toml").read_text(encoding="utf-8"))
 """Models of each item, and the claims about them."""
@@ -15,7 +16,10 @@ TABLES = tomllib.loads((files("txlcli.workflows.reproduction") / "tables.toml").
 
 def parts(item: str) -> tuple[str, ...]:
     """Return the models that a table or figure needs, by their part in the paper."""
-    return tuple(TABLES["parts"][item] if item in TABLES["parts"] else scales.DATA[item])
+    if item == "frontier":
+        combinations = itertools.product(MEMORIES, POSITIONS, BLOCKS)
+        return tuple(frontier_part(*combination) for combination in combinations)
+    return tuple(TABLES["parts"][item])
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,10 @@ class Claim:
 
 def check_claims(item: str, measured: Mapping[str, Measured]) -> list[Claim]:
     """Check the claims about the models of a table, whose results are given by their part in the paper."""
-    return [Claim.of_lower(text, measured[better], measured[worse]) for better, worse, text in TABLES["claims"][item]]
+    claims = []
+    for better, worse, text in TABLES["claims"][item]:
+        claims.append(Claim.of_lower(text, measured[better], measured[worse]))
+    return claims
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class ReportSection:
     """One table or figure of the paper, reproduced."""
 
     name: str = ""
@@ -98,7 +105,9 @@ class Section:
     """Numbers of the tables."""
 
     @classmethod
-    def from_json(cls, table: dict[str, Any]) -> "Section":
+    def from_json(cls, table: dict[str, Any]) -> "ReportSection":
         """Restore a section from its dictionary."""
-        grids = [Grid(**grid) for grid in table["grids"]]
-        return cls(**{**table, "grids": grids, "claims": [Claim(**claim) for claim in table["claims"]]})
+        values = dict(table)
+        values["grids"] = [Grid(**grid) for grid in table["grids"]]
+        values["claims"] = [Claim(**claim) for claim in table["claims"]]
+        return cls(**values)
