@@ -7,7 +7,7 @@ import itertools
 
 import torch
 
-from txlcli.config.model_settings import MODELS, RnnSettings
+from txlcli.config.model_settings import MODELS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.rnn import RecurrentModel
@@ -49,7 +49,7 @@ def small_model(*, vocab_size=V, seed=1, std=0.3, dtype=torch.float64, **changed
 
 def rnn_settings(arch, **changed):
     window = {"window": 3} if arch == "qrnn" else {}
-    return RnnSettings(
+    return MODELS[arch](
         **{"arch": arch, "n_layers": 3, "d_model": 7, "d_hidden": 11, "dropout": 0.0, **window, **changed}
     )
 

@@ -1,6 +1,5 @@
 """The [model] section of a recipe: one class per architecture."""
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -14,6 +13,7 @@ from txlcli.config.ranges import (
     Range,
     Rate,
     Section,
+    wrong,
 )
 from txlcli.config.traits import (
     BLOCKS,
@@ -26,6 +26,7 @@ from txlcli.config.traits import (
     NormType,
     QkNorm,
 )
+from txlcli.errors import RecipeError
 
 MemoryStart = Literal["empty", "zeros"]
 
@@ -45,6 +46,14 @@ class ModelSettings(Section):
     """True if predictions depend on where segments end, although the memory holds every token before."""
     keys_are_tokens: ClassVar[bool] = True
     """True if each key belongs to one token, at its distance."""
+    has_slots: ClassVar[bool] = False
+    """True if the memory has compressed slots, so that eval.compressed_len applies."""
+    fixed_segments: ClassVar[bool] = False
+    """True if train.seg_len must be a multiple of a number of the model, so that segment lengths cannot vary."""
+    supports_reread: ClassVar[bool] = False
+    """True if segments can be read again, with tokens before them (train.reread_len)."""
+    supports_penalties: ClassVar[bool] = True
+    """True if the objective has the penalties of the last hidden states (train.activation_penalty)."""
 
     arch: Annotated[str, MODELS] = "transformer"
     """Architecture: a Transformer with a memory of hidden states (Transformer-XL; a vanilla one without), with a
@@ -89,11 +98,17 @@ class ModelSettings(Section):
         super().__post_init__()
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
         self.require(rising, "cutoffs", "ids above 0, each larger than the one before")
-        bands, tied = len(self.cutoffs) + 1, self.tie_projections
+        bands = len(self.cutoffs) + 1
         self.require(bands <= MAX_PARTS, "cutoffs", f"fewer than {MAX_PARTS} ids")
-        self.require(tied is None or len(tied) == bands, "tie_projections", f"as many as bands ({bands})")
+        if self.tie_projections is not None:
+            self.require(len(self.tie_projections) == bands, "tie_projections", f"as many as bands ({bands})")
         narrowest = self.embed_width // self.div_val ** (bands - 1)
         self.require(narrowest > 0, "div_val", f"small enough to leave band {bands} a width")
+
+    def check_training(self, *, seg_len: int, mem_len: int) -> None:
+        """Raise a RecipeError if the model cannot be trained with segments of L tokens and a memory of M."""
+        if seg_len == 1:  # the first position of a segment is kept
+            self.must_be_default("word_dropout", "with train.seg_len = 1")
 
     @property
     def head_width(self) -> int | None:
@@ -130,14 +145,21 @@ class ModelSettings(Section):
     def mean_keys(self, *, seg_len: int, mem_len: int) -> float:
         """Return the mean number of keys that the L queries of a segment see after M remembered positions."""
         window = self.attention_window
-        growing = seg_len if window is None else min(seg_len, max(0, window - mem_len))
-        limited = seg_len - growing  # queries that see W keys; those before see M + 1, M + 2, ...
-        return (growing * mem_len + growing * (growing + 1) / 2 + limited * (window or 0)) / seg_len
+        if window is None:
+            return (seg_len * mem_len + seg_len * (seg_len + 1) / 2) / seg_len
+        growing = min(seg_len, max(0, window - mem_len))  # queries that see M + 1, M + 2, ... keys
+        limited = seg_len - growing  # queries that see W keys
+        return (growing * mem_len + growing * (growing + 1) / 2 + limited * window) / seg_len
+
+    @property
+    def encoding_name(self) -> str:
+        """Name of the position encoding."""
+        return "none"
 
     @property
     def encoding(self) -> EncodingTraits:
         """Traits of the position encoding."""
-        return ENCODINGS["none"]
+        return ENCODINGS[self.encoding_name]
 
     @property
     def absolute_positions(self) -> bool:
@@ -151,7 +173,11 @@ class ModelSettings(Section):
 
     def dropout_rate(self, *keys: str) -> float:
         """Return the first of these dropout rates that is set, or `dropout`."""
-        return next((rate for key in keys if (rate := getattr(self, key)) is not None), self.dropout)
+        for key in keys:
+            rate: float | None = getattr(self, key)
+            if rate is not None:
+                return rate
+        return self.dropout
 
     @property
     def embed_width(self) -> int:
@@ -162,6 +188,8 @@ class ModelSettings(Section):
 @dataclass(frozen=True, kw_only=True)
 class TransformerSettings(ModelSettings):
     """[model] with arch = "transformer": Transformer-XL (section 3) and the models of Table 6."""
+
+    supports_reread = True
 
     n_heads: PositiveInt
     """Number of attention heads H per layer."""
@@ -233,15 +261,19 @@ class TransformerSettings(ModelSettings):
     1 and the softmax rows that represent tail bands are 0."""
 
     @property
-    def encoding(self) -> EncodingTraits:
-        return ENCODINGS[self.position]
+    def encoding_name(self) -> str:
+        return self.position
 
     @property
     def parts(self) -> Block:
         """Parts of a layer: those of the block with the single settings in their place."""
-        words = {part.name: getattr(self, part.name) for part in dataclasses.fields(Block)}
-        own = {name: word for name, word in words.items() if word != OF_BLOCK}
-        return dataclasses.replace(BLOCKS[self.block], **own)
+        block = BLOCKS[self.block]
+        return Block(
+            norm_type=block.norm_type if self.norm_type == OF_BLOCK else self.norm_type,
+            feed_forward=block.feed_forward if self.feed_forward == OF_BLOCK else self.feed_forward,
+            qk_norm=block.qk_norm if self.qk_norm == OF_BLOCK else self.qk_norm,
+            biases=block.biases if self.biases == OF_BLOCK else self.biases,
+        )
 
     @property
     def inner_width(self) -> int:
@@ -263,12 +295,41 @@ class TransformerSettings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
-        has_pairs = self.d_head % 2 == 0 or not self.encoding.rotates_pairs
-        self.require(has_pairs, "d_head", f'even with position = "{self.position}"')
-        is_given = self.n_positions is not None or not self.encoding.learned_vectors
-        self.require(is_given, "n_positions", "the number of vectors to learn")
-        if self.encoding.check is not None:
-            self.encoding.check(self)
+        if self.norm == "post":  # GTrXL's identity map reordering
+            self.require(self.gating == "residual", "gating", '"residual" unless norm = "pre" or "pre_released"')
+        if self.gating != "gru":
+            self.must_be_default("gate_bias", 'unless gating = "gru"')
+        self._check_position()
+        arch = f'with arch = "{self.arch}"'
+        if self.recurrent_state:
+            self.must_be_default("memory_start", f"{arch} (its state is its memory)")
+        if not self.keys_are_tokens:
+            self.require(not self.absolute_positions, "position", f"an encoding of distances, or none, {arch}")
+            self.must_be_default("window", arch)
+            self.must_be_default("auxiliary_losses", arch)
+
+    def _check_position(self) -> None:
+        """Check the settings that belong to some position encodings only."""
+        encoding = self.encoding
+        position = f'with position = "{self.position}"'
+        if encoding.learned_vectors:
+            self.require(self.n_positions is not None, "n_positions", "the number of vectors to learn")
+        else:
+            self.must_be_default("n_positions", position)
+        if not encoding.has_biases:
+            self.must_be_default("tie_biases", position)
+        if not encoding.projects_distances:
+            self.must_be_default("distance_dropout", position)
+        if encoding.rotates_pairs:
+            self.require(self.d_head % 2 == 0, "d_head", f"even {position}")
+        if encoding.check is not None:
+            encoding.check(self)
+
+    def check_training(self, *, seg_len: int, mem_len: int) -> None:
+        super().check_training(seg_len=seg_len, mem_len=mem_len)
+        if mem_len:
+            why = "with train.mem_len above 0 (only the vanilla model has them; set train.mem_len=0)"
+            self.must_be_default("auxiliary_losses", why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +341,9 @@ class CompressiveSettings(TransformerSettings):
 
     depends_on_segments = True  # tokens are compressed when a segment ends
     keys_are_tokens = False  # a compressed slot stands for c tokens
+    has_slots = True
+    fixed_segments = True
+    supports_reread = False
 
     compressed_len: PositiveInt
     """Number of slots C of the compressed memory of each layer; eval.compressed_len may differ."""
@@ -289,8 +353,18 @@ class CompressiveSettings(TransformerSettings):
     """How positions are compressed: by a convolution with kernel and stride c, trained to reconstruct the attention of
     its layer to the tokens that it replaces; by their mean; or by their maximum."""
 
+    def check_training(self, *, seg_len: int, mem_len: int) -> None:
+        super().check_training(seg_len=seg_len, mem_len=mem_len)
+        if mem_len == 0:
+            raise RecipeError(wrong("[train] mem_len", mem_len, f'greater than 0 with arch = "{self.arch}"'))
+        if seg_len % self.compression_rate:
+            expected = f"a multiple of model.compression_rate ({self.compression_rate})"
+            raise RecipeError(wrong("[train] seg_len", seg_len, expected))
+
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
-        return mem_len + (self.compressed_len if compressed_len is None else compressed_len) if mem_len else 0
+        if mem_len == 0:
+            return 0
+        return mem_len + (self.compressed_len if compressed_len is None else compressed_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,12 +377,22 @@ class RmtSettings(TransformerSettings):
 
     recurrent_state = True
     keys_are_tokens = False  # some keys are memory tokens
+    fixed_segments = True
+    supports_reread = False
+    supports_penalties = False
 
     segment_len: PositiveInt
     """Number of tokens L between two states. train.seg_len is a multiple of it: its gradients pass through
     train.seg_len / L segments."""
     n_memory_tokens: PositiveInt = 10
     """Number n of memory tokens, of which each segment has a group before and a group after its tokens."""
+
+    def check_training(self, *, seg_len: int, mem_len: int) -> None:
+        super().check_training(seg_len=seg_len, mem_len=mem_len)
+        length = self.segment_len
+        if seg_len % length:
+            expected = f"a multiple of model.segment_len ({length}): gradients pass through that many segments"
+            raise RecipeError(wrong("[train] seg_len", seg_len, expected))
 
     @property
     def limits_distance(self) -> bool:
@@ -331,6 +415,8 @@ class RnnSettings(ModelSettings):
     """
 
     recurrent_state = True
+    reads_window: ClassVar[bool] = False
+    """True if the first layer reads several inputs per position."""
 
     init_std: PositiveFloat = 0.1
     """Standard deviation of the initial embedding and softmax; the layers have PyTorch's initial weights."""
@@ -339,16 +425,33 @@ class RnnSettings(ModelSettings):
     window: PositiveInt | None = None
     """arch = "qrnn": number of inputs that the first layer reads per position, by default 2; higher layers read one."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.reads_window:
+            self.must_be_default("window", f'with arch = "{self.arch}"')
+        if self.n_layers == 1:
+            self.must_be_default("d_hidden", "with one layer, which is d_model wide")
+
     @property
     def widths(self) -> list[int]:
         """Width of each layer."""
-        return [self.d_hidden or self.d_model] * (self.n_layers - 1) + [self.d_model]
+        hidden = self.d_hidden or self.d_model
+        return [hidden] * (self.n_layers - 1) + [self.d_model]
 
     @property
     def first_window(self) -> int:
         """Number of inputs that the first layer reads per position."""
-        return (self.window or 2) if self.arch == "qrnn" else 1
+        if not self.reads_window:
+            return 1
+        return self.window or 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class QrnnSettings(RnnSettings):
+    """[model] with arch = "qrnn": layers whose gates are convolutions of their inputs."""
+
+    reads_window = True
 
 
 MODELS.update(transformer=TransformerSettings, compressive=CompressiveSettings, rmt=RmtSettings)
-MODELS.update(lstm=RnnSettings, qrnn=RnnSettings)
+MODELS.update(lstm=RnnSettings, qrnn=QrnnSettings)

@@ -4,17 +4,13 @@ import dataclasses
 import errno
 import functools
 import inspect
-import json
 import math
 import os
-import tomllib
 import types
-from collections.abc import Callable, Iterable, Mapping
-from importlib.resources import files
+from collections.abc import Callable, Iterable
 from numbers import Integral
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from txlcli.errors import RecipeError, UnknownNameError, UsageError, shortened
 from txlcli.suggestions import did_you_mean
@@ -224,31 +220,12 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     return call
 
 
-@functools.cache
-def rules() -> dict[str, list[dict[str, Any]]]:
-    """Return rules.toml, which describes its keys."""
-    return tomllib.loads((files("txlcli.config") / "rules.toml").read_text("utf-8"))
-
-
-def check_rules(settings: Any, applied: Iterable[Mapping[str, Any]]) -> None:
-    """Raise a RecipeError if a setting has a value that others rule out."""
-    for rule in applied:
-        path, _, key = rule["key"].rpartition(".")
-        section = attrgetter(path)(settings) if path else settings
-        if not hasattr(section, key):  # of another architecture
-            continue
-        conditions = rule.get("when") or rule["unless"]
-        holds = all(attrgetter(name)(settings) in values for name, values in conditions.items())
-        named = rule.get("forbidden") or rule.get("allowed", [getattr(type(section), key, None)])
-        if holds == ("when" in rule) and (getattr(section, key) in named) == ("forbidden" in rule):
-            choices = [f"{name} = {' or '.join(map(json.dumps, values))}" for name, values in conditions.items()]
-            why = rule.get("why", f"unless {', '.join(choices)}").format(settings)
-            section.require(False, key, f"{rule.get('expected', 'left out')} {why}")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """Base of the sections of a recipe: checks the fields."""
+    """Base of the sections of a recipe: checks the type and range of each field.
+
+    A subclass extends `__post_init__` by the rules between its fields.
+    """
 
     section: ClassVar[str]
     """Name of the section."""
@@ -256,12 +233,20 @@ class Section:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             FieldType.of(field.type).check(f"[{self.section}] {field.name}", getattr(self, field.name), RecipeError)
-        check_rules(self, rules().get(self.section, []))
+
+    def reject(self, key: str, expected: str) -> NoReturn:
+        """Raise the RecipeError about a setting; `expected` describes valid values."""
+        raise RecipeError(wrong(f"[{self.section}] {key}", getattr(self, key), expected))
 
     def require(self, valid: bool, key: str, expected: str) -> None:
         """Raise a RecipeError unless a setting is valid; `expected` describes valid values."""
         if not valid:
-            raise RecipeError(wrong(f"[{self.section}] {key}", getattr(self, key), expected))
+            self.reject(key, expected)
+
+    def must_be_default(self, key: str, why: str) -> None:
+        """Raise a RecipeError unless a setting has its default; `why` is the end of "must be left out ..."."""
+        if not self.is_default(key):
+            self.reject(key, f"left out {why}")
 
     def is_default(self, key: str) -> bool:
         """Return True if a setting has its default value; one without a default never does."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RmtSettings
+from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import (
     NaturalInt,
     NotNegativeFloat,
@@ -21,8 +21,6 @@ from txlcli.config.ranges import (
     Range,
     Rate,
     Section,
-    check_rules,
-    rules,
 )
 from txlcli.config.traits import OPTIMIZERS
 from txlcli.errors import RecipeError, UsageError
@@ -231,27 +229,70 @@ class TrainSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in sorted(frozenset().union(*OPTIMIZERS.values())):
-            users = [name for name, keys in OPTIMIZERS.items() if key in keys]
-            check_rules(self, [{"key": key, "unless": {"optimizer": users}}])
+        self._check_implementations()
+        self._check_schedule()
+        self._check_average()
+        self._check_optimizer()
         self._check_lengths()
-        self._check_optimization()
 
-    def _check_lengths(self) -> None:
-        self.require(self.loss_part == "full" or self.seg_len % 2 == 0, "seg_len", 'even with loss_part = "half"')
-        divides = self.batch_size % self.accumulate == 0
-        self.require(divides, "accumulate", f"a divisor of batch_size ({self.batch_size})")
-        longest, length = self.read_len + self.mem_len, self.valid_seg_len
-        lengths = f"seg_len + {'reread_len + ' if self.reread_len else ''}mem_len"
-        self.require(length is None or length <= longest, "valid_seg_len", f"at most {lengths} ({longest})")
+    def _check_implementations(self) -> None:
+        """Reject combinations that are not implemented."""
+        if self.attention != "auto" and self.recompute is True:
+            self.reject("recompute", 'false or "layers" unless attention = "auto"')
+        if self.parallel == "fsdp":
+            # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
+            self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
+            self.require(self.compile != "on", "compile", '"auto" or "off" with parallel = "fsdp"')
 
-    def _check_optimization(self) -> None:
-        """Reject betas out of range, and a mean of weights that would begin too late or not move any more."""
+    def _check_schedule(self) -> None:
+        """Reject settings of other schedules."""
+        if self.schedule != "cosine":
+            self.must_be_default("cosine_from", 'unless schedule = "cosine"')
+        if self.schedule == "constant":
+            users = '"cosine" or "inverse_sqrt" or "plateau" or "wsd"'
+            self.must_be_default("min_lr_ratio", f"unless schedule = {users}")
+        if self.schedule != "wsd":
+            self.must_be_default("decay_share", 'unless schedule = "wsd"')
+        if self.schedule != "plateau":
+            self.must_be_default("plateau_factor", 'unless schedule = "plateau"')
+            self.must_be_default("plateau_patience", 'unless schedule = "plateau"')
+
+    def _check_average(self) -> None:
+        """Reject settings of other averages, and a mean that would begin too late or of weights that do not move."""
+        if self.average != "asgd":
+            self.must_be_default("average_patience", 'unless average = "asgd"')
+        if self.average != "exponential":
+            self.must_be_default("average_decay", 'unless average = "exponential"')
+        if self.average != "mean":
+            self.must_be_default("average_from", 'unless average = "mean"')
+            self.must_be_default("average_lr_factor", 'unless average = "mean"')
+            return
+        if self.schedule in ("cosine", "wsd") and self.min_lr_ratio == 0:
+            self.reject("min_lr_ratio", 'greater than 0 with average = "mean", which begins there')
+        is_step = self.average_from < 1 or (self.average_from % 1 == 0 and self.average_from < self.max_steps)
+        self.require(is_step, "average_from", f"a share below 1, or a step before max_steps ({self.max_steps})")
+
+    def _check_optimizer(self) -> None:
+        """Reject settings of other optimizers, those without effect, and betas out of range."""
+        if self.weight_decay == 0:
+            self.must_be_default("decay_norms", "with weight_decay = 0")
+        of_any = set().union(*OPTIMIZERS.values())
+        for key in sorted(of_any - OPTIMIZERS[self.optimizer]):
+            users = [f'"{name}"' for name, keys in OPTIMIZERS.items() if key in keys]
+            self.must_be_default(key, f"unless optimizer = {' or '.join(users)}")
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self.require(in_range, "betas", "two numbers of at least 0 and less than 1")
-        if self.average == "mean":
-            is_step = self.average_from < 1 or (self.average_from % 1 == 0 and self.average_from < self.max_steps)
-            self.require(is_step, "average_from", f"a share below 1, or a step before max_steps ({self.max_steps})")
+
+    def _check_lengths(self) -> None:
+        """Reject sizes that do not suit the segment length or the batch size."""
+        if self.loss_part == "half":
+            self.require(self.seg_len % 2 == 0, "seg_len", 'even with loss_part = "half"')
+        divides = self.batch_size % self.accumulate == 0
+        self.require(divides, "accumulate", f"a divisor of batch_size ({self.batch_size})")
+        if self.valid_seg_len is not None:
+            longest = self.read_len + self.mem_len
+            lengths = "seg_len + reread_len + mem_len" if self.reread_len else "seg_len + mem_len"
+            self.require(self.valid_seg_len <= longest, "valid_seg_len", f"at most {lengths} ({longest})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,17 +373,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check requirements between sections."""
-        check_rules(self, rules()["settings"])
-        model, train = self.model, self.train
-        if isinstance(model, RmtSettings):
-            length = model.segment_len
-            expected = f"a multiple of model.segment_len ({length}): gradients pass through that many segments"
-            train.require(train.seg_len % length == 0, "seg_len", expected)
-        if isinstance(model, CompressiveSettings):
-            rate = model.compression_rate
-            train.require(train.seg_len % rate == 0, "seg_len", f"a multiple of model.compression_rate ({rate})")
-        if (n_positions := model.longest_window) is not None:
-            self._check_positions(n_positions)
+        if self.corpus.shuffle_sentences:
+            self.train.must_be_default("roll_lanes", "with corpus.shuffle_sentences")
+        if self.corpus.shuffle_documents:
+            self.train.must_be_default("roll_lanes", "with corpus.shuffle_documents")
+        self._check_segments()
+        self._check_memory()
+        self._check_attention()
+        if self.model.longest_window is not None:
+            self._check_positions(self.model.longest_window)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
         """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training.
@@ -376,14 +415,60 @@ class Settings:
                 "give at most that"
             )
 
+    def _check_segments(self) -> None:
+        """Reject segments that the model cannot be trained with."""
+        model, train = self.model, self.train
+        arch = f'with arch = "{model.arch}"'
+        if not model.supports_reread:
+            train.must_be_default("reread_len", arch)
+        if model.absolute_positions:
+            train.must_be_default("reread_len", f'with position = "{model.encoding_name}"')
+        if model.fixed_segments:
+            train.must_be_default("seg_len_jitter", arch)
+        if not model.supports_penalties:
+            train.must_be_default("activation_penalty", arch)
+            train.must_be_default("slowness_penalty", arch)
+        model.check_training(seg_len=train.seg_len, mem_len=train.mem_len)
+
+    def _check_memory(self) -> None:
+        """Reject lengths that the memory of the model does not have."""
+        model, train, evaluation = self.model, self.train, self.eval
+        if model.recurrent_state:
+            why = f'with arch = "{model.arch}" (its state is its memory)'
+            train.require(train.mem_len == 0, "mem_len", f"0 {why}")
+            train.must_be_default("valid_seg_len", why)
+            evaluation.require(evaluation.mem_len == 0, "mem_len", f"0 {why}")
+        if not model.has_slots:
+            users = [f'"{name}"' for name, cls in MODELS.items() if cls.has_slots]
+            evaluation.must_be_default("compressed_len", f"unless model.arch = {' or '.join(users)}")
+        if not self.supports_memory:
+            expected = f'0 with position = "{model.encoding_name}" and train.mem_len = 0'
+            evaluation.require(evaluation.mem_len == 0, "mem_len", expected)
+
+    def _check_attention(self) -> None:
+        """Reject settings of attention that the model does not have, or not in this way."""
+        model, train, evaluation = self.model, self.train, self.eval
+        if not model.keys_are_tokens and evaluation.same_length != "off":
+            evaluation.reject("same_length", f'"off" with arch = "{model.arch}" (queries see all of its memory)')
+        if not model.has_attention:
+            why = f'with arch = "{model.arch}", which has no layers with attention'
+            train.must_be_default("compile", why)
+            train.must_be_default("attention", why)
+            evaluation.must_be_default("max_distance", why)
+            evaluation.must_be_default("same_length", why)
+        if not model.limits_distance:
+            evaluation.must_be_default("max_distance", f'with position = "{model.encoding_name}"')
+
     def _check_positions(self, n_positions: int) -> None:
         """Check that segments have enough learned positions."""
         model, train = self.model, self.train
         expected = f"at most model.n_positions ({n_positions})"
-        margin = f" minus {JITTER_MARGIN} tokens of jitter" if train.seg_len_jitter else ""
-        train.require(train.longest_segment <= n_positions, "seg_len", expected + margin)
+        if train.longest_segment > n_positions:
+            margin = f" minus {JITTER_MARGIN} tokens of jitter" if train.seg_len_jitter else ""
+            train.reject("seg_len", expected + margin)
         self.eval.require(self.eval.seg_len <= n_positions, "seg_len", expected)
-        if train.mem_len:  # without memory, segments have the length of training also in validation
-            train.require((train.valid_seg_len or 1) <= n_positions, "valid_seg_len", expected)
-        elif (model.attention_window or 0) > n_positions:
-            model.require(False, "window", f"{expected} without memory: no segment is longer")
+        if train.mem_len == 0:  # segments have the length of training also in validation
+            if model.attention_window is not None and model.attention_window > n_positions:
+                model.reject("window", f"{expected} without memory: no segment is longer")
+        elif train.valid_seg_len is not None:
+            train.require(train.valid_seg_len <= n_positions, "valid_seg_len", expected)
