@@ -39,9 +39,9 @@ from txlcli.workflows.options import Split
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import OnProgress, Reporter
-from txlcli.workflows.training import start
-from txlcli.workflows.training.execution import OnReport, TrainingResult
+from txlcli.workflows.training.log import OnReport
 from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import TrainingResult, train_recipe
 from txlcli.workflows.user_text import UserText
 from txlcli.workflows.workspace import Device, Workspace
 
@@ -310,7 +310,7 @@ def train(
     """
     given, reporter = options or TrainOptions(), Reporter(on_progress)
     workspace = Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=reporter)
-    return start.run(None if recipe is None else os.fspath(recipe), given, workspace, on_report=on_report)
+    return train_recipe(None if recipe is None else os.fspath(recipe), given, workspace, on_report=on_report)
 
 
 @checked

@@ -18,8 +18,8 @@ from txlcli.config import recipe
 from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.training import start
 from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
 
 SHARED = (
@@ -58,7 +58,7 @@ def pace(workspace):
     """Return the seconds of a step of ptb."""
     times = []
     options = TrainOptions(name="pace", overrides=(*SHARED, *RECIPES["ptb"], *scheduled(PROBE_STEPS), "log.every=1"))
-    start.run("ptb", options, workspace, on_report=times.append)
+    train_recipe("ptb", options, workspace, on_report=times.append)
     settings = recipe.load("ptb", SHARED).train
     rates = [line["tokens_per_s"] for line in times if line["kind"] == "train"]
     return settings.batch_size * settings.seg_len / statistics.median(rates)
@@ -67,7 +67,7 @@ def pace(workspace):
 def measure(name, label, changes, seed, workspace, *, stride=10):
     """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid."""
     options = TrainOptions(name=f"{name}-{abs(hash((label, seed)))}", overrides=tuple(changes), seed=seed)
-    run = start.run(name, options, workspace).run
+    run = train_recipe(name, options, workspace).run
     lengths = {"attn_len": (140,), "stride": stride} if name == "ptb" else {"mem_len": (70,)}
     readings = {
         split: EvalOptions(split=split, temperature="auto", timed=False, **lengths) for split in ("valid", "test")

@@ -23,8 +23,8 @@ from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.preparation.options import PrepareOptions
-from txlcli.workflows.training import start
 from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
 
 RECIPES = {"ptb-fast": 20.0, "ptb": float("inf")}
@@ -93,7 +93,7 @@ def training(directory, name, changes, device, minutes, tell):
     options = (
         TrainOptions(resume=RUN, **ending) if resumes else TrainOptions(name=RUN, overrides=tuple(changes), **ending)
     )
-    start.run(None if resumes else name, options, workspace(directory, device), on_report=on_report)
+    train_recipe(None if resumes else name, options, workspace(directory, device), on_report=on_report)
     return tell(facts_of(directory))
 
 

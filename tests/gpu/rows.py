@@ -24,7 +24,7 @@ from txlcli.core.measures.timing import measure, peak_flops_per_s
 from txlcli.core.training.loop import new_model
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.speed import Bench
-from txlcli.workflows.training.plan import check_device
+from txlcli.workflows.training.build import check_device
 
 REPEAT = 3
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 1 << 26}

@@ -10,8 +10,8 @@ from tests.conftest import hides_gpus
 from tests.gpu import __main__ as command
 from tests.gpu import ptb, rows
 from txlcli.config import recipe
-from txlcli.workflows.training import start
 from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import train_recipe
 
 TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
 APP = typer.Typer()
@@ -70,7 +70,7 @@ def test_ptb_continues_the_run_of_an_earlier_call_and_evaluates_it(tmp_path):
     ptb.prepare_toy(kept)
     changes = ["train.precision=bf16", *ptb.schedule(recipe.load("ptb"), ptb.TOY_STEPS), *ptb.TOY_CHANGES]
     (kept / "plan.json").write_text(json.dumps(["ptb", changes]))
-    start.run("ptb", TrainOptions(name=ptb.RUN, overrides=tuple(changes), max_steps=5), ptb.workspace(kept, "cpu"))
+    train_recipe("ptb", TrainOptions(name=ptb.RUN, overrides=tuple(changes), max_steps=5), ptb.workspace(kept, "cpu"))
     code, found = run(tmp_path, "ptb", "--keep", str(kept))
     assert (code, found["complete"]) == (0, True)
     _, training, evaluation = found["rows"]

@@ -121,7 +121,7 @@ def _train(max_minutes: float | None, workspace: Workspace) -> str:
     An interrupted run of the same settings is resumed.
     """
     from txlcli.commands import training_tables
-    from txlcli.workflows.training import start
+    from txlcli.workflows.training.run import train_recipe
 
     directory, options = workspace.runs_dir / RUN, TrainOptions(resume_hint=f'continue with "{_again(workspace)}"')
     if max_minutes is not None:
@@ -136,7 +136,7 @@ def _train(max_minutes: float | None, workspace: Workspace) -> str:
         return str(directory)
     words = [recipe_source] if recipe_source else []
     _announce("train", *words, options=options, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
-    training_tables.show_result(start.run(recipe_source, options, workspace))
+    training_tables.show_result(train_recipe(recipe_source, options, workspace))
     return str(directory)
 
 

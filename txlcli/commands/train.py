@@ -12,9 +12,8 @@ from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.training import request
 from txlcli.workflows.training.options import LaunchOptions, TrainOptions
-from txlcli.workflows.training.request import Request
+from txlcli.workflows.training.resolve import Request, resolve
 from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 
 
@@ -41,43 +40,53 @@ def train(
     _check_launch(options, launch)
     if not launch.dry_run:
         signals.explain_end(_kept_by_a_signal(options, workspace))
-    asked = request.read(recipe_source, options, workspace)
-    if launcher.restart_count() > 0:
-        asked = _resumed_after_restart(asked, workspace)
-    if (launch.processes > 1 or launch.restarts) and not launcher.is_started() and not launch.dry_run:
-        train, arguments = asked.settings.train, context.find_root().obj
-        train.check_processes(launch.processes)
-        if launch.restarts and options.resume is None and asked.options.name is None:  # they resume this run
-            free = run_directory.free_directories(workspace.runs_dir, asked.run_name)
-            arguments = [*arguments, "--name", next(free).name]
-        timeout = train.rank_timeout
-        sys.exit(
-            launcher.start_processes(launch.processes, arguments, rank_timeout_s=timeout, restarts=launch.restarts)
-        )
+    request = resolve(recipe_source, options, workspace, restarts=launcher.restart_count())
+    needs_launcher = launch.processes > 1 or launch.restarts > 0
+    if needs_launcher and not launcher.is_started() and not launch.dry_run:
+        sys.exit(_start_processes(request, launch, workspace, context.find_root().obj))
+    if not launch.dry_run:
+        _train_each(request.with_seeds(launch.seeds, workspace.runs_dir), workspace, json)
+    elif launcher.is_main():
+        _show_forecast(request, launch, workspace, json)
+
+
+def _start_processes(request: Request, launch: LaunchOptions, workspace: Workspace, arguments: list[str]) -> int:
+    """Start the processes that train the run together, and return the exit code."""
+    train = request.settings.train
+    train.check_processes(launch.processes)
+    if launch.restarts and request.resumed is None and request.options.name is None:  # they resume this run
+        free = run_directory.free_directories(workspace.runs_dir, request.run_name)
+        arguments = [*arguments, "--name", next(free).name]
+    return launcher.start_processes(
+        launch.processes, arguments, rank_timeout_s=train.rank_timeout, restarts=launch.restarts
+    )
+
+
+def _show_forecast(request: Request, launch: LaunchOptions, workspace: Workspace, json: bool) -> None:
+    """Show what the run would cost."""
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast
 
-    if not launch.dry_run:
-        _train_each(request.with_seeds(asked, launch.seeds, workspace.runs_dir), workspace, json)
-    elif launcher.is_main():
-        cost = forecast.run(asked, workspace, processes=max(launch.processes, launcher.world_size()))
-        console.show_result(cost, training_tables.show_forecast, json=json)
+    processes = max(launch.processes, launcher.world_size())
+    cost = forecast.run(request, workspace, processes=processes)
+    console.show_result(cost, training_tables.show_forecast, json=json)
 
 
-def _train_each(runs: Sequence[Request], workspace: Workspace, json: bool) -> None:
+def _train_each(requests: Sequence[Request], workspace: Workspace, json: bool) -> None:
     """Train one run after the other, and show each result."""
     from txlcli.commands import training_tables
-    from txlcli.workflows.training import start
+    from txlcli.workflows.training.run import train
 
     with signals.silent():
-        for asked in runs:
-            result = start.train(asked, workspace, on_report=console.show_json if json else None)
+        for request in requests:
+            result = train(request, workspace, on_report=console.show_json if json else None)
             if not json and launcher.is_main():
                 training_tables.show_result(result)
             signals.explain_end(f"{result.run.directory} was saved")
-    if len(runs) > 1:
-        names = [str(asked.options.name) for asked in runs]
-        console.say(f'mean and deviation: "{command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)}"')
+    if len(requests) > 1:
+        names = [str(request.options.name) for request in requests]
+        command = command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)
+        console.say(f'mean and deviation: "{command}"')
 
 
 def _kept_by_a_signal(options: TrainOptions, workspace: DeviceWorkspace) -> str:
@@ -101,16 +110,3 @@ def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
         raise UsageError(f"--restarts {launch.restarts}: torchrun started the processes; use its own restarts")
     if launcher.may_restart() and not (options.name or options.resume):
         raise UsageError("torchrun --max-restarts needs --name, so that the processes find the run that they resume")
-
-
-def _resumed_after_restart(asked: Request, workspace: Workspace) -> Request:
-    """Return the request to resume a run that has begun, after a failure of this process."""
-    console.say(f"a process was lost; all processes were started again (restart {launcher.restart_count()})")
-    name, runs_dir = asked.options.name, workspace.runs_dir
-    if name is None or not run_directory.is_run(name, runs_dir):
-        return asked
-    run = run_directory.find(name, runs_dir)
-    if run.settings != asked.settings or not (run.directory / run_directory.LAST).exists():
-        return asked
-    options = TrainOptions(resume=str(run.directory), max_steps=asked.options.max_steps)
-    return request.read(None, options, workspace)

@@ -203,6 +203,15 @@ def format_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def facts(settings: Settings) -> dict[str, str]:
+    """Return the value of each setting in words, by full name."""
+    words = {}
+    for section, keys in to_table(settings).items():
+        for key, value in keys.items():
+            words[f"{section}.{key}"] = format_value(value)
+    return words
+
+
 def classes_of(section: str) -> dict[str, Any]:
     """Return the class of a section; of [model] the one of each architecture by its name."""
     return dict(MODELS) if section == "model" else {"": SECTIONS[section]}

@@ -9,8 +9,9 @@ from tests.commands.novel import HERE, RecordingReporter, card, refusal, reports
 from txlcli.config import recipe
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
-from txlcli.workflows.training import start, trackers
+from txlcli.workflows.training import trackers
 from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
 
 STEPS = {"train": [2, 4, 6, 7], "valid": [4, 7]}
@@ -23,13 +24,13 @@ def workspace():
 def train_in_two_parts(name):
     """Train to step 4, die before the next save, and resume."""
     setting = [f"log.to={name}"]
-    start.run("tiny.toml", TrainOptions(overrides=setting, max_steps=4), workspace())
+    train_recipe("tiny.toml", TrainOptions(overrides=setting, max_steps=4), workspace())
     last = HERE["runs_dir"] / "tiny/last.safetensors"
     at_step_4 = last.read_bytes()
     for _ in range(2):  # the first of them dies before it saves
         last.write_bytes(at_step_4)
         resumed = workspace()
-        start.run(None, TrainOptions(resume="tiny"), resumed)
+        train_recipe(None, TrainOptions(resume="tiny"), resumed)
         assert not [message for message in resumed.reporter.messages if "failed" in message]
 
 
@@ -66,7 +67,7 @@ def backend(monkeypatch):
 
 def test_a_tracker_receives_name_settings_and_metrics_and_is_continued_by_a_resumed_run(here, backend):
     recording = backend(Recording)
-    start.run("tiny.toml", TrainOptions(overrides=("log.to=wandb",), name="mine"), workspace())
+    train_recipe("tiny.toml", TrainOptions(overrides=("log.to=wandb",), name="mine"), workspace())
     tracker = recording.last
     assert (tracker.run.name, tracker.after) == ("mine", 0)
     assert recipe.to_table(tracker.run.settings) == card("runs/mine")["settings"]
@@ -75,7 +76,7 @@ def test_a_tracker_receives_name_settings_and_metrics_and_is_continued_by_a_resu
         assert step == line["step"]
         assert values[f"{line['kind']}/loss_nats"] == line["loss_nats"]
         assert not set(values) & {f"{line['kind']}/{key}" for key in ("kind", "step", "best", "averaged")}
-    start.run(None, TrainOptions(resume="mine", overrides=("train.max_steps=9",)), workspace())
+    train_recipe(None, TrainOptions(resume="mine", overrides=("train.max_steps=9",)), workspace())
     assert recording.last.after == 7
 
 
@@ -86,7 +87,7 @@ def test_a_failing_tracker_is_reported_once_and_training_continues(here, backend
 
     backend(type("Failing", (Recording,), {method: fail}))
     place = workspace()
-    assert start.run("tiny.toml", TrainOptions(overrides=("log.to=wandb",)), place).step == 7
+    assert train_recipe("tiny.toml", TrainOptions(overrides=("log.to=wandb",)), place).step == 7
     told = [message for message in place.reporter.messages if "wandb" in message]
     assert told == ["wandb failed (no network); training continues without it"]
     assert len(reports("runs/tiny")) == 6
@@ -98,7 +99,7 @@ def test_a_missing_package_is_rejected_before_anything_is_written(here, monkeypa
     expected = f'log.to = "{name}" needs the {name} package; pip install ".[{name}]"'
     assert refusal("train", "tiny.toml", "--set", f"log.to={name}") == expected
     with pytest.raises(UsageError, match="needs the"):
-        start.run(None, TrainOptions(resume="byte", overrides=(f"log.to={name}", "train.max_steps=9")), workspace())
+        train_recipe(None, TrainOptions(resume="byte", overrides=(f"log.to={name}", "train.max_steps=9")), workspace())
     assert not (here / "runs/tiny").exists()
     assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
 

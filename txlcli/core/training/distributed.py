@@ -103,8 +103,11 @@ class World:
         return values
 
     def agree(self, facts: Mapping[str, str]) -> None:
-        """Raise a DisagreementError in all processes if a fact, given by name, differs; all of them must call this."""
-        of_all = self.gather_objects((socket.gethostname(), dict(facts)))
+        """Raise a DisagreementError in all processes if a fact, given by name, or PyTorch's release differs.
+
+        All of them must call this.
+        """
+        of_all = self.gather_objects((socket.gethostname(), {"the release of PyTorch": torch.__version__, **facts}))
         first = of_all[0][1]
         for rank, (host, own) in enumerate(of_all):
             for name in first | own:

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from txlcli import __version__
+from txlcli.config import recipe
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import pick_device
@@ -33,7 +35,6 @@ from txlcli.workflows.evaluation.rows import (
 )
 from txlcli.workflows.evaluation.search import LengthSearch, adapted_rows, search_length, with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace, compile_reading
 
 NOT_RECORDED = (
@@ -294,7 +295,8 @@ def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
     digest = scoring.text.digest if user_text is None else hashlib.sha256(user_text.data).hexdigest()
     compared = {key: value for key, value in vars(options).items() if key not in ("text", "losses", "html", "plot")}
     return {
-        **settings_facts(opened.run.settings),
+        "the release of txl": __version__,
+        **recipe.facts(opened.run.settings),
         **{f"`{name}`": str(value) for name, value in compared.items()},
         "the precision": opened.precision,
         "the checkpoint": opened.checkpoint.fingerprint(),

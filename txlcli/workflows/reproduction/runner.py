@@ -21,8 +21,8 @@ from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Measured, ReportSection
-from txlcli.workflows.training import start
 from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111
@@ -93,7 +93,7 @@ class Runner:
             self._finish(directory, settings)
         else:  # a run that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
-            start.run(model.recipe, replace(options, force=replaces), self.workspace)
+            train_recipe(model.recipe, replace(options, force=replaces), self.workspace)
         return run_directory.open_run(directory)
 
     def _finish(self, directory: Path, settings: Settings) -> None:
@@ -102,7 +102,7 @@ class Runner:
         if run.settings != settings:
             raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
         if history.read(run).state != "finished":
-            start.run(None, TrainOptions(resume=str(directory), resume_hint=RESUME_HINT), self.workspace)
+            train_recipe(None, TrainOptions(resume=str(directory), resume_hint=RESUME_HINT), self.workspace)
 
     def evaluate(self, run: Run, options: EvalOptions) -> EvalResult:
         """Return the result of `txl eval` on as many positions as the scale has."""

@@ -33,11 +33,12 @@ from txlcli.core.training.optimizer import named_groups
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.training import initial_weights, request, start
+from txlcli.workflows.training import initial_weights
+from txlcli.workflows.training.build import check_device, new_run, read_splits
 from txlcli.workflows.training.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training.out_of_memory import USABLE
-from txlcli.workflows.training.plan import Plan, check_device
-from txlcli.workflows.training.request import Request
+from txlcli.workflows.training.plan import Plan
+from txlcli.workflows.training.resolve import Request, resolve
 from txlcli.workflows.workspace import Workspace
 
 MAX_TIMED_S = 4.0
@@ -135,10 +136,10 @@ class ScaleForecast:
         }
 
 
-def run(asked: Request, workspace: Workspace, *, processes: int) -> TrainingForecast:
+def run(request: Request, workspace: Workspace, *, processes: int) -> TrainingForecast:
     """Return the plan of a training run and its cost; no run is made."""
     device = pick_device(workspace.device)
-    plan = _plan(asked, workspace, device, processes=processes)
+    plan = _plan(request, workspace, device, processes=processes)
     settings, vocab_size = plan.run.settings, plan.run.vocab_size
     train = settings.train
     check_device(settings, device, processes=processes)
@@ -171,20 +172,20 @@ def run(asked: Request, workspace: Workspace, *, processes: int) -> TrainingFore
     )
 
 
-def _plan(asked: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
-    """Check a training run as `start.train` does, except for its device, and plan it."""
-    settings = asked.settings
-    directory = next(start.new_directories(asked, workspace.runs_dir))
+def _plan(request: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
+    """Check a training run as `build.built` does, except for its device, and plan it."""
+    settings = request.settings
+    directory = next(request.directories(workspace.runs_dir))
     store = _store_if_prepared(settings, workspace)
     if store is not None:
-        initial_weights.read(asked, store, workspace)
-    run = start.new_run(asked, directory, store)
+        initial_weights.read(request, store, workspace)
+    run = new_run(request, directory, store)
     named_groups(settings.model, run.vocab_size, settings.train)
     return Plan(
         run=run,
         store=store,
-        segments=start.read_splits(settings, store, workspace.reporter)[0] if store else None,
-        until_step=asked.options.max_steps,
+        segments=read_splits(settings, store, workspace.reporter)[0] if store else None,
+        until_step=request.options.max_steps,
         device=device,
         processes=processes,
     )
@@ -226,7 +227,7 @@ def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleFore
 
     What only the GPUs themselves can reject is not checked.
     """
-    plan = _plan(request.read(source, TrainOptions(overrides=options.overrides), workspace), workspace, GPU)
+    plan = _plan(resolve(source, TrainOptions(overrides=options.overrides), workspace), workspace, GPU)
     train = plan.run.settings.train
     most = min(MAX_DEVICES, train.batch_size // train.accumulate)
     counts = [2**power for power in range(1 if train.deterministic else most.bit_length())]

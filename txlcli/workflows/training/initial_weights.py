@@ -26,7 +26,7 @@ from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, read_vocabulary
 from txlcli.runs.run_directory import Origin, Run
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training.request import Request
+from txlcli.workflows.training.resolve import Request
 from txlcli.workflows.workspace import Workspace
 
 OF_SYMBOLS = re.compile(r"((?:.+\.)?(?:tables|biases)\.)(\d+)")
@@ -85,11 +85,11 @@ class InitialWeights:
                     own[match[0]][torch.from_numpy(rows)] = values.to(own[match[0]])
 
 
-def read(asked: Request, store: TokenStore, workspace: Workspace) -> InitialWeights | None:
+def read(request: Request, store: TokenStore, workspace: Workspace) -> InitialWeights | None:
     """Read the weights that a new run begins with, and say what is new in it; None for new weights."""
-    if asked.options.begin_from is None:
+    if request.options.begin_from is None:
         return None
-    run, settings = run_directory.find(asked.options.begin_from, workspace.runs_dir), asked.settings.model
+    run, settings = run_directory.find(request.options.begin_from, workspace.runs_dir), request.settings.model
     check_shapes(run, settings, workspace.reporter)
     path = run.best_or_last
     saved = checkpoint.load(path, to_evaluate=True)

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from txlcli.config.bands import bands
-from txlcli.config.settings import Settings, TrainSettings
+from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.compilation import compiler_problem, triton_problem
-from txlcli.core.kernels.determinism import check_deterministic
-from txlcli.core.kernels.device import check_precision, describe
+from txlcli.core.kernels.device import describe
 from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.gpus import ExpectedShare, data_sheet_flops_per_s, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s
@@ -19,7 +18,6 @@ from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World, of_one_process
 from txlcli.core.training.segments import TrainingSegments, band_shares
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import UsageError
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.reporter import Reporter
 
@@ -50,31 +48,48 @@ class Plan:
     def devices(self) -> str:
         """Devices in a few words."""
         device = describe(self.device)
-        return device if self.processes == 1 else f"{self.processes} processes, {device} each"
+        if self.processes == 1:
+            return device
+        return f"{self.processes} processes, {device} each"
+
+    @property
+    def epochs(self) -> float | None:
+        """Epochs that the steps read; None without a store."""
+        if self.segments is None:
+            return None
+        return self.steps / self.segments.segments_in(0)
 
     @cached_property
     def flops_per_token(self) -> float:
         """Operations per predicted token of a step; without a store, the bands have shares by Zipf's law."""
-        model, vocab_size, train = self.run.settings.model, self.run.vocab_size, self.run.settings.train
-        shares = band_shares(bands(model, vocab_size), self.store.ids("train")) if self.store else None
-        return step_flops_per_token(model, vocab_size, train, shares)
+        model = self.run.settings.model
+        vocab_size = self.run.vocab_size
+        shares = None
+        if self.store is not None:
+            shares = band_shares(bands(model, vocab_size), self.store.ids("train"))
+        return step_flops_per_token(model, vocab_size, self.run.settings.train, shares)
 
     @property
     def peak_tokens_per_s(self) -> float | None:
         """Tokens per second at the peak rate of all GPUs; None on a CPU, and without a known data sheet."""
         peak = data_sheet_flops_per_s(describe(self.device), self.run.settings.train.precision)
-        return None if peak is None else self.processes * peak / self.flops_per_token
+        if peak is None:
+            return None
+        return self.processes * peak / self.flops_per_token
 
     def expected_share(self, train: TrainSettings) -> ExpectedShare:
         """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
         step_flops = train.batch_size * train.seg_len * self.flops_per_token
         expected = expected_share(self.run.settings.model, step_flops, self.device.type)
-        # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
-        return expected._replace(share=expected.share * (0.75 if train.recompute == "layers" else 1))
+        if train.recompute == "layers":
+            # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
+            return expected._replace(share=0.75 * expected.share)
+        return expected
 
     def to_json(self) -> dict[str, Any]:
         """Return the beginning of the object that `txl train --dry-run --json` prints."""
-        run, train = self.run, self.run.settings.train
+        run = self.run
+        train = run.settings.train
         return {
             "recipe": run.recipe_name,
             "parameters": run.parameters,
@@ -87,7 +102,7 @@ class Plan:
             "reread_len": train.reread_len,
             "steps": self.steps,
             "max_steps": train.max_steps,
-            "epochs": self.steps / self.segments.segments_in(0) if self.segments else None,
+            "epochs": self.epochs,
             "precision": train.precision,
             "processes": self.processes,
             "device": self.devices,
@@ -95,12 +110,20 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        run, train, store = self.run, self.run.settings.train, self.store
-        corpus = f"{store.path} ({store.info('train').tokens:,} tokens)" if store else "a corpus that is not prepared"
-        steps = f"{self.steps:,} " + (f"of {train.max_steps:,} " if self.steps < train.max_steps else "") + "steps"
-        steps += f" ({self.steps / self.segments.segments_in(0):.3g} epochs)" if self.segments else ""
+        run = self.run
+        train = run.settings.train
+        corpus = "a corpus that is not prepared"
+        if self.store is not None:
+            corpus = f"{self.store.path} ({self.store.info('train').tokens:,} tokens)"
         memory = "recurrent state" if run.settings.model.recurrent_state else f"memory {train.mem_len}"
-        memory += f", {train.reread_len} tokens read again" if train.reread_len else ""
+        if train.reread_len:
+            memory += f", {train.reread_len} tokens read again"
+        steps = f"{self.steps:,} "
+        if self.steps < train.max_steps:
+            steps += f"of {train.max_steps:,} "
+        steps += "steps"
+        if self.epochs is not None:
+            steps += f" ({self.epochs:.3g} epochs)"
         return (
             f"{run.recipe_name}: {run.parameters:,} parameters (V = {run.vocab_size:,}) on {corpus}, batches of "
             f"{train.batch_size} x {train.seg_len} tokens, {memory}, {steps}, {train.precision}, {self.devices}, into "
@@ -108,22 +131,11 @@ class Plan:
         )
 
 
-def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
-    """Reject settings that a device does not support: precision, determinism, processes."""
-    check_precision(settings.train.precision, device)
-    if settings.train.deterministic:
-        check_deterministic(device, processes=processes)
-    if settings.train.parallel != "ddp" and processes == 1:
-        raise UsageError(
-            f'train.parallel = "{settings.train.parallel}" needs at least two processes; start with `processes` N or '
-            "torchrun, or add `overrides` train.parallel=ddp"
-        )
-
-
 def decide_compile(plan: Plan, saved: Checkpoint | None, world: World, reporter: Reporter) -> TrainSettings:
     """Return the settings with train.compile = "auto" decided; a resumed run continues as before: it stays exact."""
-    settings, train = plan.run.settings, plan.run.settings.train
-    if train.compile != "auto" or plan.device.type != "cuda" or settings.model.head_width is None:
+    train = plan.run.settings.train
+    has_attention = plan.run.settings.model.head_width is not None
+    if train.compile != "auto" or plan.device.type != "cuda" or not has_attention:
         return train
     compiles = saved.state.get("compiled") if saved is not None else None
     if compiles is None:
@@ -142,7 +154,8 @@ def _reason_against(plan: Plan) -> str | None:
     if problem := triton_problem(plan.device):
         return f"kernels of the compiler do not run; {problem}"
     rate = plan.expected_share(train).share * peak_flops_per_s(plan.device, train.precision)
-    seconds = plan.steps * train.batch_size * train.seg_len * plan.flops_per_token / rate
+    tokens = plan.steps * train.batch_size * train.seg_len
+    seconds = tokens * plan.flops_per_token / rate
     if seconds < MIN_SECONDS:
         return f"the run takes about {seconds:.0f} s without, and compiling up to half a minute; `compile` on compiles"
     return compiler_problem(plan.device)

@@ -13,8 +13,9 @@ from txlcli.core.kernels.device import threads
 from txlcli.core.training.reports import StepReport
 from txlcli.errors import Interrupted, UsageError
 from txlcli.runs import run_directory
-from txlcli.workflows.training import execution, start
+from txlcli.workflows.training.log import TrainingLog, watch_processors
 from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
 
 EVERY_STEP = TrainOptions(log_every=1)
@@ -43,7 +44,7 @@ def interrupted(workflow, *arguments, **options):
 def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, given, hint):
     before = (here / "runs/byte/last.safetensors").read_bytes()
     options = TrainOptions(resume="byte", overrides=("train.max_steps=90",), log_every=1, resume_hint=given)
-    error, message = interrupted(start.run, None, options, on_report=send_twice(signal.SIGINT))
+    error, message = interrupted(train_recipe, None, options, on_report=send_twice(signal.SIGINT))
     assert message == "stopping after this step; saving"
     assert str(error) == f"stopped at once, without saving; the last checkpoint is kept; {hint}"
     assert error.exit_code == 130
@@ -52,7 +53,7 @@ def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, gi
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_signal_that_came_twice_determines_the_exit_code(here, number, code):
-    error, _ = interrupted(start.run, "tiny.toml", EVERY_STEP, on_report=send_twice(number))
+    error, _ = interrupted(train_recipe, "tiny.toml", EVERY_STEP, on_report=send_twice(number))
     assert str(error) == "stopped at once, without saving; there is no checkpoint"
     assert error.exit_code == code
     assert not (here / "runs/tiny").exists()
@@ -65,7 +66,7 @@ def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(he
             return super().progress(*description)
 
     before = {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()}
-    error, _ = interrupted(start.run, "tiny.toml", TrainOptions(name="byte", force=True), reporter=Interrupting())
+    error, _ = interrupted(train_recipe, "tiny.toml", TrainOptions(name="byte", force=True), reporter=Interrupting())
     assert (str(error), error.exit_code) == ("no step was taken; the earlier run runs/byte was kept", 130)
     assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
     assert not list((here / "runs").glob(".byte*"))
@@ -73,9 +74,9 @@ def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(he
 
 def test_a_profile_records_steps_after_the_warm_up_and_changes_no_number(here):
     workspace, lines = Workspace(**HERE, reporter=RecordingReporter()), []
-    plain = start.run("tiny.toml", EVERY_STEP, workspace)
+    plain = train_recipe("tiny.toml", EVERY_STEP, workspace)
     options = TrainOptions(log_every=1, profile=3)
-    result = start.run("tiny.toml", options, workspace, on_report=lines.append)
+    result = train_recipe("tiny.toml", options, workspace, on_report=lines.append)
     assert result.best_nats == plain.best_nats
     *_, line = lines
     assert (line["kind"], line["first_step"], line["steps"]) == ("profile", 5, 3)  # M is full after one, and 3 warm up
@@ -92,7 +93,7 @@ def test_a_profile_records_steps_after_the_warm_up_and_changes_no_number(here):
 def test_a_profile_that_does_not_fit_between_warm_up_and_end_is_rejected(here, profile, max_steps, fits):
     options = TrainOptions(profile=profile, max_steps=max_steps)
     with pytest.raises(UsageError, match=f"`profile` {profile}: {fits} steps fit between .* every 4 steps; "):
-        start.run("tiny.toml", options, Workspace(**HERE))
+        train_recipe("tiny.toml", options, Workspace(**HERE))
     assert not (here / "runs/tiny").exists()
 
 
@@ -100,7 +101,7 @@ def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):
     run, lines, reporter = run_directory.find("byte", here / "runs"), [], RecordingReporter()
     with reporter.progress("training") as progress:
         plan = SimpleNamespace(run=run, peak_tokens_per_s=1000.0)
-        log = execution.TrainingLog(plan=plan, reporter=reporter, progress=progress, track=lines.append)
+        log = TrainingLog(plan=plan, reporter=reporter, progress=progress, track=lines.append)
         log.record(StepReport(8, 1.0, 2.0, 0.1, 1.0, tokens_per_s=250.0))
     assert json.loads((run.directory / "metrics.jsonl").read_text().splitlines()[-1])["mfu"] == 0.25
     assert (lines[-1]["mfu"], log.mfu) == (0.25, 0.25)  # also for trackers and the summary
@@ -115,7 +116,7 @@ def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):
 def test_a_step_that_waits_for_processors_hints_at_threads_once(threads_used, cpu_share, hints):
     now, reporter = 0.0, RecordingReporter()
     with threads(threads_used):
-        check = execution.watch_processors(reporter, clock=lambda: now, cpu_clock=lambda: cpu_share * now)
+        check = watch_processors(reporter, clock=lambda: now, cpu_clock=lambda: cpu_share * now)
     for _ in range(50):
         now += 1.0
         check(1)

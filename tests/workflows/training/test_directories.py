@@ -5,17 +5,17 @@ from filelock import FileLock
 
 from tests.commands.novel import HERE, RecordingReporter, card, done, refusal
 from txlcli.errors import BusyError
-from txlcli.workflows.training import start
 from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
 
 
 def test_trainings_that_start_together_get_different_directories(here):
     workspace = Workspace(**HERE, reporter=RecordingReporter())
     with FileLock("runs/.locks/tiny"):
-        start.run("tiny.toml", TrainOptions(max_steps=1), workspace)
+        train_recipe("tiny.toml", TrainOptions(max_steps=1), workspace)
         with pytest.raises(BusyError, match=r"runs/tiny is being written by another process"):
-            start.run("tiny.toml", TrainOptions(max_steps=1, name="tiny"), workspace)
+            train_recipe("tiny.toml", TrainOptions(max_steps=1, name="tiny"), workspace)
     assert card("runs/tiny-2")["recipe"] == "tiny"
     assert not (here / "runs/tiny").exists()
     with FileLock("runs/.locks/tiny-2", blocking=False):
@@ -31,5 +31,5 @@ def test_a_run_in_training_cannot_be_replaced_and_is_discarded_without_a_checkpo
 
     options = TrainOptions(name="new")
     with pytest.raises(ValueError, match=r"^$"):
-        start.run("tiny.toml", options, Workspace(**HERE, reporter=RecordingReporter()), on_report=interrupt)
+        train_recipe("tiny.toml", options, Workspace(**HERE, reporter=RecordingReporter()), on_report=interrupt)
     assert not (here / "runs/new").exists()

@@ -1,0 +1,339 @@
+"""Builds what a training run needs: the processes, the text, the run directory, the model and its optimizer."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from txlcli import __version__, corpora
+from txlcli.config import recipe
+from txlcli.config.settings import Settings, TrainSettings
+from txlcli.core.kernels.determinism import check_deterministic
+from txlcli.core.kernels.device import check_precision, pick_device
+from txlcli.core.model import registry
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.scoring import scored_stream
+from txlcli.core.training import checkpoint, distributed
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.core.training.distributed import World
+from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.saving import Saver
+from txlcli.core.training.schedule import scheduled_lr
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.core.training.validation import Split
+from txlcli.data.token_store import TokenStore
+from txlcli.data.vocabulary import Ids
+from txlcli.errors import RecipeError, RunError, StoreError, TrainingError, UsageError
+from txlcli.runs import run_directory
+from txlcli.runs.loading import check_checkpoint, check_vocabulary
+from txlcli.runs.run_directory import Run
+from txlcli.system import launcher
+from txlcli.workflows.preparation import preparing
+from txlcli.workflows.preparation.options import PrepareOptions
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.training import initial_weights, out_of_memory
+from txlcli.workflows.training.initial_weights import InitialWeights
+from txlcli.workflows.training.plan import Plan, decide_compile
+from txlcli.workflows.training.resolve import Request
+from txlcli.workflows.workspace import Workspace, explain_attention
+
+Beginning = Checkpoint | InitialWeights | None
+"""Checkpoint to resume from, or weights of another run; None for new weights."""
+LR_JUMP = 1.1
+"""Factor between the learning rates of two steps from which a resumed run reports it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run that is ready to take its steps."""
+
+    plan: Plan
+    training: Training
+
+
+@contextmanager
+def built(request: Request, workspace: Workspace) -> Iterator[Job]:
+    """Build the training of a new run, or of one that was stopped, exactly where it stopped.
+
+    The block trains it. Until it ends, the run is locked, and all processes fail together.
+    """
+    settings = request.settings
+    if request.resumed is None and launcher.is_main():
+        next(request.directories(workspace.runs_dir))  # rejects a name that is taken
+        _prepare_if_missing(settings, workspace)  # before the processes meet, since it may take long
+    device = pick_device(workspace.device)
+    check_device(settings, device, processes=launcher.world_size())
+    # Verifying a large store takes long: the others do not wait for rank 0 yet.
+    name = settings.corpus.store
+    store = workspace.open_store(name) if launcher.is_main() else None
+    world = distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
+    with world.failing_together(), ExitStack() as files:
+        if store is None:
+            store = workspace.open_store(name, is_verified=launcher.local_rank() > 0)
+        builder = Builder(request, workspace, device, world, store)
+        if request.resumed is None:
+            yield builder.begin(files)
+        else:
+            yield builder.resume(request.resumed, files)
+
+
+def _prepare_if_missing(settings: Settings, workspace: Workspace) -> None:
+    """Prepare the store of a corpus that every machine has, and delete what killed commands left of others."""
+    name = settings.corpus.store
+    corpus = corpora.CORPORA.get(name)
+    path = workspace.store_path(name)
+    if corpus is not None and corpus.home is not None and not path.exists():
+        workspace.reporter.say(f"no token store at {path} yet; preparing it")
+        preparing.run(name, PrepareOptions(), workspace.data_dir, reporter=workspace.reporter)
+    preparing.clean(workspace.data_dir)
+
+
+def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
+    """Reject settings that a device does not support: precision, determinism, processes."""
+    train = settings.train
+    check_precision(train.precision, device)
+    if train.deterministic:
+        check_deterministic(device, processes=processes)
+    if train.parallel != "ddp" and processes == 1:
+        raise UsageError(
+            f'train.parallel = "{train.parallel}" needs at least two processes; start with `processes` N or '
+            "torchrun, or add `overrides` train.parallel=ddp"
+        )
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds the training of a run in one of the processes that train it together."""
+
+    request: Request
+    workspace: Workspace
+    device: torch.device
+    world: World
+    store: TokenStore
+
+    @property
+    def reporter(self) -> Reporter:
+        """Receives messages."""
+        return self.workspace.reporter
+
+    def begin(self, files: ExitStack) -> Job:
+        """Build the training of a new run; `files` keeps its directory locked, and removes it without a checkpoint."""
+        request, store = self.request, self.store
+        weights = initial_weights.read(request, store, self.workspace)
+        self._agree(weights.checkpoint if weights else None)
+        run = new_run(request, Path(), store, weights)
+        segments, valid = read_splits(request.settings, store, self.reporter)
+        if self.world.is_rank_zero:
+            claimed = run_directory.claimed(request.directories(self.workspace.runs_dir))
+            run = replace(run, directory=files.enter_context(claimed))  # others may have begun since
+        plan = self._plan(run, segments)
+        self.reporter.say(f"training {plan}")
+        training = self._build(plan, segments, valid, weights)
+        if self.world.is_rank_zero:
+            created = run_directory.created(run, store.vocab.to_json(), force=request.options.force)
+            files.enter_context(created)
+        return Job(plan, training)
+
+    def resume(self, stopped: Run, files: ExitStack) -> Job:
+        """Build the training of a run exactly where it stopped; `files` keeps its directory locked."""
+        request = self.request
+        if self.world.is_rank_zero:
+            files.enter_context(run_directory.locked(stopped.directory))
+        saved = _load_checkpoint(stopped, self.store)
+        self._agree(saved)
+        run = replace(stopped, settings=request.settings)
+        segments, valid = read_splits(run.settings, self.store, self.reporter)
+        training = self._build(self._plan(run, segments), segments, valid, saved)
+        _check_resumed(run, stopped, training, request.options.max_steps)
+        plan = self._plan(_record_changes(run, stopped, training, self.reporter), segments)
+        last_step = run.settings.train.max_steps
+        self.reporter.say(f"resuming {run.directory} at step {training.step:,} of {last_step:,}, {plan.devices}")
+        return Job(plan, training)
+
+    def _agree(self, saved: Checkpoint | None) -> None:
+        """Compare settings, texts and checkpoint of all processes."""
+        if self.world.size == 1:
+            return
+        facts = {"the release of txl": __version__, **recipe.facts(self.request.settings)}
+        facts["the checkpoint"] = "none" if saved is None else saved.fingerprint()
+        for split in ("train", "valid"):
+            facts[f"the {split} split (SHA-256)"] = self.store.digest(split) or "absent"
+        self.world.agree(facts)
+
+    def _plan(self, run: Run, segments: TrainingSegments) -> Plan:
+        return Plan(
+            run=run,
+            store=self.store,
+            segments=segments,
+            until_step=self.request.options.max_steps,
+            device=self.device,
+            processes=self.world.size,
+        )
+
+    def _build(self, plan: Plan, segments: TrainingSegments, valid: Split | None, begin: Beginning) -> Training:
+        """Build the training of a run from new weights, weights of another run or a checkpoint; nothing is written."""
+        run = plan.run
+        saved = begin if isinstance(begin, Checkpoint) else None
+        explain_attention(run.settings, self.device, self.reporter)
+        train = decide_compile(plan, saved, self.world, self.reporter)
+        identity = {
+            "recipe": run.recipe_name,
+            "model": recipe.function_keys(run.settings.model),
+            "vocab_fingerprint": run.vocab_fingerprint,
+            "train_sha256": self.store.digest("train"),
+            "valid_sha256": self.store.digest("valid"),
+        }
+        saver = Saver(run.directory, identity)
+        with out_of_memory.explained(plan):
+            model = _make_model(run, train, begin, self.device)
+            training = Training(model, train, segments, valid, saver, self.world)
+            if saved is not None:
+                training.restore(saved)
+        return training
+
+
+def new_run(request: Request, directory: Path, store: TokenStore | None, weights: InitialWeights | None = None) -> Run:
+    """Describe the run of a recipe; nothing is written.
+
+    Without a store it has the vocabulary size of [published], and no vocabulary.
+    """
+    settings = request.settings
+    vocab_size = store.vocab.size if store else settings.published.vocab_size
+    assert vocab_size is not None
+    return Run(
+        directory=directory,
+        recipe_name=request.recipe_name,
+        settings=settings,
+        vocab_fingerprint=store.fingerprint if store else "",
+        vocab_size=vocab_size,
+        parameters=registry.count_parameters(settings.model, vocab_size),
+        metric=store.metric if store else "",
+        origin=weights.origin if weights else None,
+    )
+
+
+def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> tuple[TrainingSegments, Split | None]:
+    """Read the segments of the train split, and the valid split; None for a store without one."""
+    train = settings.train
+    segments = TrainingSegments(store.ids("train"), train, _shuffled_starts(settings, store))
+    if segments.lane_len <= train.seg_len:
+        reporter.say(
+            f"each of the {train.batch_size} parallel parts of the text has {segments.lane_len:,} tokens, no more than "
+            "a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
+        )
+    if "valid" not in store.splits:
+        _check_without_valid(train, store)
+        reporter.say(f"{store.path} has no valid split: training without validation")
+        return segments, None
+    valid = scored_stream(store.ids("valid"), store.vocab.boundary, train.valid_tokens)
+    if not len(valid[1]):
+        raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
+    return segments, valid
+
+
+def _shuffled_starts(settings: Settings, store: TokenStore) -> Ids | None:
+    """Return where the sentences or documents of the train split start, if the recipe shuffles them."""
+    if settings.corpus.shuffle_sentences:
+        unit = "sentences"
+    elif settings.corpus.shuffle_documents:
+        unit = "documents"
+    else:
+        return None
+    starts = store.sentence_starts("train")
+    if starts is None:
+        raise RecipeError(f"corpus.shuffle_{unit}: {store.path} does not record where {unit} start; set it to false")
+    return starts
+
+
+def _check_without_valid(train: TrainSettings, store: TokenStore) -> None:
+    """Reject settings that need a validation split."""
+    if train.schedule == "plateau":
+        key = "schedule"
+    elif train.average == "asgd":
+        key = "average"
+    else:
+        return
+    raise RecipeError(
+        f'train.{key} = "{getattr(train, key)}" needs a valid split, and {store.path} has none; prepare a text with '
+        f"one, or set another train.{key}"
+    )
+
+
+def _make_model(run: Run, train: TrainSettings, begin: Beginning, device: torch.device) -> LanguageModel:
+    """Make the model of a run with the weights that its training begins with."""
+    if train.parallel == "fsdp":  # the device is to hold a part of the weights
+        device = torch.device("cpu")
+    model_settings = run.settings.model
+    if isinstance(begin, Checkpoint):
+        return checkpoint.build_model(model_settings, run.vocab_size, begin).to(device)
+    model = new_model(model_settings, run.vocab_size, seed=train.seed, device=device)
+    if begin is not None:
+        begin.copy_into(model)
+    return model
+
+
+def _load_checkpoint(run: Run, store: TokenStore) -> Checkpoint:
+    """Read the last checkpoint; reject a store of another text than its position, losses and memory belong to."""
+    path = run.directory / run_directory.LAST
+    check_vocabulary(run, store)
+    saved = checkpoint.load(path)
+    check_checkpoint(run, saved, path)
+    splits = ["train"] if saved.state.get("best_nats") is None else ["train", "valid"]
+    for split in splits:
+        digest = store.digest(split)
+        if saved.state.get(f"{split}_sha256", digest) != digest:
+            raise StoreError(
+                f"{store.path} holds another {split} split than the one of {run.directory}; prepare that text again, "
+                "or start a new run"
+            )
+    return saved
+
+
+def _check_resumed(run: Run, stopped: Run, training: Training, until_step: int | None) -> None:
+    """Reject a resume if nothing is left to do, or if validations would not be comparable.
+
+    A validation that was interrupted is left to do.
+    """
+    step = training.step
+    last_step = run.settings.train.max_steps
+    if step > last_step:
+        raise RecipeError(f"{run.directory} is already at step {step:,}; train.max_steps cannot be {last_step:,}")
+    if training.has_ended:
+        longer = "train.max_steps=N" if step == last_step else "train.stop_after=none"
+        raise RunError(f"{run.directory} has finished its {step:,} steps; to train it longer add `overrides` {longer}")
+    if until_step is not None:
+        is_reached = step == until_step and not training.validation_is_due()
+        if step > until_step or is_reached:
+            raise UsageError(
+                f"`max_steps` {until_step}: {run.directory} is already at step {step:,}; give a later step"
+            )
+    batch_size = run.settings.train.valid_batch_size
+    if training.validated and batch_size != stopped.settings.train.valid_batch_size:
+        raise RecipeError(
+            f"`overrides` train.valid_batch_size={batch_size}: the run was validated with another one, and losses "
+            "are not comparable, since each part of a batch begins without context; start a new run instead"
+        )
+
+
+def _record_changes(run: Run, stopped: Run, training: Training, reporter: Reporter) -> Run:
+    """Return the run with the changes of its settings, and report them; write them, without reports of later steps."""
+    step = training.step
+    changes = recipe.differences([recipe.to_table(stopped.settings), recipe.to_table(run.settings)])
+    for name, (old, new) in changes.items():
+        reporter.say(f"{name} is now {recipe.format_value(new)}; it was {recipe.format_value(old)}")
+    if "train.max_steps" in changes:
+        old_lr = scheduled_lr(stopped.settings.train, step)
+        new_lr = scheduled_lr(run.settings.train, step + 1)
+        if new_lr > LR_JUMP * old_lr:
+            reporter.say(
+                f"the learning rate jumps from {old_lr:.2g} to {new_lr:.2g} with the longer schedule; without a jump: "
+                'train with train.schedule = "wsd" and stop before its decay, or start a new run with `begin_from`'
+            )
+    if changes:
+        run = replace(run, changes=(*run.changes, run_directory.Change(step, changes)))
+    if training.world.is_rank_zero:
+        run.drop_metrics_after(step, validated=training.validated)
+        run_directory.update(run)
+    return run

@@ -1,0 +1,116 @@
+"""Records and shows the reports of a training run: metrics.jsonl, trackers, progress."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from txlcli.core.training.reports import Report, StepReport, ValidReport
+from txlcli.paper import metrics
+from txlcli.system.plain_json import as_json
+from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.training.plan import Plan
+
+WAITING = 2.0
+"""Time of training per CPU time of this process from which other programs slow it down."""
+FIRST_HINT_S = 20.0
+"""Time after which that is first seen."""
+Line = dict[str, Any]
+OnReport = Callable[[Line], None]
+
+
+@dataclass(kw_only=True)
+class TrainingLog:
+    """Writes the reports of a training run to metrics.jsonl, passes them on, and shows its progress."""
+
+    plan: Plan
+    reporter: Reporter
+    progress: Step
+    track: OnReport
+    """Experiment trackers."""
+    on_report: OnReport | None = None
+    mfu: float | None = None
+    """See `TrainingResult`."""
+    detail: str = ""
+    """Last report of training in words."""
+    valid: str = ""
+    """Last validation in words."""
+
+    def record(self, report: Report) -> None:
+        """Write a report to metrics.jsonl, pass it on, and show it."""
+        run = self.plan.run
+        line = as_line(report, run.metric)
+        if isinstance(report, StepReport):
+            peak = self.plan.peak_tokens_per_s
+            if peak is not None:
+                self.mfu = report.tokens_per_s / peak
+                line["mfu"] = self.mfu
+        run.append_metrics(line)
+        self.track(line)
+        if self.on_report:
+            self.on_report(line)
+        value = metrics.format_measure(metrics.in_metric(report.loss_nats, run.metric))
+        if isinstance(report, StepReport):
+            self._show_steps(report, value)
+        else:
+            self._show_validation(report, value)
+        self.show_step(report.step)
+
+    def _show_steps(self, report: StepReport, value: str) -> None:
+        if report.skipped_steps:
+            self.reporter.say(f"skipped {report.skipped_steps} of the steps up to {report.step:,}: not finite")
+        rate = f"{report.tokens_per_s:,.0f} tokens/s"
+        self.detail = f"train {value} {self.plan.run.metric}, {rate}{self.valid}, lr {report.lr:.2g}"
+
+    def _show_validation(self, report: ValidReport, value: str) -> None:
+        self.valid = f", valid {value}"
+        message = f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {self.plan.run.metric}"
+        if report.averaged:
+            message += " with averaged weights"
+        if report.best:
+            message += " (best so far)"
+        self.reporter.say(message)
+
+    def show_step(self, step: int) -> None:
+        """Show that a step was taken, with what the last report says."""
+        self.progress.reach(step, self.detail)
+
+    def show_scored(self, tokens: int) -> None:
+        """Show how many tokens a validation has scored so far."""
+        self.progress.advance(0, f"validating, {tokens:,} tokens")
+
+
+def as_line(report: Report, metric: str) -> Line:
+    """Return a report as one flat JSON object with units in its keys, and the corpus's metric next to the nats."""
+    line: Line = {"kind": report.kind, **dataclasses.asdict(report)}
+    for key in ("skipped_steps", "penalty"):
+        if not line.get(key):
+            line.pop(key, None)
+    line[metric] = metrics.in_metric(report.loss_nats, metric)
+    # JSON has no infinity, which a perplexity can be, and the gradient norm of a step that fp16 skips.
+    return dict(as_json(line))
+
+
+def watch_processors(
+    reporter: Reporter,
+    clock: Callable[[], float] = time.monotonic,
+    cpu_clock: Callable[[], float] = time.process_time,
+) -> Callable[[int], None]:
+    """Return a function that tells the user once if other programs keep the threads of the steps waiting."""
+    start = clock()
+    cpu_start = cpu_clock()
+    is_watching = torch.get_num_threads() > 1
+
+    def check(_step: int) -> None:
+        nonlocal is_watching
+        seconds = clock() - start
+        cpu_seconds = cpu_clock() - cpu_start
+        if is_watching and seconds > max(FIRST_HINT_S, WAITING * cpu_seconds):
+            is_watching = False
+            ratio = f"{seconds / max(cpu_seconds, 1e-9):.1f} times its CPU time"
+            reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
+
+    return check

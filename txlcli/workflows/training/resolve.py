@@ -1,0 +1,166 @@
+"""Resolves what the user asks to train before PyTorch is imported: a recipe, one for a store, or that of a run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from txlcli.config import recipe
+from txlcli.config.settings import Settings
+from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError, listed
+from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
+from txlcli.workflows.training import trackers
+from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.workspace import Workspace
+
+RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "ptb-small", "id": "ptb-small"}
+"""Small packaged recipe for each unit of a store."""
+FIXED_KEYS = (
+    "train.batch_size",
+    "train.seg_len",
+    "train.seg_len_jitter",
+    "train.mem_len",
+    "train.reread_len",
+    "train.roll_lanes",
+    "train.optimizer",
+    "train.momentum",
+    "train.average",
+    "train.seed",
+    "train.valid_seg_len",  # validation losses at other values are not comparable
+    "train.valid_tokens",
+)
+"""Settings that a resumed run keeps, with those of text and model: weights, memory and position depend on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A training run that the user asks for, with its settings resolved."""
+
+    recipe_name: str
+    run_name: str
+    """Name of a new run; -2, -3 and so on follow it where it is taken."""
+    settings: Settings
+    options: TrainOptions
+    resumed: Run | None = None
+    """The run to resume, as it was stopped; None for a new run."""
+
+    def directories(self, runs_dir: Path) -> Iterator[Path]:
+        """Yield directories for a new run: the one that is asked for, or each free one with the name of the recipe."""
+        if self.options.name is None and not self.options.force:
+            yield from run_directory.free_directories(runs_dir, self.run_name)
+        directory = runs_dir / self.run_name
+        run_directory.check_free(directory, force=self.options.force)
+        yield directory
+
+    def with_seeds(self, count: int, runs_dir: Path) -> list["Request"]:
+        """Return one run per seed, from the seed of the settings on; the name of each must be free."""
+        if count == 1:
+            return [self]
+        train = self.settings.train
+        requests = []
+        for seed in range(train.seed, train.seed + count):
+            name = f"{self.run_name}-seed{seed}"
+            run_directory.check_free(runs_dir / name, force=self.options.force)
+            settings = replace(self.settings, train=replace(train, seed=seed))
+            options = replace(self.options, name=name)
+            requests.append(replace(self, run_name=name, settings=settings, options=options))
+        return requests
+
+
+def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, restarts: int = 0) -> Request:
+    """Resolve a recipe, or the name of a token store; without one, the run that `resume` or `begin_from` names.
+
+    A run with these settings can be trained here up to the last step. After `restarts` of its processes, a run that
+    has begun is resumed.
+    """
+    if source is not None and options.resume is not None:
+        raise UsageError("`resume` continues a run with its own recipe; leave out the recipe")
+    unit = None if source is None else _unit_of_store(source, workspace.data_dir)
+    if unit is not None:
+        request = _of_store(str(source), unit, options, workspace)
+    elif source is not None:
+        request = _of_recipe(source, options)
+    else:
+        request = _of_run(options, workspace.runs_dir)
+    trackers.check_packages(request.settings.log)
+    options.check_steps(request.settings.train.max_steps)
+    if restarts:
+        workspace.reporter.say(f"a process was lost; all processes were started again (restart {restarts})")
+        begun = _begun(request, workspace.runs_dir)
+        if begun is not None:
+            resume = TrainOptions(resume=str(begun.directory), max_steps=options.max_steps)
+            return _of_run(resume, workspace.runs_dir)
+    return request
+
+
+def _of_store(store: str, unit: str, options: TrainOptions, workspace: Workspace) -> Request:
+    """Resolve the name of a token store: the small recipe of its unit, or the settings of a run, on this text."""
+    begins_from = options.begin_from
+    settings_of = f"with the settings of {begins_from}" if begins_from else f'the recipe "{RECIPES[unit]}"'
+    workspace.reporter.say(f"{store} is a token store (unit {unit}): training {settings_of} on it")
+    on_store = replace(options, overrides=(f"corpus.store={store}", *options.overrides))
+    request = _of_run(on_store, workspace.runs_dir) if begins_from else _of_recipe(RECIPES[unit], on_store)
+    return replace(request, run_name=options.name or store)
+
+
+def _of_recipe(source: str, options: TrainOptions) -> Request:
+    """Resolve a recipe: a file, or the name of a packaged one."""
+    name, text = recipe.read_text(source)
+    settings = recipe.resolve_text(text, source, options.changes)
+    return Request(recipe_name=name, run_name=options.name or name, settings=settings, options=options)
+
+
+def _of_run(options: TrainOptions, runs_dir: Path) -> Request:
+    """Resolve the settings of the run to resume, or of the run whose weights a new one begins with."""
+    run_name = options.resume or options.begin_from
+    if run_name is None:
+        raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume` or `begin_from`")
+    run = run_directory.find(run_name, runs_dir)
+    if options.resume and run.weights is not None:
+        instead = f"resume {run.directory}, or begin another run with `begin_from` {run.weights}"
+        raise UsageError(f"`resume` {run.weights}: only the last checkpoint of a run can be resumed; {instead}")
+    before = recipe.to_table(run.settings)
+    settings = recipe.resolve(before, str(run.directory), options.changes)
+    if options.resume:
+        for key in recipe.differences([before, recipe.to_table(settings)]):
+            if key in FIXED_KEYS or key.startswith(("corpus.", "model.")):
+                raise RecipeError(f"`overrides` {key}: a resumed run keeps its {key}; start a new run instead")
+    elif settings.train.max_steps == 1:  # as an import without a recipe says
+        raise RecipeError(
+            f"{run.directory} does not tell how to train; name a recipe with the same model, or add `overrides` "
+            "train.max_steps=N, and others such as train.batch_size"
+        )
+    return Request(
+        recipe_name=run.recipe_name,
+        run_name=options.name or run.recipe_name,
+        settings=settings,
+        options=options,
+        resumed=run if options.resume else None,
+    )
+
+
+def _unit_of_store(source: str, data_dir: Path) -> str | None:
+    """Return the unit of the token store of that name; None for a recipe."""
+    from txlcli.data.token_store import TokenStore, stores_in
+
+    packaged = recipe.packaged_names()
+    if Path(source).is_file() or source.removesuffix(".toml") in packaged:
+        return None
+    store = data_dir / f"{source}.h5"
+    if store.is_file():
+        return TokenStore.open(store).unit
+    if Path(source).stem == source:  # neither a path nor a file's name
+        stores = [path.stem for path in stores_in(data_dir)]
+        listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {listed(stores[:MAX_LISTED])}"
+        raise UnknownNameError("recipe or store", source, [*stores, *packaged], listing=listing)
+    return None
+
+
+def _begun(request: Request, runs_dir: Path) -> Run | None:
+    """Return the run of a request if it has begun and saved a checkpoint."""
+    name = request.options.name
+    if name is None or not run_directory.is_run(name, runs_dir):
+        return None
+    run = run_directory.find(name, runs_dir)
+    has_checkpoint = (run.directory / run_directory.LAST).exists()
+    return run if has_checkpoint and run.settings == request.settings else None
