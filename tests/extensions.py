@@ -14,17 +14,14 @@ from torch import nn
 from txlcli.config import traits
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.traits import EncodingTraits
-from txlcli.core.architectures import register_architecture
+from txlcli.core.architectures.operations import LayerProducts, MatrixProducts
+from txlcli.core.architectures.registry import ARCHITECTURES, register_architecture
+from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.backend import ScoreTerms
-from txlcli.core.measures import cost
-from txlcli.core.measures.cost import LayerProducts
 from txlcli.core.model import encodings
-from txlcli.core.model import registry as models
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, register_encoding
 from txlcli.core.model.layer import update_memory
-from txlcli.core.reading import registry as readers
-from txlcli.core.reading.reader import StateReader
 from txlcli.core.training import optimizer
 
 
@@ -171,10 +168,10 @@ def registered_watched():
 
 
 @contextlib.contextmanager
-def registered_architecture(name, *, settings, model, products=cost.TransformerProducts, reader=StateReader):
+def registered_architecture(name, *, settings, model, products=TransformerProducts, reader="states"):
     """Register an architecture inside this block."""
-    with _restored(MODELS, models.ARCHITECTURES, readers.READERS, cost.ARCHITECTURES):
-        register_architecture(name, settings=settings, model=model, products=products, make_reader=reader)
+    with _restored(MODELS, ARCHITECTURES):
+        register_architecture(name, settings=settings, model=model, products=products, reader=reader)
         yield
 
 
@@ -185,7 +182,7 @@ def registered_gru():
 
 def registered_pairs():
     """Register PairsModel, without attention and without a recurrent state, as "pairs" inside a block."""
-    return registered_architecture("pairs", settings=ModelSettings, model=PairsModel, products=LayerProducts)
+    return registered_architecture("pairs", settings=ModelSettings, model=PairsModel, products=MatrixProducts)
 
 
 @contextlib.contextmanager

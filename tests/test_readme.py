@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.docs.pages import blocks, txl_lines
 from txlcli.cli import app
 from txlcli.config import recipe
-from txlcli.core.model.registry import make_model
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.data.vocabulary import Vocab

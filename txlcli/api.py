@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from txlcli.config import recipe as recipes
 from txlcli.config.ranges import PositiveInt, checked
 from txlcli.config.settings import Precision, Settings
-from txlcli.core.model import registry
+from txlcli.core.architectures import registry
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader

@@ -55,7 +55,7 @@ def test_every_row_has_a_target_and_the_sizes_of_its_recipe(benchmark):
     from tests.benchmarks.contestants import our_settings
     from tests.benchmarks.rows import ROWS, quick
     from txlcli.config import recipe
-    from txlcli.core.model.registry import count_parameters
+    from txlcli.core.architectures.registry import count_parameters
 
     for name, row in ROWS.items():
         published = recipe.load("wt103" if "wt103" in name else "enwik8").published

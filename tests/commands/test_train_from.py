@@ -10,7 +10,7 @@ from tests.commands.novel import WORDS, card, done, json_of, refusal, store
 from tests.core.builders import model_settings
 from tests.core.training.test_loop import assert_equal
 from txlcli.config import recipe
-from txlcli.core.model.registry import make_model
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.runs import run_directory

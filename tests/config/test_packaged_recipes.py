@@ -9,8 +9,8 @@ import pytest
 
 from txlcli import corpora
 from txlcli.config import recipe
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.measures.forecast import parameters_by_part
-from txlcli.core.model.registry import count_parameters
 from txlcli.core.training.schedule import scheduled_lr
 
 # The sources of each table: the paper, its released scripts, and the publications that the headers name. A key of the

@@ -9,8 +9,7 @@ import torch
 
 from txlcli.config.model_settings import MODELS
 from txlcli.config.settings import EvalSettings
-from txlcli.core.model.registry import make_model
-from txlcli.core.model.rnn import RecurrentModel
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.scoring import Stream
 
@@ -56,7 +55,7 @@ def rnn_settings(arch, **changed):
 
 def small_rnn(arch, *, vocab_size=V, seed=1, std=0.5, dtype=torch.float64, **changed):
     """A model in evaluation mode, each of its weights large enough to matter."""
-    model = RecurrentModel(rnn_settings(arch, **changed), vocab_size)
+    model = make_model(rnn_settings(arch, **changed), vocab_size)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import arg_tree_leaves
 
 from txlcli.config import recipe
-from txlcli.core.model.registry import make_model
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments

@@ -7,7 +7,7 @@ import torch
 
 from tests.core.builders import model_settings
 from txlcli.config import recipe
-from txlcli.core.model.registry import count_parameters
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped

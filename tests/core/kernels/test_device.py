@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from txlcli.config import recipe
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.device import (
     MEMINFO,
     autocast,
@@ -17,7 +18,6 @@ from txlcli.core.kernels.device import (
     threads,
     useful_threads,
 )
-from txlcli.core.model.registry import make_model
 from txlcli.errors import UsageError
 from txlcli.system.memory import is_out_of_memory
 

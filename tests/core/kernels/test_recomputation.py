@@ -8,9 +8,9 @@ from tests.core.builders import draw_tokens
 from tests.core.device_cases import CASES, load
 from tests.core.training.test_loop import assert_equal
 from tests.samples import sampled
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.losses import Objective
-from txlcli.core.model.registry import make_model
 
 
 def step(case, recompute, precision):

@@ -9,8 +9,8 @@ import torch
 
 from txlcli.config.model_settings import MODELS
 from txlcli.config.settings import EvalSettings
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.measures.compression import Decoder, Encoder, Predictor, code_text
-from txlcli.core.model.registry import make_model
 from txlcli.core.reading.scoring import Lanes, Stream, score
 
 VOCAB, COUNT = 37, 503

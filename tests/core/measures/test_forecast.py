@@ -9,10 +9,10 @@ import torch
 from tests.core.builders import V, model_settings, rnn_settings
 from tests.samples import sampled
 from txlcli.config.settings import TrainSettings
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.private import onednn_has_bf16, tensors_without_data
 from txlcli.core.measures.forecast import logit_bytes, parameters_by_part, step_bytes
 from txlcli.core.model.losses import Objective
-from txlcli.core.model.registry import make_model
 
 B, L, M = 3, 5, 7
 

@@ -12,8 +12,8 @@ from tests.core import oracle
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import TrainSettings
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.model.losses import Objective
-from txlcli.core.model.registry import count_parameters
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 

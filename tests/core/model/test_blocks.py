@@ -10,10 +10,10 @@ from tests.core import tape
 from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.core.oracle import assert_equals_oracle
 from tests.samples import sampled
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.attention import HeadNorm
 from txlcli.core.model.layer import HiddenMemory
-from txlcli.core.model.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
 
 B, L, M = 2, 5, 7

@@ -12,11 +12,11 @@ from tests.core.builders import POSITIONS, V, cut, decoded, draw_tokens, make_de
 from tests.extensions import registered_slopes
 from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODINGS
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model import encodings
 from txlcli.core.model.encodings import T5Encoding, alibi_slopes
 from txlcli.core.model.losses import Objective
-from txlcli.core.model.registry import count_parameters
 
 B, L, M = 2, 5, 7
 D, H = 11, 3

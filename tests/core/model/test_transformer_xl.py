@@ -10,7 +10,7 @@ from tests import reference
 from tests.core import oracle
 from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
 from tests.core.oracle import assert_equals_oracle
-from txlcli.core.model.registry import count_parameters
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
 
 B, L, M = 2, 5, 7

@@ -9,7 +9,8 @@ from tests.core import oracle, tape
 from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
-from txlcli.core.reading.scoring import attention_span, keys_seen
+from txlcli.core.architectures.transformer import keys_seen
+from txlcli.core.reading.scoring import attention_span
 
 B, L, M, W, T = 2, 5, 7, 4, 23
 ENCODINGS = {

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from txlcli.core.model.registry import count_parameters
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS

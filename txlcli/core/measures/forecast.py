@@ -13,23 +13,21 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
+from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
+from txlcli.core.architectures.registry import make_model, parameter_shapes, products_of
 from txlcli.core.kernels.device import DTYPES, as_on_gpu, autocast, unlimited_memory
 from txlcli.core.kernels.normalizer import BlockSize
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.losses import Objective, counted_positions
-from txlcli.core.model.registry import make_model, parameter_shapes
 from txlcli.core.model.softmax import AdaptiveSoftmax
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.optimizer import OPTIMIZERS
 
 CPU = torch.device("cpu")
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
-LSTM_NUMBERS = 6
-"""Numbers that oneDNN's LSTM keeps for the backward pass for each token and unit: four gates, cell, output."""
 ONE_BLOCK = BlockSize(cpu_tokens=1 << 60, cpu_bytes=1 << 62)
 """All logits at once: the same bytes are saved, by fewer operations."""
 PARTS = {
@@ -213,11 +211,11 @@ class _Step:
         return train.batch_size * _memory_bytes(model, train.mem_len, itemsize) + keys
 
     def _kernel_bytes(self) -> int:
-        """Return the bytes that an LSTM's kernel keeps without telling autograd."""
-        if self.on_gpu or not (isinstance(self.model, RnnSettings) and self.model.arch == "lstm"):
+        """Return the bytes that a CPU's kernels keep without telling autograd."""
+        if self.on_gpu:
             return 0
-        units = self.train.batch_size * self.train.longest_segment * sum(self.model.widths)
-        return LSTM_NUMBERS * DTYPES[self.train.precision].itemsize * units
+        tokens = self.train.batch_size * self.train.longest_segment
+        return tokens * products_of(self.model).kernel_numbers() * DTYPES[self.train.precision].itemsize
 
 
 @lru_cache(maxsize=1024)

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from txlcli.config.settings import EvalSettings
+from txlcli.core.architectures.registry import ARCHITECTURES
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader, StateReader
 
-READERS: dict[str, type[Reader]] = {"transformer": Decoder}
-"""Class of the reader of a model, for values of `model.arch` whose memory is not what `forward` returns."""
+READERS: dict[str, type[Reader]] = {"states": StateReader, "keys": Decoder}
+"""Class of the reader for each word by which an architecture says how its text is read."""
 
 
 def make_reader(
@@ -29,4 +30,7 @@ def make_reader(
         mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
         settings = replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)
         tokens = tokens or settings.batch_size * length
-    return READERS.get(model.settings.arch, StateReader)(model, settings, by_tokens=by_tokens, tokens=tokens)
+    how = ARCHITECTURES[model.settings.arch].reader
+    make = READERS[how] if isinstance(how, str) else how
+    reader: Reader = make(model, settings, by_tokens=by_tokens, tokens=tokens)
+    return reader

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, send
 from txlcli.core.model.base import LanguageModel
@@ -85,23 +84,13 @@ def attention_span(model: LanguageModel, settings: EvalSettings, count: int | No
 
     In a text of T tokens, no query sees more than its lane, which may be short.
     """
-    limit, before = settings.key_limit, _memory_keys(model.settings, settings)
-    fewest, most = (before + 1, before + settings.seg_len) if limit is None else (limit, limit)
+    before = model.settings.memory_keys(settings.mem_len, settings.compressed_len)
+    fewest = settings.key_limit or before + 1
+    most = settings.key_limit or before + settings.seg_len
     longest = model.settings.attention_window or most
     if count is not None and not model.memory_starts_full:
         longest = min(longest, Lanes.of(count, settings).length)
     return min(fewest, longest), min(most, longest)
-
-
-def keys_seen(model: ModelSettings, settings: EvalSettings) -> float:
-    """Return the mean number of keys that a query sees once the memory is full."""
-    if (limit := settings.key_limit) is not None:
-        return min(limit, model.attention_window or limit)
-    return model.mean_keys(seg_len=settings.seg_len, mem_len=_memory_keys(model, settings))
-
-
-def _memory_keys(model: ModelSettings, settings: EvalSettings) -> int:
-    return model.memory_keys(settings.mem_len, settings.compressed_len)
 
 
 def score(

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.registry import make_model
 from txlcli.core.training.distributed import World
 from txlcli.errors import RunError, TrainingError
 from txlcli.system import checkpoint_header

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
+from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.kernels.device import check_free_memory, send
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average

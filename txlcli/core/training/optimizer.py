@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from txlcli.config import traits
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
+from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.private import foreach, tensors_without_data, without_capture_warning
-from txlcli.core.model.registry import make_model
 from txlcli.errors import RecipeError, shortened
 
 MUON_MOMENTUM = 0.95

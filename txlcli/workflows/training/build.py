@@ -10,9 +10,9 @@ import torch
 from txlcli import __version__, corpora
 from txlcli.config import recipe
 from txlcli.config.settings import Settings, TrainSettings
+from txlcli.core.architectures import registry
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, pick_device
-from txlcli.core.model import registry
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training import checkpoint, distributed

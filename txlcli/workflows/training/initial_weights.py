@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from txlcli.config import recipe
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
+from txlcli.core.architectures.registry import parameter_shapes
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import parameter_shapes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import RmtSettings
+from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.architectures.registry import register_architecture
+from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.layer import HiddenMemory, rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
@@ -84,3 +87,28 @@ class RecurrentMemoryTransformer(TransformerXL):
         hidden = torch.cat([state, embedded, state], dim=1)
         hidden = last_output(self.run_layers(hidden, nothing, terms, positions))
         return self._final(hidden[:, count : rows - count]), self.final_norm(hidden[:, rows - count :])
+
+
+class RmtProducts(TransformerProducts):
+    """Layers of a Transformer that read memory tokens with each segment."""
+
+    model: RmtSettings
+
+    @property
+    def _rows_per_token(self) -> float:
+        return self.model.rows / self.model.segment_len
+
+    def decoding(self, settings: EvalSettings) -> float:
+        # Of a whole segment, with its share of the memory tokens.
+        return self._rows_per_token * super().decoding(settings)
+
+    def window(self, settings: EvalSettings) -> float:
+        return settings.seg_len * self.decoding(settings)
+
+    def training(self, train: TrainSettings) -> float:
+        return super().training(train) * self.model.rows / self.model.segment_len
+
+
+register_architecture(
+    "rmt", settings=RmtSettings, model=RecurrentMemoryTransformer, products=RmtProducts, reader="states"
+)

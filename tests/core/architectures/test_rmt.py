@@ -9,7 +9,7 @@ from tests.core import oracle
 from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
-from txlcli.core.model.registry import count_parameters
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.reading.registry import make_reader
 
 B, L, T = 2, 5, 23

@@ -9,9 +9,9 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.architectures import register_architecture
+from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.measures.cost import evaluation_flops_per_token
 from txlcli.core.measures.forecast import parameters_by_part, step_bytes
-from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.registry import make_reader
@@ -30,7 +30,7 @@ def gru():
 def test_a_name_of_an_architecture_is_registered_once():
     for name in ("gru", "transformer"):
         with pytest.raises(ValueError, match=f'"{name}" is registered already'):
-            register_architecture(name, settings=GruSettings, model=GruModel, products=GruProducts)
+            register_architecture(name, settings=GruSettings, model=GruModel, products=GruProducts, reader="states")
 
 
 def test_recipes_accept_its_name_and_its_own_keys():
@@ -65,7 +65,7 @@ def test_its_reader_equals_the_model():
 
 
 def test_a_model_that_derives_from_transformer_xl_is_not_taken_for_it():
-    with registered_architecture("derived", settings=TransformerSettings, model=TransformerXL, reader=Decoder):
+    with registered_architecture("derived", settings=TransformerSettings, model=TransformerXL, reader="keys"):
         model = make_model(model_settings(arch="derived"), V)
         assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=0)), Decoder)
         assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=L)), Decoder)

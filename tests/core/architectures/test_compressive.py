@@ -9,9 +9,9 @@ from tests.core import oracle
 from tests.core.builders import V, cut, decoded, draw_tokens, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
+from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.losses import Objective
-from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 

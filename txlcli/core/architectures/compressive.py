@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import CompressiveSettings
+from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.architectures.registry import register_architecture
+from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.attention import split_heads
 from txlcli.core.model.base import Memory
@@ -184,3 +187,44 @@ class CompressiveTransformer(TransformerXL):
             positions.append(update_memory(past.positions, output.kept, mem_len=length if goal.mem_len else 0))
             slots.append(update_memory(past.slots, made, mem_len=past.compressed_len))
         return positions + slots
+
+
+class CompressiveProducts(TransformerProducts):
+    """Layers of a Transformer-XL that compress what leaves their memory, one position for each one that is read."""
+
+    model: CompressiveSettings
+
+    @property
+    def matrices_per_layer(self) -> int:
+        return (self.matrices() - self.matrices(".compression.")) // self.model.n_layers
+
+    @property
+    def _compression(self) -> int:
+        """Products that compress one position."""
+        return self.matrices(".compression.") // (self.model.n_layers * self.model.compression_rate)
+
+    def decoding(self, settings: EvalSettings) -> float:
+        # A token has its share of a slot, which is made, and projected to keys and values.
+        slot = 2 * self.projection / self.model.compression_rate
+        return super().decoding(settings) + self.model.n_layers * (self._compression + slot)
+
+    def training(self, train: TrainSettings) -> float:
+        # For the reconstruction loss, L queries attend to the L positions that leave, without gradient, and to the
+        # slots in their place, which have one; so have their keys and values and the weights of the convolution.
+        layers = super().training(train)
+        if not (train.mem_len and self._compression):
+            return layers
+        rate = self.model.compression_rate
+        # Query, key, value; and those of the slots, there and back.
+        projections = 3 * self.projection + 2 * 2 * self.projection / rate
+        attention = (2 + 5 / rate) * train.seg_len * self.width
+        return layers + self.model.n_layers * (2 * self._compression + projections + attention)
+
+
+register_architecture(
+    "compressive",
+    settings=CompressiveSettings,
+    model=CompressiveTransformer,
+    products=CompressiveProducts,
+    reader="states",
+)

@@ -10,8 +10,10 @@ from tests.core.oracle import bands_of, numbers_of
 from tests.core.training.test_loop import new_training, run
 from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
-from txlcli.core.model.registry import count_parameters, make_model
-from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel
+from txlcli.core.architectures.lstm import Lstm
+from txlcli.core.architectures.qrnn import Qrnn
+from txlcli.core.architectures.recurrent import RecurrentModel
+from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.reading.reader import StateReader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
@@ -54,7 +56,7 @@ def qrnn_weights(layer):
 
 @pytest.mark.parametrize("length", [1, L])
 def test_an_lstm_layer_equals_the_loop_of_its_definition(length):
-    layer = Lstm(inputs=D, width=W, window=1).double()
+    layer = Lstm(inputs=D, width=W).double()
     inputs, hidden, cell = draw(B, length, D), draw(B, W, seed=2), draw(B, W, seed=3)
     read, (last, last_cell) = layer(inputs, (hidden, cell))
     for lane in range(B):

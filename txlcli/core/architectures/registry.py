@@ -1,0 +1,98 @@
+"""The table of architectures: how a model is built from its settings, counted and read."""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from txlcli.config.model_settings import MODELS, ModelSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.core.architectures.operations import LayerProducts
+from txlcli.core.model.base import LanguageModel
+
+
+class MakeReader(Protocol):
+    """Makes a reader of text, such as a subclass of `core.reading.reader.Reader`."""
+
+    def __call__(self, model: LanguageModel, settings: EvalSettings, *, by_tokens: bool, tokens: int) -> Any:
+        """Return a reader; see `core.reading.reader.Reader`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What txl knows of an architecture."""
+
+    model: type[LanguageModel]
+    """Made from its settings and the vocabulary size."""
+    products: type[LayerProducts]
+    """Formulas of its operations."""
+    reader: Literal["states", "keys"] | MakeReader
+    """How its text is read; see `register_architecture`."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {}
+"""The architecture of each value of `model.arch`."""
+
+
+def register_architecture(
+    name: str,
+    *,
+    settings: type[ModelSettings],
+    model: type[LanguageModel],
+    products: type[LayerProducts],
+    reader: Literal["states", "keys"] | MakeReader,
+) -> None:
+    """Add an architecture, so that recipes accept `model.arch` = name and all commands use its model.
+
+    Args:
+        name: value of `model.arch`.
+        settings: class of the [model] section.
+        model: made from these settings and the vocabulary size.
+        products: formulas of its operations, for `--dry-run` and `txl speed`. `MatrixProducts` counts one product for
+            each number in the matrices of `layers`, and `transformer.TransformerProducts` attention, too.
+        reader: "states" carries the memory that the model returns, and works with every model. "keys" keeps the
+            projected keys and values of the last M positions; it is for subclasses of TransformerXL that have its
+            memory. Or a class of readers.
+
+    Raises:
+        ValueError: the name is taken, or an operation has no formula.
+    """
+    if name in ARCHITECTURES:
+        raise ValueError(f'the architecture "{name}" is registered already')
+    if inspect.isabstract(products):
+        missing = ", ".join(sorted(products.__abstractmethods__))
+        raise ValueError(
+            f'the architecture "{name}" does not count its operations: {products.__name__} has no {missing}; use '
+            "MatrixProducts if each token is multiplied once by each matrix of the layers and by nothing else"
+        )
+    ARCHITECTURES[name] = Architecture(model=model, products=products, reader=reader)
+    MODELS[name] = settings
+
+
+def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
+    """Return a model with fresh weights."""
+    return ARCHITECTURES[settings.arch].model(settings, vocab_size)
+
+
+def products_of(settings: ModelSettings) -> LayerProducts:
+    """Return the formulas of the operations of a model's layers."""
+    return ARCHITECTURES[settings.arch].products(settings, parameter_shapes(settings))
+
+
+@functools.lru_cache(maxsize=8)
+def parameter_shapes(settings: ModelSettings, vocab_size: int | None = None) -> Mapping[str, torch.Size]:
+    """Return the shapes of a model's parameters by name; nothing is allocated.
+
+    By default, the vocabulary has one symbol in its last band.
+    """
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size or max(settings.cutoffs, default=0) + 1)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def count_parameters(settings: ModelSettings, vocab_size: int) -> int:
+    """Count the parameters of a model."""
+    return sum(shape.numel() for shape in parameter_shapes(settings, vocab_size).values())
