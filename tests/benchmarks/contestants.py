@@ -21,8 +21,8 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.exchange.conversion import Layout
-from txlcli.exchange.huggingface import keys_of
+from txlcli.workflows.exchange.conversion import Layout
+from txlcli.workflows.exchange.huggingface import keys_of
 
 CLIP, LR = 0.25, 2.5e-4
 SEGMENTS = 256  # of the text that our steps read: more than steps, since an epoch begins without memory

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tests.commands.novel import RECIPE, Saved, card, cells, done, json_of, on_a_full_disk, refusal
 from tests.core.builders import V
 from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
-from tests.exchange.hostile import HOSTILE, MARKER
 from tests.faults.sample import FOREIGN
+from tests.workflows.exchange.hostile import HOSTILE, MARKER
 
 ADAPTIVE = ["model.cutoffs=[5,11]", "model.div_val=2", "model.d_embed=16", "model.tie_biases=false"]
 EVALUATION = ["--batch-size", 3]  # the only evaluation setting that is not in Hugging Face's configuration

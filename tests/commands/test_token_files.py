@@ -12,7 +12,7 @@ from tests.docs.pages import DOCS, blocks, pages
 from tests.samples import sampled
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import ExportError
-from txlcli.exchange import token_files
+from txlcli.workflows.exchange import token_files
 
 NO_TEXT = (
     "the vocabulary is 17 ids of a token file, whose text is not known; prepare the file with --vocab FILE to give it "

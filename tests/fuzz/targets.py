@@ -15,16 +15,16 @@ import numpy as np
 from safetensors.numpy import save
 
 from tests.cards import read_card
-from tests.exchange.hostile import MARKER
 from tests.faults.sample import state_of
+from tests.workflows.exchange.hostile import MARKER
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.data import compressed_file
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import TxlError
-from txlcli.exchange import huggingface, token_files, vocabularies, weights
 from txlcli.runs import history, run_directory
 from txlcli.system.checkpoint_header import write_header
+from txlcli.workflows.exchange import huggingface, token_files, vocabularies, weights
 
 MAX_BYTES = 1 << 16
 """Longest input; every format is complete in less."""

@@ -25,7 +25,7 @@ import txlcli
 from tests.commands.novel import done, json_of, prepare_and_train, text_of, train
 from txlcli.errors import RunError, UnknownNameError, UsageError, VocabularyError
 from txlcli.lm_eval import register
-from txlcli.workflows.exchange.harness import HarnessModel
+from txlcli.lm_eval.model import HarnessModel
 
 TEXTS = [text_of("test"), text_of("valid"), "the fox jumps over the lazy dogs\n"]
 TASK = """

@@ -21,9 +21,9 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.exchange.conversion import Layout
-from txlcli.exchange.huggingface import keys_of
 from txlcli.runs import loading
+from txlcli.workflows.exchange.conversion import Layout
+from txlcli.workflows.exchange.huggingface import keys_of
 
 B, L = 3, 5
 KINDS = {

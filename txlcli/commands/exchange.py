@@ -81,10 +81,11 @@ def export(
         return
     from txlcli.data.token_store import TokenStore
     from txlcli.workflows.exchange import export_store
+    from txlcli.workflows.preparation.preparing import prepare_again
 
     if is_run and not path.exists():
         raise UsageError(f"{name} is a run; export its token store, or leave out --format {options.format}")
-    result = export_store.run(TokenStore.open(path), directory, options, workspace.reporter)
+    result = export_store.run(TokenStore.open(path), directory, options, workspace.reporter, prepare_again)
     console.show_result(result, _show_store, json=json)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import ExportError, VocabularyError
-from txlcli.exchange import vocabularies
-from txlcli.exchange.token_files import VOCABULARY
 from txlcli.system.atomic_files import errors_of_writing, sync_file
 from txlcli.system.locks import exclusive, temporary_directory
+from txlcli.workflows.exchange import vocabularies
+from txlcli.workflows.exchange.token_files import VOCABULARY
 
 DRAFT = ".txl-export-"
 """Beginning of the names of drafts, which are next to the directory."""

@@ -19,12 +19,11 @@ from txlcli.core.model.base import Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError
-from txlcli.exchange import huggingface
-from txlcli.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import replacing
-from txlcli.workflows.exchange import export_directory
+from txlcli.workflows.exchange import export_directory, huggingface
+from txlcli.workflows.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.workflows.exchange.options import ExportOptions
 
 CONFIG, WEIGHTS, WORDS = "config.json", "model.safetensors", "vocab.txt"
@@ -115,7 +114,7 @@ def _write_program(opened: OpenRun, draft: Path) -> None:
     with torch.no_grad():
         program = torch.export.export(Program(model, settings).eval(), inputs, dynamic_shapes=shapes, strict=False)
     torch.export.save(program, draft / PROGRAM)
-    shutil.copyfile(str(files("txlcli.exchange") / "standalone.py"), draft / LOADER)
+    shutil.copyfile(str(files("txlcli.workflows.exchange") / "standalone.py"), draft / LOADER)
 
 
 def _write(opened: OpenRun, draft: Path) -> None:

@@ -1,5 +1,6 @@
 """Writes a token store as token files of another system, or its text as Parquet files."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,13 +12,9 @@ from txlcli.corpora.corpus import SPLITS
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
-from txlcli.exchange import token_files
-from txlcli.exchange.token_files import BLOCK, TYPES
-from txlcli.workflows.exchange import export_directory
+from txlcli.workflows.exchange import export_directory, token_files
 from txlcli.workflows.exchange.options import ExportOptions
-from txlcli.workflows.preparation.options import PrepareOptions
-from txlcli.workflows.preparation.planning import make_plan
-from txlcli.workflows.preparation.preparing import run_plan
+from txlcli.workflows.exchange.token_files import BLOCK, TYPES
 from txlcli.workflows.reporter import Reporter
 
 
@@ -38,8 +35,14 @@ class ExportedStore:
     notes: tuple[str, ...]
 
 
-def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Reporter) -> ExportedStore:
-    """Write the splits and the vocabulary of a store."""
+Prepare = Callable[[Path, Path, Reporter], TokenStore]
+"""Prepares the text of an exported directory, and stores it in another one."""
+
+
+def run(
+    store: TokenStore, directory: Path, options: ExportOptions, reporter: Reporter, prepare: Prepare
+) -> ExportedStore:
+    """Write the splits and the vocabulary of a store; `prepare` checks that text gives the same ids again."""
     format, is_text = options.format, options.format == "parquet"
     system = TYPES["exports"][format]
     names = {split: system.get(split, split) for split in SPLITS}
@@ -56,7 +59,7 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
                     token_files.write(format, path, ids, store.vocab.size, store.sentence_starts(split))
                 step.advance(count)
         if is_text:
-            _check_text(store, draft, reporter)
+            _check_text(store, draft, prepare, reporter)
 
     files = [name + ending for name in names.values() for ending in system["endings"]]
     return ExportedStore(
@@ -74,18 +77,18 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
 
 
 def _write_text(path: Path, vocab: Vocab, ids: NDArray[Any]) -> None:
-    from txlcli.exchange import parquet_text
+    from txlcli.workflows.exchange import parquet_text
 
     starts = range(0, len(ids), BLOCK)
     parquet_text.write(path, lambda: vocab.decode_blocks(ids[start : start + BLOCK] for start in starts))
 
 
-def _check_text(store: TokenStore, draft: Path, reporter: Reporter) -> None:
+def _check_text(store: TokenStore, draft: Path, prepare: Prepare, reporter: Reporter) -> None:
     """Prepare the text of an export again; it must give the same ids, which it does not if symbols are unknown."""
     reason = "other ids"
     with TemporaryDirectory(prefix=".check-", dir=draft) as directory:
         try:
-            again = run_plan(make_plan(str(draft), PrepareOptions(name="again"), Path(directory)), reporter)
+            again = prepare(draft, Path(directory), reporter)
             if all(again.digest(split) == info.sha256 for split, info in store.splits.items()):
                 return
         except (CorpusInputError, VocabularyError) as error:

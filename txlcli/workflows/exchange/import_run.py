@@ -15,12 +15,12 @@ from txlcli.core.training import checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RecipeError, RunError, UsageError, VocabularyError
-from txlcli.exchange import conversion, huggingface, vocabularies, weights
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import check_regular
+from txlcli.workflows.exchange import conversion, huggingface, vocabularies, weights
 from txlcli.workflows.exchange.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 

@@ -14,15 +14,15 @@ from txlcli.corpora.documents import Documents
 from txlcli.data.token_store import StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
-from txlcli.exchange import token_files, vocabularies
-from txlcli.exchange.token_files import TokenFiles
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
+from txlcli.workflows.exchange import token_files, vocabularies
+from txlcli.workflows.exchange.token_files import TokenFiles
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
-    from txlcli.exchange.containers import TextFile
+    from txlcli.workflows.exchange.containers import TextFile
 
 CHUNK = 2 << 20
 """Bytes of text that are read at once; the other sizes are multiples of it."""
@@ -90,7 +90,7 @@ class Plan:
 def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> Plan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
-    from txlcli.exchange import containers
+    from txlcli.workflows.exchange import containers
 
     own = source if corpus is corpora.OWN_TEXT else None
     exported = _exported_vocabulary(own, options) if own else None

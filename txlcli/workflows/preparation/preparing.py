@@ -101,6 +101,11 @@ def run(
     return PreparedStore(run_plan(plan, reporter))
 
 
+def prepare_again(directory: Path, data_dir: Path, reporter: Reporter) -> TokenStore:
+    """Prepare the text that an export wrote into a directory, and store it in `data_dir`."""
+    return run_plan(make_plan(str(directory), PrepareOptions(name="again"), data_dir), reporter)
+
+
 def clean(data_dir: Path) -> None:
     """Remove what killed preparations left; one that was killed at its end has left a store, and is not repeated."""
     remove_abandoned(data_dir, WORK_DIRECTORY)

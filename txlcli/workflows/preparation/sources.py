@@ -47,7 +47,7 @@ def locate_text(plan: Plan) -> Text:
 
 def _extract_text(plan: Plan, options: ReadOptions) -> Text:
     """Write the text of files into text files of the same names, and find the splits in these."""
-    from txlcli.exchange import containers
+    from txlcli.workflows.exchange import containers
 
     assert plan.source is not None
     source, with_starts, only_utf8 = plan.source, plan.options.documents == "records", plan.tokenizer != "byte"
@@ -142,7 +142,7 @@ def _unpack_or_copy(path: Path, plan: Plan) -> None:
     """Write the text of a published file into the temporary directory."""
     file, work = _published(plan.corpus).get(path.name), plan.work
     if file is not None and file.rows_of:
-        from txlcli.exchange import containers
+        from txlcli.workflows.exchange import containers
 
         with plan.reporter.progress(f"reading {path.name}"):
             for rows in containers.find(path, None, None):

@@ -12,7 +12,7 @@ from txlcli.corpora.locate import list_names, missing_note, text_files
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
 from txlcli.errors import CorpusInputError
-from txlcli.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles, other_type
+from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles, other_type
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.preparation.sources import digest
 from txlcli.workflows.reporter import Step

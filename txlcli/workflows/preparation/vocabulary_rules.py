@@ -9,7 +9,7 @@ from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule, cards
 from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError
-from txlcli.exchange import vocabularies
+from txlcli.workflows.exchange import vocabularies
 from txlcli.workflows.preparation.numbered_text import NumberedText
 from txlcli.workflows.preparation.planning import Plan
 

@@ -6,7 +6,7 @@ from pyarrow import parquet
 
 from txlcli.corpora.corpus import CorpusError
 from txlcli.errors import CorpusInputError
-from txlcli.exchange import containers, parquet_text
+from txlcli.workflows.exchange import containers, parquet_text
 
 ROWS = ["the fox", "", "naïve\n", "語 🦊", "the fox"]
 JOINED = "the fox\n\nnaïve\n語 🦊\nthe fox\n".encode()

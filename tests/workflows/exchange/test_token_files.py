@@ -9,7 +9,7 @@ import pytest
 from txlcli.corpora import signatures
 from txlcli.corpora.corpus import CorpusError
 from txlcli.errors import CorpusInputError
-from txlcli.exchange import token_files
+from txlcli.workflows.exchange import token_files
 
 IDS = [5, 0, 40_000, 7, 7, 12, 65_499]
 

@@ -20,8 +20,8 @@ from tests.core.foreign import (
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError, VocabularyError
-from txlcli.exchange.conversion import SYSTEMS, Layout, missing_setting, to_hugging_face
-from txlcli.exchange.weights import padding_of
+from txlcli.workflows.exchange.conversion import SYSTEMS, Layout, missing_setting, to_hugging_face
+from txlcli.workflows.exchange.weights import padding_of
 
 L, M, T = 5, 7, 13
 NARROW, DIV_4 = {"cutoffs": CUTOFFS, "d_embed": 6}, {"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32}

@@ -6,10 +6,10 @@ from collections import Counter, OrderedDict
 import pytest
 import torch
 
-from tests.exchange.hostile import HOSTILE, MARKER, names
 from tests.samples import sampled
+from tests.workflows.exchange.hostile import HOSTILE, MARKER, names
 from txlcli.errors import RunError, VocabularyError
-from txlcli.exchange import pickles, weights
+from txlcli.workflows.exchange import pickles, weights
 
 FIELDS = {"idx2sym": ["<eos>", "naïve", "語"], "counter": Counter("abb"), "sym2idx": OrderedDict(b=1, a=0), "min": None}
 

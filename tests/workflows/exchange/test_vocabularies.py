@@ -9,7 +9,7 @@ import torch
 
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import VocabularyError
-from txlcli.exchange import vocabularies
+from txlcli.workflows.exchange import vocabularies
 
 WORDS = ["<eos>", "the", "naïve", "語", "<unk>", "fox"]
 VOCAB = Vocab("word", WORDS, boundary=0, unknown=4)

@@ -7,10 +7,10 @@ from typing import Any
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import RunError
-from txlcli.exchange import load_table
-from txlcli.exchange.weights import INDEX
 from txlcli.system.input_files import MAX_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
+from txlcli.workflows.exchange import load_table
+from txlcli.workflows.exchange.weights import INDEX
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

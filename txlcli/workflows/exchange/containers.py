@@ -22,7 +22,7 @@ from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of
 from txlcli.corpora.unpack import DAMAGE, OPENERS, max_bytes, too_large
 from txlcli.errors import CorpusInputError, shortened
-from txlcli.exchange import parquet_text
+from txlcli.workflows.exchange import parquet_text
 
 BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
 DELIMITERS = {"CSV": ",", "TSV": "\t"}

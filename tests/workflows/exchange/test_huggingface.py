@@ -9,7 +9,7 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import RecipeError, RunError
-from txlcli.exchange import huggingface
+from txlcli.workflows.exchange import huggingface
 
 CONFIG = {
     **{"model_type": "transfo-xl", "vocab_size": 19, "cutoffs": [5, 11], "d_model": 14, "d_embed": 28, "n_head": 3},

@@ -23,7 +23,7 @@ MARKER = "marker"
 HOSTILE = {
     "os.system": (Calls(os.system, f"touch {MARKER}"), f"{os.system.__module__}.system"),
     "eval": (Calls(eval, f"open({MARKER!r}, 'w')"), "builtins.eval"),
-    "a_function_of_the_attacker": (Calls(touch, MARKER), "tests.exchange.hostile.touch"),
+    "a_function_of_the_attacker": (Calls(touch, MARKER), "tests.workflows.exchange.hostile.touch"),
     "deep_in_a_dict": (
         {"idx2sym": ["a"], "sym2idx": [{"a": Calls(os.system, f"touch {MARKER}")}]},
         f"{os.system.__module__}.system",

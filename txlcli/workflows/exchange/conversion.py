@@ -19,7 +19,7 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError, shortened
-from txlcli.exchange import load_table
+from txlcli.workflows.exchange import load_table
 
 System = Literal["hugging_face", "pytorch", "tf"]
 Tensors = Mapping[str, Tensor]

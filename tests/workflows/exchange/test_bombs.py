@@ -11,8 +11,8 @@ import torch
 
 from tests.bombs import HUGE, packed_zeros, zip_of
 from txlcli.errors import RunError, VocabularyError
-from txlcli.exchange import vocabularies
-from txlcli.exchange.weights import read
+from txlcli.workflows.exchange import vocabularies
+from txlcli.workflows.exchange.weights import read
 
 MAX_KB = 200_000
 

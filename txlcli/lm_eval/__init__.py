@@ -21,7 +21,7 @@ def register() -> None:
             f'lm-evaluation-harness cannot be imported ({error}); run pip install "lm_eval>=0.4.13" first'
         ) from error
     if NAME not in model_registry:
-        model_registry.register(NAME, target="txlcli.workflows.exchange.harness:HarnessModel")
+        model_registry.register(NAME, target="txlcli.lm_eval.model:HarnessModel")
 
 
 def main() -> None:
@@ -34,7 +34,3 @@ def main() -> None:
     except TxlError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.exchange.hostile import HOSTILE, MARKER
+from tests.workflows.exchange.hostile import HOSTILE, MARKER
 from txlcli.errors import RunError
-from txlcli.exchange import huggingface, weights
+from txlcli.workflows.exchange import huggingface, weights
 
 TENSORS = {
     "word_emb.emb_layers.0.weight": torch.arange(35.0).view(5, 7),

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from txlcli.errors import RunError, VocabularyError
-from txlcli.exchange.conversion import System
-from txlcli.exchange.pickles import check_unpacked, check_zip
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 from txlcli.system.plain_json import parse_json
+from txlcli.workflows.exchange.conversion import System
+from txlcli.workflows.exchange.pickles import check_unpacked, check_zip
 
 STATE_DICT_HINT = (
     "save its state dict with the released code's folders pytorch and pytorch/utils on PYTHONPATH: "

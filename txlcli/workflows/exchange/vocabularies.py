@@ -4,8 +4,8 @@ from pathlib import Path
 
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import UsageError, VocabularyError
-from txlcli.exchange import pickles
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
+from txlcli.workflows.exchange import pickles
 
 BOUNDARIES = ("<eos>", "<S>")
 UNKNOWNS = ("<unk>", "<UNK>")

@@ -22,7 +22,7 @@ from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import is_companion, splits_in, text_files
 from txlcli.corpora.signatures import format_of
 from txlcli.errors import CorpusInputError, ExportError
-from txlcli.exchange import load_table
+from txlcli.workflows.exchange import load_table
 
 BLOCK = 1 << 20  # ids
 BIN, IDX = ".bin", ".idx"
