@@ -221,6 +221,13 @@ def describe_machine(device):
         properties = torch.cuda.get_device_properties(found)
         names = ("major", "minor", "total_memory", "multi_processor_count")
         facts |= {name: getattr(properties, name) for name in names}
-    releases = {part.metadata["Name"]: part.version for part in metadata.distributions()}
-    facts |= {package: releases.get(package) for package in ("triton", "transformers")}
+    facts |= {package: _release(package) for package in ("triton", "transformers")}
     return {"machine": facts | info.describe(Path(), Path())}
+
+
+def _release(package):
+    """Return the release of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,5 +1,6 @@
 """Checks of code on the fake device, by group: each returns a result for JSON, or fails."""
 
+import contextlib
 import dataclasses
 import itertools
 import tempfile
@@ -20,8 +21,10 @@ from tests.core.device_cases import (
     start,
     that_read_differently,
 )
+from tests.core.fake_cuda import graphs
 from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending
 from tests.core.tape import call_again
+from txlcli.core.kernels.cuda_graph import graphs_of_one_pool
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.recl import context_losses
@@ -30,6 +33,7 @@ from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
+from txlcli.errors import UsageError
 
 
 def updates(case, precision):
@@ -207,6 +211,50 @@ def detected_waits():
     return watch.waits
 
 
+def failed_captures():
+    """Return what is said of functions that fail in a capture; another graph is captured in the pool after each."""
+    capture, reasons = graphs_of_one_pool(), []
+
+    def wait(tensor):
+        tensor.sum().item()
+
+    def wait_and_go_on(tensor):
+        with contextlib.suppress(RuntimeError):
+            tensor.sum().item()
+
+    def fail(tensor):
+        raise RuntimeError("no kernel for this")
+
+    def too_large(tensor):
+        raise torch.OutOfMemoryError
+
+    with pretending():
+        there = torch.zeros(3, device=CUDA)
+        for run in (wait, wait_and_go_on, fail, too_large):
+            try:
+                capture(partial(run, there), CUDA, warm_up=0)
+            except UsageError as error:
+                reasons.append(str(error))
+            except torch.OutOfMemoryError:
+                reasons.append("out of memory")
+            assert graphs.DEVICE.is_clean
+            there.bernoulli_()  # as dropout does
+            capture(there.bernoulli_, CUDA)()
+            assert graphs.DEVICE.is_clean
+    return reasons
+
+
+def captured_updates(case):
+    """Return the notes of a training run whose steps are captured by the program's own graphs."""
+    settings = load(case)
+    with pretending():
+        training = start(settings, build(case, settings, CUDA))
+        for _ in range(5):
+            training.update()
+    assert graphs.DEVICE.is_clean
+    return training.train_step.notes
+
+
 def _each(check, combinations):
     """Return a check for every combination of names."""
     return {" ".join(one): partial(check, *one) for one in combinations}
@@ -235,6 +283,8 @@ GROUPS = {
         "seeds of resumed runs": seeds_of_resumed_runs,
         "generator of a recomputed step": generator_of_a_recomputed_step,
         "noticed": detected_waits,
+        "failed captures": failed_captures,
+        **{f"{case} captured": partial(captured_updates, case) for case in ("relative", "alibi", "lamb")},
         **{f"{case} by graphs": partial(reading_by_graphs, case) for case in ("relative", "sinusoid", "learned")},
     },
     "tokens": {

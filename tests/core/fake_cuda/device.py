@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.core.device_cases import COPIES, OneDevice
-from tests.core.fake_cuda import triton_device
+from tests.core.fake_cuda import graphs, triton_device
 
 CUDA = torch.device("cuda:0")
 
@@ -93,8 +93,12 @@ ctypes.CDLL(None).use_fake_guard()
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # called by autocast and GradScaler
 torch.cuda.get_rng_state, torch.cuda.set_rng_state = GENERATOR.get, GENERATOR.set
 torch.cuda.manual_seed_all = GENERATOR.seed
-torch.cuda.synchronize, torch.cuda.is_current_stream_capturing = lambda *_: None, lambda: False
-torch.cuda.graph_pool_handle = lambda: None
+torch.cuda.synchronize, torch.cuda.empty_cache = lambda *_: None, lambda: None
+torch.cuda.CUDAGraph, torch.cuda.Stream, torch.cuda.stream = graphs.Graph, graphs.Stream, graphs.DEVICE.use
+torch.cuda.current_stream = lambda _: graphs.DEVICE.stream or graphs.DEFAULT_STREAM
+torch.cuda.is_current_stream_capturing = lambda: graphs.DEVICE.capture is not None
+torch.cuda.graph_pool_handle = graphs.DEVICE.new_pool
+torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool = graphs.DEVICE.end_pool, graphs.DEVICE.release_pool
 torch.Generator = _NoGenerator
 FakeTensor.numpy = lambda tensor: np.zeros(tensor.shape, dtype=_numpy_dtype(tensor))
 FakeTensor.tolist = lambda tensor: tensor.cpu().numpy().tolist()
@@ -140,6 +144,8 @@ class Watch(OneDevice):
             pinned = args[0].clone()
             pinned.is_pinned_here = True
             return pinned
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            graphs.DEVICE.sample()
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if self._in_graph and any(leaf.device.type == "cpu" for leaf in tree_leaves(result) if torch.is_tensor(leaf)):
             self.waits[f"{name} on the host"] += 1
@@ -166,6 +172,7 @@ class Watch(OneDevice):
     def _note(self, wait, tensor):
         if tensor.device.type == "cuda":
             self.waits[wait] += 1
+            graphs.DEVICE.wait()
 
 
 ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "_unsafe_view"}

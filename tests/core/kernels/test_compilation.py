@@ -1,13 +1,21 @@
 """Availability of torch.compile and of Triton's kernels."""
 
 import sys
+import warnings
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from txlcli.core.kernels.compilation import check_compiler, compiled, portable_reason, runs_triton, triton_problem
+from txlcli.core.kernels.compilation import (
+    MAX_FAILURES,
+    check_compiler,
+    compiled,
+    portable_reason,
+    runs_triton,
+    triton_problem,
+)
 from txlcli.errors import UsageError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -31,9 +39,34 @@ def test_without_a_compiler_the_error_names_it():
 @pytest.mark.usefixtures("no_compiler")
 def test_a_function_that_cannot_be_compiled_is_called_as_it_is_and_one_warning_says_why():
     function, three = compiled(torch.square), torch.tensor(3.0)
+    for _ in range(MAX_FAILURES - 1):
+        assert function(three) == 9  # without a warning, which would be an error
     with pytest.warns(UserWarning, match="^layers are not compiled, and take longer: .*no-such-compiler"):
         assert function(three) == 9
-    assert function(three) == 9  # without another warning, which would be an error
+    assert function(three) == 9
+
+
+def test_after_a_failure_of_the_compiler_the_next_call_and_the_next_model_try_again():
+    compiles = []
+
+    def cube(tensor):
+        compiles.append(torch.compiler.is_compiling())
+        return tensor**3
+
+    function, two = compiled(cube), torch.tensor(2.0)
+    torch._dynamo.reset()
+    for failures in (1, MAX_FAILURES):
+        without_compiler = {"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}
+        with torch._inductor.config.patch(without_compiler), warnings.catch_warnings(action="ignore"):
+            for _ in range(failures):
+                assert function(two) == 8
+        assert compiles.count(False) == failures
+        check_compiler(CPU, "leave it out")
+        compiles.clear()
+        assert function(two) == 8
+        assert compiles == [True]
+        torch._dynamo.reset()
+        compiles.clear()
 
 
 class Gpu:

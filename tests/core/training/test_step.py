@@ -29,6 +29,7 @@ MODELS = {
     "shaw": {"position": "shaw", "n_positions": 6, "norm": "pre"},
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
+    "alibi": {"position": "alibi"},
     "memory of zeros": {"memory_start": "zeros"},
     "window": {"window": 4},
     "compressive": {"arch": "compressive", "compressed_len": 2, "compression_rate": 5, "dropout": 0.2},
@@ -190,6 +191,7 @@ def test_jittered_segments_are_padded_for_one_graph_and_train_the_same_to_roundi
     [
         ({}, {"attention": "reference"}, 0),
         ({"position": "learned", "n_positions": L, "auxiliary_losses": True}, {"mem_len": 0}, 0),
+        ({"arch": "compressive", "compressed_len": 2, "compression_rate": 3}, {}, 0),
     ],
     ids=str,
 )

@@ -163,6 +163,9 @@ class CompressiveTransformer(TransformerXL):
         slots = memory[len(self.layers)].shape[1]
         return super().memory_is_full(memory, mem_len) and (not mem_len or slots >= self.settings.compressed_len)
 
+    def memory_keeps_length(self, seg_len: int) -> bool:
+        return seg_len % self.settings.compression_rate == 0
+
     def pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[AgingMemory]:
         """See `TransformerXL.pasts`; `compressed_len` is C, by default that of the settings."""
         n_layers, memory = len(self.layers), self._readable(memory)

@@ -3,6 +3,7 @@
 import functools
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from textwrap import shorten
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +16,11 @@ from txlcli.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+MAX_FAILURES = 3
+"""Failures of the compiler after which a model is no longer compiled: a single one may come from a full disk."""
+_failures = Counter[Callable[..., Any]]()
+"""How often the compiler has failed for a function in a row."""
 
 MAX_ITEMSIZE = 4
 """Bytes of the widest dtype of Triton's kernels, which add up in float32."""
@@ -77,9 +83,13 @@ def compiler_problem(device: torch.device) -> str | None:
 
 
 def check_compiler(device: torch.device, instead: str) -> None:
-    """Check that PyTorch can compile for a device; `instead` is the next step without."""
+    """Check that PyTorch can compile for a device; `instead` is the next step without.
+
+    Functions that could not be compiled for an earlier model are compiled again.
+    """
     if problem := compiler_problem(device):
         raise UsageError(f"compile: {problem}, or {instead}")
+    _failures.clear()
 
 
 def compiled(function: Callable[P, R], compiles: bool = True) -> Callable[P, R]:
@@ -92,7 +102,7 @@ def compiled(function: Callable[P, R], compiles: bool = True) -> Callable[P, R]:
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function, at the first call with tensors of other shapes once more.
 
-    If the compiler fails, a warning says why, and the function is called as it is.
+    If the compiler fails, a warning says why, and the function is called as it is, every time after `MAX_FAILURES`.
     The compiler pads no shapes or strides: the model pads rows, and a product copies an operand with gaps between its
     rows. Small kernels that do not depend on each other are joined.
     """
@@ -105,12 +115,16 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     failures = compiler_failures()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal fused
-        try:
-            return fused(*args, **kwargs)
-        except failures as error:
-            warnings.warn(f"layers are not compiled, and take longer: {_reason(error)}", stacklevel=2)
-            fused = function
+        if _failures[function] >= MAX_FAILURES:
             return function(*args, **kwargs)
+        try:
+            result = fused(*args, **kwargs)
+        except failures as error:
+            _failures[function] += 1
+            if _failures[function] == MAX_FAILURES:
+                warnings.warn(f"layers are not compiled, and take longer: {_reason(error)}", stacklevel=2)
+            return function(*args, **kwargs)
+        _failures[function] = 0
+        return result
 
     return call

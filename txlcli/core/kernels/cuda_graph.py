@@ -1,12 +1,14 @@
 """CUDA graphs: kernels that are captured once and launched together, on the same memory each time."""
 
-import functools
+import contextlib
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
 
+from txlcli.core.kernels.private import close_pool
 from txlcli.errors import UsageError
 
 WARM_UP = 2  # calls before a capture, in which libraries initialize themselves
@@ -22,53 +24,17 @@ class CaptureGraph(Protocol):
         """See `capture`."""
 
 
-def capture(
-    run: Callable[[], Result], device: torch.device, *, pool: Any = None, warm_up: int = WARM_UP
-) -> Callable[[], Result]:
+def capture(run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP) -> Callable[[], Result]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
 
-    If CUDA cannot capture the function, raise a UsageError.
+    If CUDA cannot capture the function, raise a UsageError; everything can then go on without a graph.
 
     Args:
         run: launches kernels, and waits for none.
         device: of its tensors.
-        pool: memory that graphs share, of which one is replayed at a time; by default a graph has its own.
         warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
     """
-    cache_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # a graph would read cached casts after autocast has freed them
-    try:
-        graph = torch.cuda.CUDAGraph()
-        side_stream = torch.cuda.Stream(device)
-        side_stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side_stream):
-            for _ in range(warm_up):
-                run()
-        torch.cuda.current_stream(device).wait_stream(side_stream)
-        with torch.cuda.graph(graph, pool=pool, stream=side_stream):
-            out = run()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if isinstance(error.__context__, torch.OutOfMemoryError):  # the end of the capture raised another error
-            raise error.__context__ from None
-        reason = str(error).strip().partition("\n")[0]
-        raise UsageError(
-            f"CUDA cannot capture the kernels of a step as a graph ({reason}): launched one by one, they take longer"
-        ) from error
-    finally:
-        torch.set_autocast_cache_enabled(cache_enabled)
-
-    def replay() -> Result:
-        graph.replay()
-        return out
-
-    return replay
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Return True if kernels are recorded now instead of run."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return _Pool()(run, device, warm_up=warm_up)
 
 
 def graphs_of_one_pool() -> CaptureGraph:
@@ -76,7 +42,103 @@ def graphs_of_one_pool() -> CaptureGraph:
 
     The result of one must be read before another is replayed.
     """
-    return functools.partial(capture, pool=torch.cuda.graph_pool_handle())
+    return _Pool()
+
+
+class _Pool:
+    """Captures graphs that share memory. They can do so only if all are captured on one stream."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        self._graphs = weakref.WeakSet[torch.cuda.CUDAGraph]()
+
+    def __call__(
+        self, run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
+    ) -> Callable[[], Result]:
+        """See `capture`."""
+        cache_enabled = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # a graph would read cached casts after autocast has freed them
+        try:
+            graph, out = self._captured(run, device, warm_up)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UsageError(
+                f"CUDA cannot capture the kernels of a step as a graph ({reason}): "
+                "launched one by one, they take longer"
+            ) from error
+        finally:
+            torch.set_autocast_cache_enabled(cache_enabled)
+
+        def replay() -> Result:
+            graph.replay()
+            return out
+
+        return replay
+
+    def _captured(
+        self, run: Callable[[], Result], device: torch.device, warm_up: int
+    ) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Return a graph of the kernels of `run`, and the tensors that they write."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        outside = torch.cuda.current_stream(device)
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):
+            for _ in range(warm_up):
+                run()
+        outside.wait_stream(self._stream)
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # the graph has memory of its own
+        with torch.cuda.stream(self._stream):
+            return self._record(run, device)
+
+    def _record(self, run: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Capture the kernels of `run` on the current stream. If that fails, the stream runs kernels again."""
+        graph = torch.cuda.CUDAGraph()
+        if self._handle is None or not self._graphs:  # the allocator frees a pool with its last graph
+            self._handle = torch.cuda.graph_pool_handle()
+        try:
+            graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")  # other threads may use CUDA
+            out = run()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # of what failed before
+                _end(graph, self._handle, device)
+            raise
+        _end(graph, self._handle, device)
+        self._graphs.add(graph)
+        return graph, out
+
+
+_failed: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose capture CUDA could not end. The allocator of pinned memory refers to them until the process ends."""
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> None:
+    """End a capture. PyTorch leaves the pool and the random generator in the capture if CUDA finds it invalid."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _failed.append(graph)
+        close_pool(pool, device)
+        _end_capture_of_generator()
+        raise
+
+
+def _end_capture_of_generator() -> None:
+    """Let the random generator of the device sample outside of a capture again: the end of any capture does so."""
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_end()
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return True if kernels are recorded now instead of run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def captured_or_called(capture_graph: CaptureGraph) -> CaptureGraph:

@@ -1,7 +1,8 @@
 """Private names of PyTorch that txl uses, each behind one function; `pyproject.toml` bounds the release for them."""
 
+import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -33,9 +34,15 @@ def softmax_backward(grad: Tensor, probability: Tensor) -> Tensor:
 
 
 def prepare_compiler() -> None:
-    """Let torch.compile compile one function for many shapes, and whole graphs under DistributedDataParallel."""
-    from torch._dynamo import config  # noqa: PLC0415 - takes as long to import as the rest of PyTorch
+    """Let torch.compile compile one function for many shapes, and whole graphs under DistributedDataParallel.
 
+    Each release of PyTorch keeps what it has compiled in a directory of its own.
+    """
+    from torch._dynamo import config  # noqa: PLC0415 - takes as long to import as the rest of PyTorch
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415
+
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{default_cache_dir()}-{torch.__version__}"
     config.optimize_ddp = False
     config.recompile_limit = 64
 
@@ -73,6 +80,14 @@ def swap_parameter(module: torch.nn.Module, name: str, tensor: Tensor) -> None:
 def without_capture_warning(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer that can be captured as a CUDA graph also step without one, and not warn of that."""
     optimizer._warned_capturable_if_run_uncaptured = True
+
+
+def close_pool(pool: tuple[int, int], device: torch.device) -> None:
+    """Let the allocator leave the pool of a capture that failed, if it is still in there."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(number, pool)
+        torch._C._cuda_releasePool(number, pool)
 
 
 def onednn_has_bf16() -> bool:

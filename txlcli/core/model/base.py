@@ -104,6 +104,10 @@ class LanguageModel(nn.Module, ABC):
         """Return True if a memory of length M has the size that it has after a long text."""
         return memory[0].shape[1] >= self.settings.visible_memory(mem_len)
 
+    def memory_keeps_length(self, seg_len: int) -> bool:
+        """Return True if a full memory has the same length after every segment of this length."""
+        return True
+
     def set_attention_backend(self, name: AttentionBackend) -> None:
         """Compute attention with this backend from now on; a model without attention ignores it."""
 

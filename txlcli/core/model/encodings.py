@@ -227,9 +227,16 @@ class RotaryEncoding(Encoding):
 class AlibiEncoding(Encoding):
     """Press et al. (2022): a penalty that grows with the distance, at a fixed slope for each head."""
 
+    def __init__(self, settings: TransformerSettings) -> None:
+        super().__init__(settings)
+        # Not a buffer: a cast of the model would round the slopes, and a model without data has none.
+        self._slopes = torch.tensor(alibi_slopes(settings.n_heads), dtype=torch.float64, device="cpu")
+        self._slopes_on_device = self._slopes
+
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        slopes = torch.tensor(alibi_slopes(self.settings.n_heads), dtype=torch.float64, device=like.device)
-        penalty = -slopes[:, None] * _distances(reach, max_distance, like)
+        if self._slopes_on_device.device != like.device:  # once: a CUDA graph cannot contain this copy
+            self._slopes_on_device = self._slopes.to(like.device)
+        penalty = -self._slopes_on_device[:, None] * _distances(reach, max_distance, like)
         return [ScoreTerms(reach, distance_bias=penalty.to(like.dtype))] * self.settings.n_layers
 
 

@@ -22,7 +22,7 @@ from txlcli.core.kernels.device import (
     set_generator_state,
 )
 from txlcli.core.kernels.private import foreach
-from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.model.base import Memory
 from txlcli.core.model.losses import Objective, counted_positions
 from txlcli.core.training.flat import FlatMatrices
 from txlcli.core.training.optimizer import OPTIMIZERS
@@ -328,7 +328,7 @@ def make_step(
     """
     device = parallel.model.device
     capture_graph = capture_graph or (graphs_of_one_pool() if device.type == "cuda" else None)
-    reason = _eager_reason(parallel.model, parallel.world.size)
+    reason = _eager_reason(parallel)
     if capture_graph is not None and reason is None:
         return CapturedStep(parallel, capture_graph, tail_shares)
     step = EagerStep(parallel)
@@ -337,12 +337,15 @@ def make_step(
     return step
 
 
-def _eager_reason(model: LanguageModel, processes: int) -> str | None:
+def _eager_reason(parallel: DataParallel) -> str | None:
     """Return why a training run cannot capture its steps as CUDA graphs; None if it can."""
-    if processes > 1:
+    model = parallel.model
+    if parallel.world.size > 1:
         return "several processes exchange gradients"
     if model.attention_backend != "auto":
         return "attention is written out" if model.attention_backend else "the model has no layers with attention"
     if getattr(model.settings, "auxiliary_losses", False):
         return "auxiliary losses change from step to step"
+    if not model.memory_keeps_length(parallel.settings.seg_len):
+        return "the memory changes its length from step to step, since compression_rate does not divide seg_len"
     return None
