@@ -86,7 +86,7 @@ class RecurrentMemoryTransformer(TransformerXL):
         nothing = [HiddenMemory(positions=embedded[:, :0].detach())] * len(self.layers)
         hidden = torch.cat([state, embedded, state], dim=1)
         hidden = last_output(self.run_layers(hidden, nothing, terms, positions))
-        return self._final(hidden[:, count : rows - count]), self.final_norm(hidden[:, rows - count :])
+        return self.final_hidden(hidden[:, count : rows - count]), self.final_norm(hidden[:, rows - count :])
 
 
 class RmtProducts(TransformerProducts):

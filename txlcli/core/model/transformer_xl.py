@@ -274,8 +274,10 @@ class TransformerXL(LanguageModel):
             The last hidden states (B, L, d) and the new memory.
         """
         goal = Objective(mem_len=mem_len)
-        outputs, memory = self._read(tokens, self.pasts(memory, mem_len, **lengths), goal, key_limit, max_distance)
-        return self._final(outputs[-1].hidden), memory
+        outputs, memory = self.read_layers(
+            tokens, self.pasts(memory, mem_len, **lengths), goal, key_limit, max_distance
+        )
+        return self.final_hidden(outputs[-1].hidden), memory
 
     def pasts(self, memory: Memory, mem_len: int) -> Sequence[HiddenMemory]:
         """Return the past of each layer before a segment: layer n reads the past of layer n - 1 (3.2)."""
@@ -296,7 +298,7 @@ class TransformerXL(LanguageModel):
         moved = torch.arange(mem_len, device=self.device) + goal.seg_len  # a full memory moves by as many positions
         return [torch.cat(pair, dim=1).index_select(1, moved) for pair in pairs]
 
-    def _read(
+    def read_layers(
         self,
         tokens: Tensor,
         pasts: Sequence[HiddenMemory],
@@ -317,7 +319,7 @@ class TransformerXL(LanguageModel):
         outputs = list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
         return outputs, self.remember(pasts, outputs, goal)
 
-    def _final(self, hidden: Tensor) -> Tensor:
+    def final_hidden(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
         dropped: Tensor = self.output_dropout(self.final_norm(hidden)[..., : self.settings.d_model])
         return dropped
@@ -326,7 +328,7 @@ class TransformerXL(LanguageModel):
         self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
-        outputs, memory = self._read(tokens, self.pasts(memory, goal.mem_len), goal)
+        outputs, memory = self.read_layers(tokens, self.pasts(memory, goal.mem_len), goal)
         more = [output.loss for output in outputs if output.loss is not None]
         counted, reread = goal.counted(targets.shape[1]), tokens.shape[1] - targets.shape[1]
         first, end, targets = reread + counted.start, reread + counted.stop, targets[:, counted]

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.backend import ScoreTerms
+from txlcli.core.backend import Attend, ScoreTerms
 from txlcli.core.model import attention
 from txlcli.core.model.base import Memory
+from txlcli.core.model.layer import HiddenMemory
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError
@@ -76,26 +77,41 @@ class Program(nn.Module):
 
     def __init__(self, model: TransformerXL, settings: EvalSettings) -> None:
         super().__init__()
-        self.model, self.settings = model, settings
+        self.model = model
+        self.settings = settings
         model.set_attention_backend("reference")
 
     def forward(self, tokens: Tensor, count: Tensor, remembered: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """Return log-probabilities (B, L, V) of the tokens after each, and the new memory; see standalone.py."""
-        model, settings = self.model, self.settings
-        attend = functools.partial(_attend, memory[0].shape[1] - remembered)
-        for layer in model.layers:
-            layer.attention.attend = attend
-        pasts, goal = model.pasts(memory, settings.mem_len), Objective(mem_len=settings.mem_len, seg_len=count)
-        outputs, memory = model._read(tokens, pasts, goal, settings.key_limit, settings.max_distance)
-        return model.log_probs(model._final(outputs[-1].hidden)), memory
+        settings = self.settings
+        empty = memory[0].shape[1] - remembered
+        pasts = []
+        for past in self.model.pasts(memory, settings.mem_len):
+            pasts.append(PartlyEmptyMemory(positions=past.positions, attend=AttendWithoutFirst(empty)))
+        goal = Objective(mem_len=settings.mem_len, seg_len=count)
+        outputs, memory = self.model.read_layers(tokens, pasts, goal, settings.key_limit, settings.max_distance)
+        hidden = self.model.final_hidden(outputs[-1].hidden)
+        return self.model.log_probs(hidden), memory
 
 
-def _attend(
-    empty: Tensor, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0
-) -> Tensor:
-    """Attend as the definition does, without the first positions, which are empty: the other weights sum to 1 again."""
-    known = (torch.arange(key.shape[2]) >= empty).to(value.dtype)[:, None].expand_as(value)
-    return attention.attend(query, key, value * known, terms) / attention.attend(query, key, known, terms)
+@dataclass(frozen=True, kw_only=True)
+class PartlyEmptyMemory(HiddenMemory):
+    """A memory of fixed size whose first positions hold nothing yet."""
+
+    attend: Attend
+
+
+class AttendWithoutFirst:
+    """Attention by the definition, without the first `empty` keys: the other weights sum to 1 again."""
+
+    def __init__(self, empty: Tensor) -> None:
+        self.empty = empty
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+        """Attend from (B, H, L, D) to keys and values (B, H, K, D)."""
+        is_key = torch.arange(key.shape[2]) >= self.empty  # (K,)
+        weight = is_key.to(value.dtype)[:, None].expand_as(value)
+        return attention.attend(query, key, value * weight, terms) / attention.attend(query, key, weight, terms)
 
 
 def _write_program(opened: OpenRun, draft: Path) -> None:
