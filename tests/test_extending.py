@@ -74,7 +74,7 @@ PREPARE = ["prepare", "own.txt", "--tokenizer", "byte", "--name", "own"]
 def test_the_encoding_of_the_guide_trains_and_is_evaluated_with_memory(tmp_path, own):
     diff = diff_of("Add an encoding")
     assert re.findall(r"^\+\+\+ b/(\S+)", diff, flags=re.MULTILINE) == [
-        "txlcli/config/traits.toml",
+        "txlcli/config/traits.py",
         "txlcli/core/model/encodings.py",
     ]
     changed_source(tmp_path / "source", diff)

@@ -11,7 +11,8 @@ def lines() -> Iterator[str]:
     """Yield the Markdown of all sections.
 
     Raises:
-        LookupError: a section or key has no description.
+        LookupError: a section has no description.
+        ValueError: a key has no description.
     """
     for section, cls in SECTIONS.items():
         summary = (inspect.getdoc(cls) or "").split(":", 1)[-1].split("\n\n")[0].strip()
@@ -24,8 +25,6 @@ def lines() -> Iterator[str]:
 
 
 def _entry(key: Key) -> Iterator[str]:
-    if not key.description:
-        raise LookupError(f"{key.setting} has no description")
     default = {REQUIRED: [REQUIRED], NO_VALUE: []}.get(key.default, [f"default `{key.default}`"])
     facts = [key.values, *default]
     if key.arch:

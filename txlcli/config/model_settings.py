@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from txlcli.config.descriptions import descriptions
 from txlcli.config.ranges import (
     MAX_PARTS,
     AtLeastTwo,
@@ -32,6 +33,17 @@ MemoryStart = Literal["empty", "zeros"]
 
 MODELS: "dict[str, type[ModelSettings]]" = {}
 """Class of the [model] section for each value of `arch`."""
+
+
+def register_model_settings(name: str, settings: "type[ModelSettings]") -> None:
+    """Set the class of the [model] section for one value of `arch`; a test checks the classes of txl instead.
+
+    Raises:
+        ValueError: a field of the class has no description.
+    """
+    if MODELS.get(name) is not settings:
+        descriptions(settings)
+        MODELS[name] = settings
 
 
 @dataclass(frozen=True, kw_only=True)

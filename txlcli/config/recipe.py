@@ -1,8 +1,6 @@
 """Reads recipes, packaged or the user's own, as Settings, with overrides; describes every setting in words."""
 
 import dataclasses
-import inspect
-import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from txlcli.config.descriptions import descriptions
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import OFF_WORDS, FieldType
 from txlcli.config.settings import Settings, plain_name
@@ -245,7 +244,7 @@ def keys(section: str) -> list[Key]:
     classes = classes_of(section)
     architectures: dict[Key, list[str]] = {}
     for arch, cls in classes.items():
-        texts = _descriptions(cls)
+        texts = descriptions(cls)
         for field in dataclasses.fields(cls):
             key = Key(
                 setting=f"{section}.{field.name}",
@@ -266,10 +265,3 @@ def _in_words(default: Any) -> str:
     if isinstance(default, tuple):
         return str(list(default))
     return f"{default:g}" if isinstance(default, float) else str(default).lower()
-
-
-def _descriptions(cls: type) -> dict[str, str]:
-    """Return the text below each field of a dataclass and of its base classes."""
-    sources = map(inspect.getsource, reversed(cls.__mro__[:-1]))
-    texts = re.findall(r'^    (\w+): .*?\n    """(.*?)"""', "".join(sources), flags=re.MULTILINE | re.DOTALL)
-    return {name: " ".join(text.split()) for name, text in texts}

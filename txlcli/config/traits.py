@@ -1,9 +1,7 @@
-"""Traits of the encodings, optimizers and blocks that settings name, without torch; traits.toml has those of txl."""
+"""Traits of the encodings, optimizers and blocks that settings name, without torch."""
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Literal, TypeVar
 
 Traits = TypeVar("Traits")
@@ -40,13 +38,30 @@ class EncodingTraits:
     """Requirements of its own: gets the `TransformerSettings`, raises RecipeError."""
 
 
-ROWS = tomllib.loads((files("txlcli.config") / "traits.toml").read_text(encoding="utf-8"))
-ENCODINGS = {
-    name: EncodingTraits(**{**row, "score_terms": tuple(row.get("score_terms", ()))})
-    for name, row in ROWS["encodings"].items()
+ENCODINGS: dict[str, EncodingTraits] = {
+    "relative": EncodingTraits(
+        limits_distance=True, score_terms=("a", "b", "d"), has_biases=True, projects_distances=True
+    ),
+    "relative_tied": EncodingTraits(limits_distance=True, score_terms=("a", "b", "d"), projects_distances=True),
+    "shaw": EncodingTraits(limits_distance=True, learned_vectors=True, score_terms=("a", "b")),
+    "sinusoid": EncodingTraits(absolute_positions=True),
+    "learned": EncodingTraits(absolute_positions=True, learned_vectors=True),
+    "rotary": EncodingTraits(rotates_pairs=True),
+    "alibi": EncodingTraits(score_terms=("a", "d")),
+    "t5": EncodingTraits(limits_distance=True, score_terms=("a", "d")),
+    "none": EncodingTraits(),
 }
 """Traits for each value of `model.position`."""
-OPTIMIZERS = {name: frozenset(keys) for name, keys in ROWS["optimizers"].items()}
+
+_OF_GROUPS = frozenset({"weight_decay", "embedding_lr", "decay_norms"})
+"""Keys of [train] that `core.training.optimizer.parameter_groups` applies."""
+OPTIMIZERS: dict[str, frozenset[str]] = {
+    "adam": _OF_GROUPS | {"betas"},
+    "adamw": _OF_GROUPS | {"betas"},
+    "lamb": _OF_GROUPS | {"betas"},
+    "muon": _OF_GROUPS | {"betas", "momentum"},
+    "sgd": _OF_GROUPS | {"momentum"},
+}
 """Keys of [train] that apply to each value of `train.optimizer`, of those that do not apply to every optimizer."""
 
 OF_BLOCK = "block"
@@ -67,5 +82,8 @@ class Block:
     biases: Biases
 
 
-BLOCKS = {name: Block(**row) for name, row in ROWS["blocks"].items()}
+BLOCKS: dict[str, Block] = {
+    "paper": Block(norm_type="layer", feed_forward="relu", qk_norm="none", biases="all"),
+    "modern": Block(norm_type="rms", feed_forward="swiglu", qk_norm="rms", biases="none"),
+}
 """Parts for each value of `model.block`."""

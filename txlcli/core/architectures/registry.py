@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from txlcli.config.model_settings import MODELS, ModelSettings
+from txlcli.config.model_settings import ModelSettings, register_model_settings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.architectures.operations import LayerProducts
 from txlcli.core.model.base import LanguageModel
@@ -49,7 +49,7 @@ def register_architecture(
 
     Args:
         name: value of `model.arch`.
-        settings: class of the [model] section.
+        settings: class of the [model] section; each field has a description below it.
         model: made from these settings and the vocabulary size.
         products: formulas of its operations, for `--dry-run` and `txl speed`. `MatrixProducts` counts one product for
             each number in the matrices of `layers`, and `transformer.TransformerProducts` attention, too.
@@ -58,7 +58,7 @@ def register_architecture(
             memory. Or a class of readers.
 
     Raises:
-        ValueError: the name is taken, or an operation has no formula.
+        ValueError: the name is taken, an operation has no formula, or a setting has no description.
     """
     if name in ARCHITECTURES:
         raise ValueError(f'the architecture "{name}" is registered already')
@@ -68,8 +68,8 @@ def register_architecture(
             f'the architecture "{name}" does not count its operations: {products.__name__} has no {missing}; use '
             "MatrixProducts if each token is multiplied once by each matrix of the layers and by nothing else"
         )
+    register_model_settings(name, settings)
     ARCHITECTURES[name] = Architecture(model=model, products=products, reader=reader)
-    MODELS[name] = settings
 
 
 def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:

@@ -1,0 +1,43 @@
+"""Descriptions of settings: the text below each field of a section, read from the syntax tree of the class."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from typing import Any
+
+
+def descriptions(section: type[Any]) -> dict[str, str]:
+    """Return the description of each field of a section, those of its base classes included.
+
+    Raises:
+        ValueError: a field has no description, or the class has no source, as in an interactive session.
+    """
+    texts: dict[str, str] = {}
+    for cls in reversed(section.__mro__):
+        if dataclasses.is_dataclass(cls):
+            texts.update(_own_descriptions(cls))
+    for field in dataclasses.fields(section):
+        if field.name not in texts:
+            raise ValueError(f"{section.__name__}.{field.name} has no description; write a sentence below the field")
+    return texts
+
+
+def _own_descriptions(cls: type[Any]) -> dict[str, str]:
+    """Return the descriptions of the fields that a class itself declares."""
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError) as error:  # a TypeError if its module has no file
+        raise ValueError(f"{cls.__name__} has no source to read descriptions from; define it in a file") from error
+    (definition,) = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(definition, ast.ClassDef), definition
+    texts: dict[str, str] = {}
+    for statement, below in zip(definition.body, definition.body[1:], strict=False):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if not (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)):
+            continue
+        text = below.value.value
+        if isinstance(text, str):
+            texts[statement.target.id] = " ".join(text.split())
+    return texts
