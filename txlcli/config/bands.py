@@ -32,13 +32,20 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
             f"[model] cutoffs {list(settings.cutoffs)} reach beyond the vocabulary of {vocab_size:,}; "
             "each must be less, or none: `overrides` model.cutoffs=[]"
         )
-    edges = list(pairwise((0, *settings.cutoffs, vocab_size)))
-    tied = settings.tie_projections or [number > 0 for number in range(len(edges))]
+    edges = pairwise((0, *settings.cutoffs, vocab_size))
     all_bands = []
-    for number, ((first, end), shared) in enumerate(zip(edges, tied, strict=True)):
+    for number, (first, end) in enumerate(edges):
         width = settings.embed_width // settings.div_val**number
-        always = settings.div_val > 1 and settings.project_same_width
-        # Bands of the same width are parts of one embedding, with one projection.
-        projection = (number if settings.div_val > 1 else 0) if always or width != settings.d_model else None
+        shared = number > 0 if settings.tie_projections is None else settings.tie_projections[number]
+        projection = _projection(settings, number, width)
         all_bands.append(Band(first=first, end=end, width=width, projection=projection, shared=shared))
     return all_bands
+
+
+def _projection(settings: ModelSettings, number: int, width: int) -> int | None:
+    """Return the index of the projection of a band; None if it has none."""
+    if settings.div_val == 1:  # bands of the same width are parts of one embedding, with one projection
+        return None if width == settings.d_model else 0
+    if width == settings.d_model and not settings.project_same_width:
+        return None
+    return number

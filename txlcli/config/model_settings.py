@@ -376,7 +376,8 @@ class CompressiveSettings(TransformerSettings):
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
         if mem_len == 0:
             return 0
-        return mem_len + (self.compressed_len if compressed_len is None else compressed_len)
+        slots = self.compressed_len if compressed_len is None else compressed_len
+        return mem_len + slots
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,14 +43,16 @@ class Range:
     def __str__(self) -> str:
         """Return the range in words, without MAX_COUNT."""
         bounds = {"at least": self.least, "greater than": self.above, "less than": self.below, "at most": self.most}
-        shown = {word: bound for word, bound in bounds.items() if abs(bound) not in (math.inf, MAX_COUNT)}
-        return " and ".join(f"{word} {bound}" for word, bound in shown.items())
+        shown = [f"{word} {bound}" for word, bound in bounds.items() if abs(bound) not in (math.inf, MAX_COUNT)]
+        return " and ".join(shown)
 
     def expected(self, number: float) -> str | None:
         """Return what a number must be, such as "at least 1"; None if it is."""
-        if self.least <= number and self.above < number < self.below:
-            return None if number <= self.most else f"at most {self.most}"
-        return str(self)
+        if not (self.least <= number and self.above < number < self.below):
+            return str(self)
+        if number > self.most:
+            return f"at most {self.most}"
+        return None
 
 
 MAX_PARTS = 1000
@@ -91,20 +93,34 @@ class FieldType:
     @classmethod
     def of(cls, annotation: Any) -> "FieldType":
         """Read an annotation."""
-        kind, parts = get_origin(annotation), get_args(annotation)
-        if kind in (Union, types.UnionType):
-            of_parts = [cls.of(part) for part in parts if part is not types.NoneType]
-            words = tuple(word for part in of_parts for word in part.words)
-            items = tuple(item for part in of_parts if not part.words or len(of_parts) == 1 for item in part.items)
-            return dataclasses.replace(of_parts[0], items=items, words=words, can_be_off=types.NoneType in parts)
-        if kind is tuple and parts[-1] is ...:
+        origin = get_origin(annotation)
+        parts = get_args(annotation)
+        if origin in (Union, types.UnionType):
+            return cls._of_union(parts)
+        if origin is tuple and parts[-1] is ...:
             return dataclasses.replace(cls.of(parts[0]), is_list=True)
-        if kind is Literal:
+        if origin is Literal:
             return cls((str,), words=parts)
-        if kind is Annotated:
+        if origin is Annotated:
             item, extra = parts
-            return cls((item,), range=extra) if isinstance(extra, Range) else cls((item,), words=tuple(extra))
-        return cls((kind or annotation,))
+            if isinstance(extra, Range):
+                return cls((item,), range=extra)
+            return cls((item,), words=tuple(extra))
+        return cls((origin or annotation,))
+
+    @classmethod
+    def _of_union(cls, parts: tuple[Any, ...]) -> "FieldType":
+        """Read the parts of a union: None, words, and one type of numbers, texts or paths."""
+        alternatives = [cls.of(part) for part in parts if part is not types.NoneType]
+        first = alternatives[0]
+        items: list[type] = []
+        words: list[str] = []
+        for alternative in alternatives:
+            words.extend(alternative.words)
+            if not alternative.words or len(alternatives) == 1:
+                items.extend(alternative.items)
+        can_be_off = types.NoneType in parts
+        return cls(tuple(items), first.is_list, words=tuple(words), can_be_off=can_be_off, range=first.range)
 
     @property
     def item(self) -> type:
@@ -115,11 +131,15 @@ class FieldType:
     def name(self) -> str:
         """Name of the type: "whole number", "one of post, pre", "list of words out of tensorboard, wandb"."""
         if self.words and self.item in (str, bool):
-            words = ", ".join(("true", "false", *self.words) if self.item is bool else self.words)
+            words = ", ".join(self.words)
+            if self.item is bool:
+                words = f"true, false, {words}"
             return f"list of words out of {words}" if self.is_list else f"one of {words}"
         name = " or ".join(NAMES.get(item, item.__name__) for item in self.items)
-        if self.is_list:
-            name = f"list of {'true and false' if self.item is bool else name + 's'}"
+        if self.is_list and self.item is bool:
+            name = "list of true and false"
+        elif self.is_list:
+            name = f"list of {name}s"
         return " or ".join([name, *self.words])
 
     def __str__(self) -> str:
@@ -133,21 +153,31 @@ class FieldType:
             return None
         if self.is_list and isinstance(value, list | tuple):
             return tuple(map(self._as_float, value))
-        return (value,) if self.is_list and value in self.words else self._as_float(value)
+        if self.is_list and value in self.words:
+            return (value,)
+        return self._as_float(value)
 
     def _as_float(self, value: Any) -> Any:
-        return float(value) if self.item is float and type(value) is int else value
+        """Convert a whole number where a number is expected."""
+        if self.item is float and type(value) is int:
+            return float(value)
+        return value
 
     def parse(self, text: str) -> Any:
         """Convert a text of the command line, a list without duplicates: `0,160,160` -> (0, 160)."""
         if text in self.words:
             return text
-        return tuple(dict.fromkeys(map(self.item, text.split(",")))) if self.is_list else self.item(text)
+        if not self.is_list:
+            return self.item(text)
+        items = map(self.item, text.split(","))
+        return tuple(dict.fromkeys(items))
 
     @property
     def example(self) -> str:
         """Texts of numbers that `parse` accepts."""
-        return ", or ".join([EXAMPLES[self.item][self.is_list], *self.words])
+        single, several = EXAMPLES[self.item]
+        numbers = several if self.is_list else single
+        return ", or ".join([numbers, *self.words])
 
     def check(self, subject: str, value: Any, error: type[UsageError] = UsageError) -> None:
         """Raise an error, which begins with `subject`, unless a value has this type; it may suggest a word."""
@@ -155,23 +185,39 @@ class FieldType:
             return
         if self.item is not str and isinstance(value, str) and value in self.words:
             return
-        is_tuple = self.is_list and isinstance(value, tuple)
-        for part in value if is_tuple else (value,):
-            if is_tuple != self.is_list or not self._fits(part):
-                hint = did_you_mean(part, self.words) if isinstance(part, str) else ""
-                expected = self.name if self.name.startswith(("one of", "true")) else f"a {self.name}"
-                raise error(wrong(subject, value, expected) + hint)
-            if self.range and (bound := self.range.expected(part)):
+        parts = (value,)
+        if self.is_list:
+            if not isinstance(value, tuple):
+                raise error(self._wrong_type(subject, value, value))
+            parts = value
+        for part in parts:
+            if not self._fits(part):
+                raise error(self._wrong_type(subject, value, part))
+            bound = None if self.range is None else self.range.expected(part)
+            if bound is not None:
                 raise error(wrong(subject, part, bound))
+
+    def _wrong_type(self, subject: str, value: Any, part: Any) -> str:
+        """Return the error about a value one part of which has another type, with the word that was probably meant."""
+        expected = self.name
+        if not expected.startswith(("one of", "true")):
+            expected = f"a {expected}"
+        hint = did_you_mean(part, self.words) if isinstance(part, str) else ""
+        return wrong(subject, value, expected) + hint
 
     def _fits(self, value: Any) -> bool:
         """Return True if a value, or an item of a list, has the type; its range aside."""
-        accepted = (*self.items, int) if float in self.items else self.items
-        if not isinstance(value, accepted) or isinstance(value, bool) != (self.item is bool):
+        accepted = self.items
+        if float in accepted:
+            accepted = (*accepted, int)
+        is_bool = isinstance(value, bool)
+        if not isinstance(value, accepted) or is_bool != (self.item is bool):
             return False
         if Path in self.items or os.PathLike in self.items:
             return _is_path(value)
-        return self.item is not str or not self.words or value in self.words
+        if self.item is str and self.words:
+            return value in self.words
+        return True
 
 
 def _is_path(value: Any) -> bool:
@@ -180,7 +226,7 @@ def _is_path(value: Any) -> bool:
         os.lstat(value)
     except OSError as error:
         return error.errno != errno.ENAMETOOLONG
-    except ValueError:  # a zero, or half a character
+    except ValueError:  # a null character, or an unpaired surrogate
         return False
     return True
 
@@ -189,7 +235,9 @@ def as_plain(value: Any) -> Any:
     """Return an int for a whole number of another type, such as numpy's, and a tuple for a list."""
     if isinstance(value, list | tuple):
         return tuple(map(as_plain, value))
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return value
 
 
 def check_names(function: str, named: Iterable[str], known: Iterable[str]) -> None:
@@ -213,8 +261,9 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
         for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
             if parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
-                bound.arguments[name] = as_plain(value)
-                FieldType.of(parameter.annotation).check(f"`{name}`", bound.arguments[name])
+                plain = as_plain(value)
+                FieldType.of(parameter.annotation).check(f"`{name}`", plain)
+                bound.arguments[name] = plain
         return function(*bound.args, **bound.kwargs)
 
     return call
@@ -232,7 +281,8 @@ class Section:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            FieldType.of(field.type).check(f"[{self.section}] {field.name}", getattr(self, field.name), RecipeError)
+            subject = f"[{self.section}] {field.name}"
+            FieldType.of(field.type).check(subject, getattr(self, field.name), RecipeError)
 
     def reject(self, key: str, expected: str) -> NoReturn:
         """Raise the RecipeError about a setting; `expected` describes valid values."""
@@ -250,4 +300,5 @@ class Section:
 
     def is_default(self, key: str) -> bool:
         """Return True if a setting has its default value; one without a default never does."""
-        return bool(getattr(self, key) == getattr(type(self), key, dataclasses.MISSING))
+        default = getattr(type(self), key, dataclasses.MISSING)
+        return bool(getattr(self, key) == default)

@@ -49,7 +49,8 @@ def read_text(recipe: str) -> tuple[str, str]:
 
 def packaged(recipe: str) -> tuple[str, str]:
     """Return the name and the text of a packaged recipe, even if the current directory has a file of that name."""
-    name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
+    name = recipe.removeprefix("recipes/").removesuffix(".toml")
+    names = packaged_names()
     if name not in names:
         # A missing file in another directory is an error: mine/enwik8.toml must not silently become enwik8.
         raise UnknownNameError("recipe", recipe, names, like=Path(recipe).stem, listing=LISTING)
@@ -78,8 +79,10 @@ def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         name, equals, value = (part.strip() for part in text.partition("="))
         section, dot, key = name.partition(".")
         if not (equals and section and key):
-            meant = meant_setting("", name, setting_names()) if equals and not dot else None
-            hint = f'; did you mean "{meant}={value}"?' if meant else ", for example train.lr=1e-4"
+            hint = ", for example train.lr=1e-4"
+            if equals and not dot:
+                meant = meant_setting("", name, setting_names())
+                hint = f'; did you mean "{meant}={value}"?' if meant else hint
             raise RecipeError(f"`overrides` {text}: write it as section.key=value{hint}")
         keys = result.get(section, {})
         if isinstance(keys, Mapping):  # `resolve` rejects anything else
@@ -92,7 +95,9 @@ def _parse_value(name: str, text: str) -> Any:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text  # a bare word: model.norm=pre
-    return text if name == "corpus.store" and not isinstance(value, str) else value  # a store may be named 2024
+    if name == "corpus.store" and not isinstance(value, str):  # a store may be named 2024
+        return text
+    return value
 
 
 def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ()) -> Settings:
@@ -106,7 +111,8 @@ def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ())
             if name not in SECTIONS:
                 known = ", ".join(SECTIONS)
                 raise RecipeError(f'no section "{name}"{did_you_mean(name, SECTIONS)} (known: {known})')
-        return Settings(**{name: section(name, table.get(name, {})) for name in SECTIONS})
+        sections = {name: section(name, table.get(name, {})) for name in SECTIONS}
+        return Settings(**sections)
     except (RecipeError, ValueError, OverflowError) as error:  # the latter two: numbers of thousands of digits
         raise RecipeError(f"{where}: {error}") from error
 
@@ -127,7 +133,8 @@ def section(name: str, keys: Any) -> Any:
     for key, field in fields.items():
         if field.default is dataclasses.MISSING and key not in keys:
             raise RecipeError(f'[{name}] needs the key "{key}"')
-    return cls(**{key: FieldType.of(fields[key].type).read(value) for key, value in keys.items()})
+    values = {key: FieldType.of(fields[key].type).read(value) for key, value in keys.items()}
+    return cls(**values)
 
 
 def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence[str]) -> str:
@@ -137,7 +144,9 @@ def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence
     meant = meant_setting(section, key, setting_names())
     if meant:
         return f'; did you mean "{meant}"?'
-    return f" (known: {', '.join(known)})" if len(known) <= MAX_LISTED else f'; "txl recipes keys {section}" lists all'
+    if len(known) > MAX_LISTED:
+        return f'; "txl recipes keys {section}" lists all'
+    return f" (known: {', '.join(known)})"
 
 
 def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -147,10 +156,12 @@ def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
 
 def to_keys(section: Any) -> dict[str, Any]:
     """Turn one section of the settings into keys."""
-    keys = {}
+    keys: dict[str, Any] = {}
     for key, value in vars(section).items():
-        if value is not None:
-            keys[key] = list(value) if isinstance(value, tuple) else value
+        if isinstance(value, tuple):
+            keys[key] = list(value)
+        elif value is not None:
+            keys[key] = value
         elif not section.is_default(key):
             keys[key] = OFF_WORDS[0]
     return keys
@@ -162,35 +173,43 @@ def function_keys(model: ModelSettings) -> dict[str, Any]:
     A later version may add settings whose defaults are what this one does. Dropout and initial values are left out:
     they matter in training only.
     """
-    return {
-        key: value
-        for key, value in to_keys(model).items()
-        if not model.is_default(key) and not any(word in key for word in ONLY_IN_TRAINING)
-    }
+    keys = {}
+    for key, value in to_keys(model).items():
+        matters = not any(word in key for word in ONLY_IN_TRAINING)
+        if matters and not model.is_default(key):
+            keys[key] = value
+    return keys
 
 
 def changed_keys(settings: Settings) -> dict[str, Any]:
     """Return the settings that differ from the defaults, by full name; those without a default always do."""
-    return {
-        f"{section}.{key}": value
-        for section, keys in to_table(settings).items()
-        for key, value in keys.items()
-        if not getattr(settings, section).is_default(key)
-    }
+    changed = {}
+    for section, keys in to_table(settings).items():
+        for key, value in keys.items():
+            if not getattr(settings, section).is_default(key):
+                changed[f"{section}.{key}"] = value
+    return changed
 
 
 def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, list[Any]]:
     """Return the settings, by full name, whose values differ between tables; None if off or missing."""
-    flat = [
-        {f"{section}.{key}": value for section, keys in table.items() for key, value in keys.items()}
-        for table in tables
-    ]
-    rows = {name: [values.get(name) for values in flat] for values in flat for name in values}
-    return {
-        name: row
-        for name, row in rows.items()
-        if any(value != row[0] for value in row) and not name.startswith(NOT_COMPARED)
-    }
+    by_table = list(map(_full_names, tables))
+    names = dict.fromkeys(name for values in by_table for name in values)
+    different = {}
+    for name in names:
+        row = [values.get(name) for values in by_table]
+        if not name.startswith(NOT_COMPARED) and any(value != row[0] for value in row):
+            different[name] = row
+    return different
+
+
+def _full_names(table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of a table as section.key."""
+    values = {}
+    for section, keys in table.items():
+        for key, value in keys.items():
+            values[f"{section}.{key}"] = value
+    return values
 
 
 def format_value(value: Any) -> str:
@@ -199,7 +218,9 @@ def format_value(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
 
 
 def facts(settings: Settings) -> dict[str, str]:
@@ -213,15 +234,18 @@ def facts(settings: Settings) -> dict[str, str]:
 
 def classes_of(section: str) -> dict[str, Any]:
     """Return the class of a section; of [model] the one of each architecture by its name."""
-    return dict(MODELS) if section == "model" else {"": SECTIONS[section]}
+    if section == "model":
+        return dict(MODELS)
+    return {"": SECTIONS[section]}
 
 
 def setting_names() -> list[str]:
     """Return all settings as section.key; [model] has the settings of all architectures."""
-    classes = [(section, cls) for section in SECTIONS for cls in classes_of(section).values()]
-    return list(
-        dict.fromkeys(f"{section}.{field.name}" for section, cls in classes for field in dataclasses.fields(cls))
-    )
+    names = []
+    for section in SECTIONS:
+        for cls in classes_of(section).values():
+            names += [f"{section}.{field.name}" for field in dataclasses.fields(cls)]
+    return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,15 +277,23 @@ def keys(section: str) -> list[Key]:
                 description=texts[field.name],
             )
             architectures.setdefault(key, []).append(arch)
-    return [
-        dataclasses.replace(key, arch=None if names == list(classes) else tuple(names))
-        for key, names in architectures.items()
-    ]
+    described = []
+    for key, names in architectures.items():
+        if names == list(classes):
+            described.append(key)
+        else:
+            described.append(dataclasses.replace(key, arch=tuple(names)))
+    return described
 
 
 def _in_words(default: Any) -> str:
-    if default in (dataclasses.MISSING, None):
-        return REQUIRED if default is not None else NO_VALUE
+    """Return a default as a recipe has it."""
+    if default is dataclasses.MISSING:
+        return REQUIRED
+    if default is None:
+        return NO_VALUE
     if isinstance(default, tuple):
         return str(list(default))
-    return f"{default:g}" if isinstance(default, float) else str(default).lower()
+    if isinstance(default, float):
+        return f"{default:g}"
+    return str(default).lower()

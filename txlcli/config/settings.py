@@ -203,7 +203,7 @@ class TrainSettings(Section):
     @property
     def longest_segment(self) -> int:
         """Largest number of tokens that a segment predicts."""
-        return self.seg_len + (JITTER_MARGIN if self.seg_len_jitter else 0)
+        return self.seg_len + JITTER_MARGIN if self.seg_len_jitter else self.seg_len
 
     @property
     def read_len(self) -> int:
@@ -215,7 +215,9 @@ class TrainSettings(Section):
         """Step at which the learning-rate schedule ends: where the mean of the weights begins, or max_steps."""
         if self.average != "mean":
             return self.max_steps
-        return int(self.average_from * (self.max_steps if self.average_from < 1 else 1))
+        if self.average_from < 1:
+            return int(self.average_from * self.max_steps)
+        return int(self.average_from)
 
     def ends_after(self, step: int, stale: int) -> bool:
         """Return True if a step is the last: max_steps, or `stale` validations in a row brought no improvement."""
@@ -224,7 +226,9 @@ class TrainSettings(Section):
     def check_processes(self, processes: int) -> None:
         """Raise a RecipeError if one of several processes would have no lane of a micro-batch."""
         if self.accumulate * processes > self.batch_size:
-            wanted = f"{processes} processes" + (f" x {self.accumulate} parts" if self.accumulate > 1 else "")
+            wanted = f"{processes} processes"
+            if self.accumulate > 1:
+                wanted += f" x {self.accumulate} parts"
             raise RecipeError(f"train.batch_size = {self.batch_size} is too small for {wanted}; use fewer of them")
 
     def __post_init__(self) -> None:
@@ -328,7 +332,7 @@ class EvalSettings(Section):
         """
         if self.same_length == "off" or self.mem_len == 0:
             return None
-        return self.mem_len + (self.same_length == "m_plus_one")
+        return self.mem_len + 1 if self.same_length == "m_plus_one" else self.mem_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,11 +394,10 @@ class Settings:
         """
         if not (self.model.has_attention or self.model.recurrent_state):
             changes["same_length"] = "off"
-        settings = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
-        if settings.max_distance is None and self.model.limits_distance:
-            before = self.model.memory_keys(self.train.mem_len)
-            settings = dataclasses.replace(settings, max_distance=self.train.read_len + before)
-        return settings
+        limit = changes.get("max_distance", self.eval.max_distance)
+        if limit is None and self.model.limits_distance:
+            changes["max_distance"] = self.train.read_len + self.model.memory_keys(self.train.mem_len)
+        return dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
 
     @property
     def supports_memory(self) -> bool:
@@ -408,7 +411,8 @@ class Settings:
 
     def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
         """Raise a UsageError if a window (`attn_len`, in tokens) is longer than the learned positions of a run."""
-        n_positions, longest = self.model.longest_window, max(attn_lens, default=0)
+        n_positions = self.model.longest_window
+        longest = max(attn_lens, default=0)
         if n_positions is not None and longest > n_positions:
             raise UsageError(
                 f"`attn_len` {longest}: {subject} has learned {n_positions:,} positions, so that no window is longer; "
