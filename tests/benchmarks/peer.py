@@ -18,26 +18,13 @@ from typing import Annotated, Literal
 import torch
 import typer
 
+from tests.benchmarks.comparisons import COMPARISONS
 from txlcli import console
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.measures.timing import measure, peak_flops_per_s
 from txlcli.errors import UsageError
-
-
-@dataclass(frozen=True)
-class Comparison:
-    ours: tuple[str, ...]
-    """Precisions of txl."""
-    peer: str
-    """Precision of the peer that all of them are compared with."""
-
-
-COMPARISONS = {
-    "cpu": (Comparison(("fp32", "bf16"), "fp32"),),
-    "cuda": tuple(Comparison((precision,), precision) for precision in ("fp32", "tf32", "bf16")),
-}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.benchmarks import launches
+from tests.benchmarks.comparisons import Comparison
 
 
 def test_without_a_fake_device_one_line_says_why_no_launch_is_counted(monkeypatch):
@@ -90,7 +91,7 @@ def test_a_step_in_bf16_multiplies_in_bf16(benchmark):
 
 
 def test_a_comparison_with_the_peer_in_bf16_names_both_precisions(benchmark):
-    comparison = benchmark.Comparison(("fp32",), "bf16")
+    comparison = Comparison(("fp32",), "bf16")
     (found,) = benchmark.compare("token1600", comparison, torch.device("cpu"), 1, quick=True)
     assert (found["precision"], found["peer_precision"]) == ("fp32", "bf16")
     assert 0 < found["largest_difference_nats"] < 0.05

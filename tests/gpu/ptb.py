@@ -15,9 +15,10 @@ from pathlib import Path
 
 from tests.benchmarks.corpus import write_text
 from tests.gpu import rows
-from tests.gpu.stage import PASSED
+from tests.gpu.stage import PASSED, Skip
 from txlcli.config import recipe
 from txlcli.data.token_store import TokenStore
+from txlcli.errors import TxlError
 from txlcli.runs import history, run_directory
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -30,6 +31,7 @@ from txlcli.workflows.workspace import Workspace
 RECIPES = {"ptb-fast": 20.0, "ptb": float("inf")}
 """Recipes, with the longest time in minutes for which each is chosen."""
 RUN = "ptb"
+STORE = "ptb.h5"
 IN_MEMORY = Path("/dev/shm")
 READINGS = {
     "windows": {"attn_len": (140,), "stride": 10},  # of the script that the recipe follows
@@ -134,6 +136,14 @@ def prepare_toy(directory):
     preparing.run(str(text), PrepareOptions(tokenizer="word", split=(80, 10, 10), force=True), directory)
 
 
+def find_store(data_dir):
+    """Check that there is a store of the corpus."""
+    try:
+        return {"store": str(TokenStore.open(data_dir / STORE).path)}
+    except TxlError as error:
+        raise Skip(str(error)) from error
+
+
 def pace(stage, name, device, *, toy):
     """Return the milliseconds of a step: those that were measured before, if they were; None if they are not known."""
     timed = [row for row in stage.rows if row["row"] == f"training {name}" and row["status"] == PASSED]
@@ -172,8 +182,13 @@ def run(stage, device, *, toy, data_dir, keep, total_minutes):
         directory = Path(folder)
         planned = directory / "plan.json"
         if not planned.exists():
+            if not toy and stage.run("ptb store", find_store, data_dir=data_dir) is None:
+                return
             directory.mkdir(exist_ok=True, parents=True)
-            prepare_toy(directory) if toy else shutil.copy(TokenStore.open(data_dir / "ptb.h5").path, directory)
+            if toy:
+                prepare_toy(directory)
+            else:
+                shutil.copy(data_dir / STORE, directory)
             minutes = total_minutes or stage.seconds_left / 60
             planned.write_text(json.dumps(plan(stage, device, toy=toy, minutes=minutes)))
         name, changes = json.loads(planned.read_text())

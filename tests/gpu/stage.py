@@ -1,37 +1,60 @@
-"""Rows of measurements, each computed in a child process; a file holds the results after every row.
+"""Rows of checks and measurements: each is computed in a child process, printed when it ends, and written to a file.
 
-A row that fails, hangs or kills its process is recorded, and the next row gets a new process: after some errors of a
-GPU, nothing else works in the process that caused them.
+A row that fails, hangs or kills its process is recorded with its first cause, and the next row gets a new process:
+after some errors of a GPU, nothing else works in the process that caused them. Nothing here needs PyTorch.
 """
 
 import inspect
 import json
+import logging
 import multiprocessing
+import os
+import signal
 import time
 import traceback
+import warnings
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+from textwrap import shorten
 
-from txlcli import console
 from txlcli.system.atomic_files import replacing
 
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
 SECONDS_TO_END = 5.0
 """For a process that has nothing more to do."""
-MAX_ROWS = 36
-"""Rows of the table at the end: those that failed, and as many others."""
-NUMBERS = {
-    "tokens_per_s": "{:,.0f} tokens/s",
-    "bytes_per_s": "{:.3g} bytes/s",
-    "flops_per_s": "{:.3g} FLOP/s",
-    "difference_nats": "{:.1e} nats from autocast",
-    "ratio": "{:.2f} times as fast as TransfoXL",
-    "passed": "{} tests passed",
-    "steps": "{:,} steps",
-    "test_ppl": "test ppl {:.2f}",
+MAX_FRAMES, MAX_MESSAGE, MAX_WARNINGS = 5, 700, 8
+FALLBACKS = ("not compiled", "cannot capture", "without CUDA graphs", "without Triton")
+"""What warnings contain if a part of the default path was not taken."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A result that stands in the table at the end."""
+
+    key: str
+    """Of the results of a row."""
+    form: str
+    lower_is_better: bool = False
+
+
+FIGURES = {
+    figure.key: figure
+    for figure in (
+        Figure("tokens_per_s", "{:,.0f} tokens/s"),
+        Figure("ms_per_step", "{:.2f} ms a step", lower_is_better=True),
+        Figure("ms_per_token", "{:.3f} ms a token", lower_is_better=True),
+        Figure("bytes_per_s", "{:.3g} bytes/s"),
+        Figure("flops_per_s", "{:.3g} FLOP/s"),
+        Figure("largest_error", "{:.1e} from eager", lower_is_better=True),
+        Figure("difference_nats", "{:.1e} nats from autocast", lower_is_better=True),
+        Figure("ratio", "{:.2f} times TransfoXL"),
+        Figure("tests_passed", "{} tests passed"),
+        Figure("steps", "{:,} steps"),
+        Figure("test_ppl", "test ppl {:.2f}", lower_is_better=True),
+    )
 }
-"""Results that the table at the end shows, the first that a row has."""
+"""The first that a row has is shown, unless the row has a goal for another."""
 
 
 class Skip(Exception):
@@ -44,12 +67,14 @@ class Ended:
 
     status: str
     reason: str = ""
+    frames: tuple[str, ...] = ()
+    """Where the first cause of a failure was raised: the innermost frames last."""
     details: str = ""
     """Traceback of a failure."""
 
 
 class Worker:
-    """A process that computes one row at a time."""
+    """A process that computes one row at a time, and leads a group of processes."""
 
     def __init__(self):
         context = multiprocessing.get_context("spawn")
@@ -74,14 +99,17 @@ class Worker:
         return None
 
     def end(self):
-        """End the process, whatever it is doing."""
-        self._process.kill()
+        """End the process and those that it started, whatever they are doing."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # before it has its group
         self._process.join()
         self._connection.close()
 
 
 def _serve(connection):
     """Compute rows until the other end is closed."""
+    os.setpgid(0, 0)
     while True:
         try:
             function, arguments = connection.recv()
@@ -95,16 +123,73 @@ def _compute(connection, function, arguments):
         connection.send(("part", json.dumps(part, allow_nan=False)))
 
     try:
-        if "tell" in inspect.signature(function).parameters:
-            arguments["tell"] = tell
-        result = function(**arguments)
-        for part in result if inspect.isgenerator(result) else [result or {}]:
-            tell(part)
+        with _told(tell):
+            if "tell" in inspect.signature(function).parameters:
+                arguments["tell"] = tell
+            result = function(**arguments)
+            for part in result if inspect.isgenerator(result) else [result or {}]:
+                tell(part)
     except Skip as reason:
         return SKIPPED, str(reason)
     except BaseException as error:  # also an exit, and what pytest raises
-        return FAILED, f"{type(error).__name__}: {error}".strip(), traceback.format_exc()
+        reason, *frames = cause(error)
+        return FAILED, reason, tuple(frames), traceback.format_exc()
     return (PASSED,)
+
+
+class _Causes(logging.Handler):
+    """Keeps the causes of failures that the program logs, since it goes on without what failed."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        """Keep the first cause of an exception."""
+        if record.exc_info:
+            self.lines += cause(record.exc_info[1])
+
+
+@contextmanager
+def _told(tell):
+    """Tell the warnings of a row, and the causes of what it fell back from."""
+    logger, causes = logging.getLogger("txlcli"), _Causes()
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(causes)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        logger.removeHandler(causes)
+        texts = dict.fromkeys(shorten(str(warning.message), MAX_MESSAGE) for warning in caught)
+        if texts:
+            tell({"warnings": list(texts)[:MAX_WARNINGS]})
+        fell_back = [text for text in texts if any(part in text for part in FALLBACKS)]
+        if fell_back or causes.lines:
+            tell({"fell_back": [*fell_back, *causes.lines]})
+
+
+def cause(error):
+    """Return lines about the first cause of an error: what it is, and the innermost frames of the program."""
+    first, seen = error, {id(error)}
+    while (earlier := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
+        if id(earlier) in seen:
+            break
+        seen.add(id(earlier))
+        first = earlier
+    frames = traceback.extract_tb(first.__traceback__)
+    own = [frame for frame in frames if _is_own(frame)]
+    if not own:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)]
+    shown = [*own[-MAX_FRAMES:], *(frame for frame in frames[-1:] if not _is_own(frame))]
+    message = " ".join(str(first).split())[:MAX_MESSAGE]
+    lines = [f"at {'/'.join(Path(frame.filename).parts[-4:])}:{frame.lineno} in {frame.name}" for frame in shown]
+    return [f"{type(first).__name__}: {message}".strip(), *lines]
+
+
+def _is_own(frame):
+    return "/txlcli/" in frame.filename or "/tests/" in frame.filename
 
 
 class Stage:
@@ -128,7 +213,7 @@ class Stage:
         """Time left for further rows."""
         return self._seconds - (time.monotonic() - self._started)
 
-    def run(self, row, function, *, at_most_s=None, **arguments):
+    def run(self, row, function, *, at_most_s=None, goal=None, fresh=False, **arguments):
         """Compute a row; return its results, or None if there are none or the row is not to be computed.
 
         Args:
@@ -136,21 +221,28 @@ class Stage:
             function: of a module, called in the child process. It returns a dictionary, or yields parts of one; it may
                 have an argument `tell`, a function that takes further parts while it is called.
             at_most_s: a row that takes longer than this fails; None for all the time that is left.
+            goal: a key of the results and its goal.
+            fresh: compute it in a new process.
             arguments: of the function.
         """
         if not self.includes(row):
             return None
+        if fresh:
+            self._end_worker()
         started, results = time.monotonic(), {"row": row}
+        if goal is not None:
+            results["goal"] = goal
         self.rows.append(results)
         if self.seconds_left <= 0:
             ended = Ended(NOT_RUN, "no time was left")
         else:
             ended = self._compute(results, function, arguments, at_most_s)
         results |= {"status": ended.status, "seconds": round(time.monotonic() - started, 3)}
-        results |= {"reason": ended.reason} if ended.reason else {}
-        results |= {"details": ended.details} if ended.details else {}
+        for key in ("reason", "frames", "details"):
+            if getattr(ended, key):
+                results[key] = getattr(ended, key)
         self._write()
-        console.say(f"{ended.status:8} {row}" + (f": {ended.reason}" if ended.reason else ""))
+        self._print(results)
         return results if ended.status == PASSED else None
 
     def includes(self, row):
@@ -169,30 +261,36 @@ class Stage:
         if ended is None and seconds < left:
             ended = Ended(FAILED, f"it took longer than {at_most_s:g} s")
         ended = ended or Ended(NOT_RUN, "it was stopped, since no time was left")
-        if ended.status not in (PASSED, SKIPPED):
-            self._end_worker()
+        if ended.status not in (PASSED, SKIPPED) or "fell_back" in results:
+            self._end_worker()  # what failed to compile once is not compiled again in its process
         return ended
 
+    def _print(self, row):
+        """Print what a row found, and for a failure its first cause and what it fell back to."""
+        text = row.get("reason") or _figure(row)
+        print(f"{row['status']:8} {row['row']}, {row['seconds']:.0f} s: {text}", flush=True)
+        lines = [*row.get("frames", ()), *row.get("lines", ())]
+        if "path" in row:
+            lines.append(f"path: {row['path']}")
+        lines += [f"fell back: {line}" for line in row.get("fell_back", ())]
+        for line in lines:
+            print(f"           {line}", flush=True)
+
     def end(self) -> int:
-        """Write the results for the last time; return the exit code: 1 if a row failed."""
+        """Write the results for the last time, and print the table; return the exit code: 1 if a row failed."""
         self._end_worker()
         counts = {status: self.count(status) for status in (PASSED, FAILED, SKIPPED, NOT_RUN)}
         if len(self.rows) == 1 and self._only is not None:
-            console.complain(f'--only "{self._only}": no row has this in its name; leave it out to see all names')
+            print(f'--only "{self._only}": no row has this in its name; leave it out to see all names')
             return 2
         self._document |= {"complete": True, **{status.replace(" ", "_"): number for status, number in counts.items()}}
         self._write()
-        shown = sorted(self.rows, key=lambda row: row["status"] != FAILED)[:MAX_ROWS]
-        lines = [[row["row"], row["status"], f"{row['seconds']:.0f}", self._number(row)] for row in shown]
-        told = ", ".join(f"{number} {status}" for status, number in counts.items())
-        console.show_table("Results", ("row", "status", "s", "result"), lines, [f"{told}; {self._file}"])
+        lines = [("row", "status", "s", "figure", "goal", "ratio", "path"), *map(_line, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(", ".join(f"{number} {status}" for status, number in counts.items()), self._file, sep="; ", flush=True)
         return int(counts[FAILED] > 0)
-
-    @staticmethod
-    def _number(row):
-        if row["status"] != PASSED:
-            return row.get("reason", "")[:80]
-        return next((told.format(row[key]) for key, told in NUMBERS.items() if key in row), "")
 
     def count(self, status):
         """Return the number of rows that ended so."""
@@ -208,26 +306,50 @@ class Stage:
             temporary.write_text(json.dumps(self._document, indent=1) + "\n", encoding="utf-8")
 
 
+def _chosen(row):
+    """Return the figure of a row, or None if it has none."""
+    key = row["goal"][0] if "goal" in row else next((key for key in FIGURES if key in row), None)
+    return FIGURES[key] if key in row else None
+
+
+def _figure(row):
+    figure = _chosen(row)
+    return figure.form.format(row[figure.key]) if figure else ""
+
+
+def _line(row):
+    """Return the cells of a row of the table; a failed row has its reason in place of figures."""
+    figure, goal, ratio = _figure(row), "", ""
+    if row["status"] != PASSED and not figure:
+        figure = row.get("reason", "")[:60]
+    if "goal" in row:
+        key, wanted = row["goal"]
+        goal = FIGURES[key].form.format(wanted)
+        if key in row:
+            better = wanted / row[key] if FIGURES[key].lower_is_better else row[key] / wanted
+            ratio = f"{better:.2f}"
+    path = row.get("path", "") + (" (fell back)" if "fell_back" in row else "")
+    return row["row"], row["status"], f"{row['seconds']:.0f}", figure, goal, ratio, path
+
+
 def describe_machine(device):
     """Return what numbers depend on: device, libraries, releases."""
+    import platform
+    from importlib import metadata
+
     import torch
 
-    from txlcli.commands import info
     from txlcli.core.kernels.device import describe, pick_device
 
     found = pick_device(device)
-    facts = {"name": describe(found), "cudnn": torch.backends.cudnn.version()}
+    facts = {"name": describe(found), "cudnn": torch.backends.cudnn.version(), "cuda": torch.version.cuda}
     if found.type == "cuda":
         properties = torch.cuda.get_device_properties(found)
         names = ("major", "minor", "total_memory", "multi_processor_count")
         facts |= {name: getattr(properties, name) for name in names}
-    facts |= {package: _release(package) for package in ("triton", "transformers")}
-    return {"machine": facts | info.describe(Path(), Path())}
-
-
-def _release(package):
-    """Return the release of a package; None if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    facts |= {"python": platform.python_version(), "platform": platform.platform(), "processors": os.cpu_count()}
+    for package in ("torch", "triton", "numpy", "transformers", "typer"):
+        with suppress(metadata.PackageNotFoundError):
+            facts[package] = metadata.version(package)
+    yield {"machine": facts}
+    yield {"lines": [", ".join(f"{name} {value}" for name, value in facts.items())]}

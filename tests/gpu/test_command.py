@@ -1,39 +1,56 @@
 """`python -m tests.gpu` at toy size on a CPU."""
 
+import collections
 import json
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from tests.conftest import hides_gpus
 from tests.gpu import __main__ as command
-from tests.gpu import ptb, rows
+from tests.gpu import parallel_tests, ptb, wheels
 from txlcli.config import recipe
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
 
 TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
-APP = typer.Typer()
-APP.command()(command.main)
+ONE_HANGS = "import time\n\ndef test_quick():\n    pass\n\ndef test_slow():\n    time.sleep(600)\n"
 
 
 def run(directory, *options):
     """Exit code and results of the command."""
     file = directory / "results.json"
-    ended = CliRunner().invoke(APP, ["--device", "cpu", "--toy", "--json", str(file), *options])
-    assert ended.exception is None or isinstance(ended.exception, SystemExit)
-    return ended.exit_code, json.loads(file.read_text())
+    code = command.main(["--device", "cpu", "--toy", "--json", str(file), *options])
+    return code, json.loads(file.read_text())
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_test_that_fails_or_cannot_be_imported_fails_the_row(tmp_path, name):
     file = tmp_path / f"{name}.py"
     file.write_text(TEXTS[name])
-    results = rows.run_tests([file], 60)
-    assert len(next(results)["failed"]) == 1
     with pytest.raises(AssertionError, match="1 of 1 tests failed"):
-        next(results)
+        list(parallel_tests.run([file], 60))
+
+
+def test_tests_that_have_ended_are_results_when_the_limit_stops_another(tmp_path):
+    file = tmp_path / "test_one_hangs.py"
+    file.write_text(ONE_HANGS)
+    found = []
+    with pytest.raises(AssertionError, match="test_slow"):
+        collections.deque(map(found.append, parallel_tests.run([file], 15)), maxlen=0)
+    assert found[-1]["tests_passed"] == 1
+    assert [test.partition("::")[2] for test in found[-1]["running"]] == ["test_slow"]
+
+
+def test_requirements_that_are_satisfied_are_told_from_others():
+    assert wheels.installed("pytest>=8")[1]
+    assert not wheels.installed("pytest<8")[1]
+    assert wheels.installed("no-such-package") == (None, False)
+
+
+def test_an_unknown_part_ends_with_the_names_of_all(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["trainings"])
+    assert "training" in capsys.readouterr().err
 
 
 def test_tests_of_cuda_see_the_gpu():
@@ -42,16 +59,25 @@ def test_tests_of_cuda_see_the_gpu():
     assert not hides_gpus(list(map(str, files)))
 
 
-def test_rows_of_throughput_have_the_lengths_and_kernels_of_their_recipe(tmp_path):
-    code, found = run(tmp_path, "throughput", "--only", "enwik8")
+def test_rows_of_training_and_reading_have_the_lengths_and_kernels_of_their_recipe(tmp_path):
+    code, found = run(tmp_path, "enwik8", "reading", "--only", "enwik8")
     assert (code, found["complete"]) == (0, True)
     machine, training, segments, _, tokens, _ = found["rows"]
     assert machine["machine"]["name"].startswith("cpu (")
     assert training["tokens_per_step"] == 3 * 8
     assert training["tokens_per_s"] * training["ms_per_token"] == pytest.approx(1e3)
+    assert (training["graphs"], training["graphs_in_timed_steps"], training["replays_per_timed_step"]) == (2, 0, 2)
+    assert sum(training["ms_by_kind"].values()) == pytest.approx(training["profiled_ms"])
     assert 0 < sum(kernel["share"] for kernel in training["kernels"]) <= 1
     assert (segments["work"], segments["tokens_per_step"]) == ("evaluation, 3 lanes, L 8, M 24", 24)
     assert (tokens["work"], tokens["tokens_per_step"]) == ("one token at a time, L 1, M 16", 1)
+
+
+def test_the_default_path_equals_eager_steps_and_the_definition(tmp_path):
+    code, found = run(tmp_path, "smoke")
+    smoke = found["rows"][1]
+    assert (code, smoke["path"]) == (0, "not compiled, captured")
+    assert 0 < smoke["errors"]["loss from reference"] < 1e-3
 
 
 def test_bf16_is_as_far_from_float64_as_autocast(tmp_path):

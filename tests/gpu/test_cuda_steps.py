@@ -5,47 +5,16 @@ What needs no CUDA of its own also runs on a CPU, so that the tests themselves a
 
 import contextlib
 
-import numpy as np
 import pytest
 import torch
 
-from txlcli.config import recipe
-from txlcli.core.kernels.device import pick_device
-from txlcli.core.training.loop import Training, new_model
-from txlcli.core.training.segments import TrainingSegments
-from txlcli.errors import UsageError
+from tests.gpu.small_runs import STEPS, losses, no_graph, start
 
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_CUDA)]
-V, B, STEPS = 509, 3, 20
-L = 35  # K = 70 keys, no multiple of 8
-SIZES = (
-    *("model.n_layers=2", "model.d_model=26", "model.n_heads=2", "model.d_head=13", "model.d_inner=51"),
-    *(f"train.seg_len={L}", f"train.mem_len={L}", f"train.batch_size={B}", "train.valid_seg_len=5"),
-    *("train.lr=1e-2", "train.warmup_steps=0", f"train.max_steps={STEPS}"),
-)
 DROPOUT = ("model.dropout=0.2", "model.attention_dropout=0.2", "model.word_dropout=0.1")
 ERRORS = {"fp32": 1e-4, "tf32": 1e-3, "bf16": 1e-2}
 """Largest relative error of a loss after up to 20 steps."""
-
-
-def start(device, *changes, dtype=torch.float32, seed=5, **how):
-    """Return a training run of a small model on tokens whose frequencies it can learn."""
-    settings = recipe.load("stdlib", [*SIZES, *changes])
-    ids = (V ** np.random.default_rng(3).random(B * L * (STEPS + 3) + 1)).astype(np.int64)  # Zipf's law
-    segments = TrainingSegments(ids, settings.train)
-    model = new_model(settings.model, V, seed=seed, device=pick_device(device)).to(dtype)
-    return Training(model, settings.train, segments, **how)
-
-
-def no_graph(run, device, **how):
-    """Stand in for a capture where there are no CUDA graphs."""
-    raise UsageError("no graphs here")
-
-
-def losses(device, *changes, dtype=torch.float32, seed=5, steps=STEPS, **how):
-    training = start(device, *changes, dtype=dtype, seed=seed, **how)
-    return torch.stack([training.update()[0] for _ in range(steps)]).double().cpu()
 
 
 def assert_close(found, expected, largest):

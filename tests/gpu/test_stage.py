@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import subprocess
 import time
+import warnings
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,17 @@ def parts():
     yield {"first": 1}
     yield {"second": 2}
     raise ValueError("a third part is missing")
+
+
+def warn():
+    warnings.warn("layers are not compiled, and take longer: a reason", stacklevel=1)
+    return {"tokens_per_s": 5.0}
+
+
+def start_another():
+    child = subprocess.Popen(["sleep", "600"])
+    yield {"child": child.pid}
+    time.sleep(60)
 
 
 def skip():
@@ -51,7 +65,7 @@ def test_a_failure_is_recorded_with_the_parts_before_it_and_the_next_row_runs(st
     parts_, killed_, nan, _ = written(tmp_path)["rows"]
     assert (parts_["first"], parts_["second"], parts_["status"]) == (1, 2, "failed")
     assert parts_["reason"] == "ValueError: a third part is missing"
-    assert "in parts" in parts_["details"]
+    assert parts_["frames"][-1].endswith("in parts")
     assert killed_["reason"] == "its process ended with exit code -9"
     assert "not JSON compliant" in nan["reason"]
     assert stage.end() == 1
@@ -63,3 +77,31 @@ def test_a_row_that_takes_too_long_fails_and_the_next_one_runs(stage):
     assert stage.run("hang", hang, at_most_s=0.5) is None
     assert (stage.rows[0]["status"], stage.rows[0]["reason"]) == ("failed", "it took longer than 0.5 s")
     assert stage.run("next", number, value=7)["value"] == 7
+
+
+def test_a_process_that_a_row_started_ends_with_it(stage):
+    stage.run("parent", start_another, at_most_s=3.0)
+    child = stage.rows[0]["child"]
+    deadline = time.monotonic() + 5
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(child)
+
+
+def is_running(process):
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_row_that_fell_back_says_so_and_the_next_one_has_a_new_process(stage, capsys):
+    first = stage.run("first", number, value=1)
+    fallen = stage.run("fallen", warn, goal=("tokens_per_s", 10.0))
+    assert "not compiled" in fallen["fell_back"][0]
+    assert stage.run("next", number, value=1)["process"] != first["process"]
+    stage.end()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fallen")]
+    assert line.split()[:7] == ["fallen", "passed", "0", "5", "tokens/s", "10", "tokens/s"]
+    assert "0.50" in line

@@ -1,6 +1,7 @@
 """Checks that compilers of kernels work here: torch.compile for layers, Triton for attention and softmax."""
 
 import functools
+import logging
 import os
 import warnings
 from collections import Counter
@@ -26,6 +27,10 @@ MAX_ITEMSIZE = 4
 """Bytes of the widest dtype of Triton's kernels, which add up in float32."""
 MAX_WIDTH = 128
 """Largest head width of Triton's attention; wider tiles do not fit into registers."""
+COMPILER_OPTIONS = {"shape_padding": False, "comprehensive_padding": False, "combo_kernels": True}
+"""The compiler pads no shapes or strides: the model pads rows, and a product copies an operand with gaps between its
+rows. Small kernels that do not depend on each other are joined."""
+logger = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -102,16 +107,10 @@ def compiled(function: Callable[P, R], compiles: bool = True) -> Callable[P, R]:
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function, at the first call with tensors of other shapes once more.
 
-    If the compiler fails, a warning says why, and the function is called as it is, every time after `MAX_FAILURES`.
-    The compiler pads no shapes or strides: the model pads rows, and a product copies an operand with gaps between its
-    rows. Small kernels that do not depend on each other are joined.
+    If the compiler fails, the log has the traceback, and the function is called as it is, every time after
+    `MAX_FAILURES`, when a warning says why.
     """
-    fused: Callable[..., Any] = torch.compile(
-        function,
-        fullgraph=True,
-        dynamic=False,
-        options={"shape_padding": False, "comprehensive_padding": False, "combo_kernels": True},
-    )
+    fused: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, options=dict(COMPILER_OPTIONS))
     failures = compiler_failures()
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -120,6 +119,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             result = fused(*args, **kwargs)
         except failures as error:
+            logger.debug("a function is not compiled", exc_info=error)
             _failures[function] += 1
             if _failures[function] == MAX_FAILURES:
                 warnings.warn(f"layers are not compiled, and take longer: {_reason(error)}", stacklevel=2)

@@ -113,20 +113,22 @@ def _time_reader(
     """Time the scoring of `seg_len` tokens of each lane after `filled` tokens, which are read in segments.
 
     A repetition covers whole periods of the sliding buffer, so that the slide is part of the time. By default, the
-    warm-up is one period.
+    warm-up is one period, and on CUDA two, since graphs are captured in the second. Targets are where scoring has them.
     """
     model, batch_size = reader.model, reader.settings.batch_size
     tokens = _random_tokens(model, (batch_size, seg_len))
+    targets = tokens.to(model.targets_device)
     if filled:
         reader.read_last(_random_tokens(model, (batch_size, filled)))
     period = -(-reader.housekeeping_interval // seg_len)
+    warm_up_periods = 2 if reader.device.type == "cuda" else 1
     return measure(
-        lambda: reader.losses(reader.read(tokens), tokens),
+        lambda: reader.losses(reader.read(tokens), targets),
         reader.device,
         tokens=tokens.numel(),
         repeat=times.repeat,
         steps=-(-max(times.min_steps, period) // period) * period,
-        warm_up=warm_up or period,
+        warm_up=warm_up or warm_up_periods * period,
     )
 
 
@@ -138,7 +140,8 @@ def time_evaluation(model: LanguageModel, settings: EvalSettings, times: Repetit
 def time_single_tokens(model: LanguageModel, settings: EvalSettings, times: Repetitions) -> Timing:
     """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory."""
     reader, filled = reader_of_one_text(model, settings), settings.mem_len or settings.seg_len
-    return _time_reader(reader, 1, times, filled=filled, warm_up=1)
+    warm_up = 2 if reader.device.type == "cuda" else 1  # the second token is captured
+    return _time_reader(reader, 1, times, filled=filled, warm_up=warm_up)
 
 
 def time_vanilla(model: LanguageModel, settings: EvalSettings, times: Repetitions, *, warm_up: int = 1) -> Timing:
@@ -149,10 +152,11 @@ def time_vanilla(model: LanguageModel, settings: EvalSettings, times: Repetition
     """
     reader = make_reader(model, settings)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
+    targets = tokens[:, -1:].to(model.targets_device)
 
     def predict() -> object:
         reader.reset()
-        return reader.losses(reader.read_last(tokens), tokens[:, -1:])
+        return reader.losses(reader.read_last(tokens), targets)
 
     return measure(
         predict, reader.device, tokens=len(tokens), repeat=times.repeat, steps=times.min_steps, warm_up=warm_up
@@ -168,10 +172,12 @@ def time_training(
 ) -> Timing:
     """Time optimizer steps with a full memory. The weights of the model change."""
     filling = -(-(settings.mem_len + settings.reread_len) // settings.seg_len)
+    captures = 2 if model.device.type == "cuda" else 0  # of the gradients in one step, of the update in the next
+    warm_up = filling + captures + 1
     tokens = settings.batch_size * settings.seg_len
-    ids = _random_tokens(model, (tokens * (filling + times.repeat * times.min_steps + 2) + 1,)).cpu().numpy()
+    ids = _random_tokens(model, (tokens * (warm_up + times.repeat * times.min_steps + 1) + 1,)).cpu().numpy()
     training = Training(model, settings, TrainingSegments(ids, settings))
-    steps = {"repeat": times.repeat, "steps": times.min_steps, "warm_up": filling + 1}
+    steps = {"repeat": times.repeat, "steps": times.min_steps, "warm_up": warm_up}
     return measure(training.update, training.device, tokens=tokens, **steps, seconds=seconds)
 
 
