@@ -54,8 +54,6 @@ class ModelSettings(Section):
 
     recurrent_state: ClassVar[bool] = False
     """True if the model carries a state instead of a memory of M tokens, so that memory lengths do not apply."""
-    depends_on_segments: ClassVar[bool] = False
-    """True if predictions depend on where segments end, although the memory holds every token before."""
     keys_are_tokens: ClassVar[bool] = True
     """True if each key belongs to one token, at its distance."""
     has_slots: ClassVar[bool] = False
@@ -351,7 +349,6 @@ class CompressiveSettings(TransformerSettings):
     Tokens that leave the memory are compressed; keys are those of compressed memory, memory and segment.
     """
 
-    depends_on_segments = True  # tokens are compressed when a segment ends
     keys_are_tokens = False  # a compressed slot stands for c tokens
     has_slots = True
     fixed_segments = True

@@ -62,19 +62,20 @@ class AgingMemory(HiddenMemory):
     """C to keep."""
 
     @property
-    def states(self) -> Tensor:
+    def remembered(self) -> Tensor:
         return torch.cat([self.slots, self.positions], dim=1)
 
     @property
     def length(self) -> int:
-        return self.slots.shape[1] + self.positions.shape[1]
+        return self.slots.shape[1] + super().length
 
     def leaving(self, kept: Tensor, rate: int) -> Tensor:
         """Return the positions (B, x, d) that are compressed after a segment, of which `kept` (B, L, d) is kept."""
-        positions = torch.cat([self.positions, kept], dim=1)
-        # Whole groups of c, so that fewer than M + c stay.
-        count = max(0, positions.shape[1] - self.mem_len) // rate * rate if self.mem_len else 0
-        return positions[:, :count]
+        if not self.ends or not self.mem_len:
+            return kept[:, :0]
+        positions = torch.cat([self.positions, self.whole_segment(kept)], dim=1)
+        excess = max(0, positions.shape[1] - self.mem_len)
+        return positions[:, : excess - excess % rate]  # whole groups of c, so that fewer than M + c stay
 
 
 class CompressiveLayer(Layer):
@@ -182,7 +183,8 @@ class CompressiveTransformer(TransformerXL):
 
     def remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
         """Return the positions of all layers, then the slots of all layers."""
-        positions, slots = [], []
+        positions = []
+        slots = []
         for past, output in zip(pasts, outputs, strict=True):
             assert isinstance(past, AgingMemory)
             made = output.kept[:, :0] if output.slots is None else output.slots

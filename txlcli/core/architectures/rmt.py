@@ -76,6 +76,12 @@ class RecurrentMemoryTransformer(TransformerXL):
             present[:, present.shape[1] - left :].clone(),
         ]
 
+    def read_part(  # type: ignore[override]
+        self, tokens: Tensor, memory: Memory, before: Memory, *, mem_len: int, ends: bool, **limits: int
+    ) -> tuple[Tensor, Memory, Memory]:
+        hidden, memory = self(tokens, memory, mem_len=mem_len)
+        return hidden, memory, []
+
     def _read_segment(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last hidden states of a segment (B, x, d), and the state that is written after it (B, n, d)."""
         count, rows = state.shape[1], tokens.shape[1] + 2 * state.shape[1]

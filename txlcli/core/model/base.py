@@ -28,7 +28,19 @@ Memory = list[Tensor]
 
 
 class LanguageModel(nn.Module, ABC):
-    """Embedding and softmax of a model, and the methods that training and evaluation call."""
+    """Embedding and softmax of a model, and the methods that training and evaluation call.
+
+    The contract of memory, on which training and readers rely (`txlcli.testing.check_architecture` tries it):
+
+    - A memory is a list of tensors without gradient; the first axis of each is the lane. No lane depends on another.
+    - `forward` reads whole segments. The hidden state of position i depends on the memory and on tokens 0 to i only.
+    - The memory changes at the end of a segment, not within: a reader that gets the tokens of a segment in several
+      calls uses `read_part`, which must give the hidden states and the memory that `forward` gives for all of them.
+    - With M = 0, nothing is left of a segment: the next one is read as if it were the first.
+    - If the settings have `recurrent_state`, the memory changes after every token instead, so that a text may be cut
+      anywhere without a change of its hidden states, and M means nothing.
+    - `full_memory` has the shapes of a memory after a long text, and `memory_is_full` is true of these shapes.
+    """
 
     precision: str = "fp32"
     """Of matrix products, and of what a reader keeps of the past."""
@@ -132,6 +144,32 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         """Read one segment (B, L); return the last hidden states (B, L, d) and the new memory."""
+
+    def read_part(
+        self, tokens: Tensor, memory: Memory, before: Memory, *, mem_len: int, ends: bool, **limits: int
+    ) -> tuple[Tensor, Memory, Memory]:
+        """Read a part of a segment, whose tokens arrive in several calls.
+
+        By default the tokens before are read again, which is right for every model, and takes longer with each call.
+        A model with a recurrent state reads on from its memory.
+
+        Args:
+            tokens: (B, l).
+            memory: from the segment before.
+            before: what this method returned for the part before, and no tensors at the beginning of a segment.
+            mem_len: M; positions to keep for the next segment.
+            ends: true for the last part of the segment.
+            limits: as for `forward`.
+        Returns:
+            The last hidden states of this part (B, l, d), the memory for the next call, `before` for the next call.
+        """
+        if self.settings.recurrent_state:
+            hidden, memory = self(tokens, memory, mem_len=mem_len, **limits)
+            return hidden, memory, []
+        segment = torch.cat([*before, tokens], dim=1)
+        hidden, after = self(segment, memory, mem_len=mem_len, **limits)
+        own = hidden[:, hidden.shape[1] - tokens.shape[1] :]
+        return (own, after, []) if ends else (own, memory, [segment])
 
     def pack(self, dtype: torch.dtype) -> None:
         """Multiply by the current matrices of the layers in this dtype from now on, packed where that is faster.

@@ -60,17 +60,37 @@ class HiddenMemory(Past):
     positions: Tensor
     """Layer inputs without gradient, oldest first, (B, M, d)."""
     rotation: Rotation | None = None
-    """Of the positions, if the encoding rotates keys."""
+    """Of `states`, if the encoding rotates keys."""
+    segment: Tensor | None = None
+    """Layer inputs of the present segment, (B, x, d), if a reader has read the beginning of it before."""
+    ends: bool = True
+    """False if the segment goes on after these tokens, so that nothing is remembered yet."""
+
+    @property
+    def remembered(self) -> Tensor:
+        """Hidden states of earlier segments, (B, x, d)."""
+        return self.positions
 
     @property
     def states(self) -> Tensor:
         """Hidden states that are projected to keys and values, (B, x, d)."""
-        return self.positions
+        if self.segment is None:
+            return self.remembered
+        return torch.cat([self.remembered, self.segment], dim=1)
 
     @property
     def length(self) -> int:
         """Number of these hidden states."""
-        return self.positions.shape[1]
+        return self.positions.shape[1] + self.segment_len
+
+    @property
+    def segment_len(self) -> int:
+        """Number of tokens of the present segment that were read before."""
+        return 0 if self.segment is None else self.segment.shape[1]
+
+    def whole_segment(self, kept: Tensor) -> Tensor:
+        """Return the inputs of the layer (B, L, d) since the segment began, given those of its last tokens."""
+        return kept if self.segment is None else torch.cat([self.segment, kept], dim=1)
 
     def extend(self, keys: Tensor, values: Tensor, layer: "Layer") -> tuple[Tensor, Tensor]:
         if not self.length:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -273,14 +274,39 @@ class TransformerXL(LanguageModel):
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
-        goal = Objective(mem_len=mem_len)
-        outputs, memory = self.read_layers(
-            tokens, self.pasts(memory, mem_len, **lengths), goal, key_limit, max_distance
-        )
-        return self.final_hidden(outputs[-1].hidden), memory
+        pasts = self.pasts(memory, mem_len, **lengths)
+        outputs = self.read_layers(tokens, pasts, key_limit, max_distance)
+        return self.final_hidden(outputs[-1].hidden), self.memory_after(pasts, outputs, Objective(mem_len=mem_len))
+
+    def read_part(
+        self,
+        tokens: Tensor,
+        memory: Memory,
+        before: Memory,
+        *,
+        mem_len: int,
+        ends: bool,
+        key_limit: int | None = None,
+        max_distance: int | None = None,
+        **lengths: int,
+    ) -> tuple[Tensor, Memory, Memory]:
+        """See `LanguageModel.read_part`; `before` has the inputs of each layer, so that nothing is read again."""
+        pasts = [
+            dataclasses.replace(past, segment=segment, ends=ends)
+            for past, segment in zip_longest(self.pasts(memory, mem_len, **lengths), before)
+        ]
+        outputs = self.read_layers(tokens, pasts, key_limit, max_distance)
+        hidden = self.final_hidden(outputs[-1].hidden)
+        if ends:
+            return hidden, self.memory_after(pasts, outputs, Objective(mem_len=mem_len)), []
+        return hidden, memory, [past.whole_segment(out.kept) for past, out in zip(pasts, outputs, strict=True)]
 
     def pasts(self, memory: Memory, mem_len: int) -> Sequence[HiddenMemory]:
-        """Return the past of each layer before a segment: layer n reads the past of layer n - 1 (3.2)."""
+        """Return the past of each layer before a segment: layer n reads the past of layer n - 1 (3.2).
+
+        A subclass with another memory returns N objects whose `remembered` (B, x, d) are the hidden states that the
+        layer attends to, and whose `length` is x, the same for all layers.
+        """
         return [HiddenMemory(positions=past) for past in self._readable(memory)]
 
     def _readable(self, memory: Memory) -> Memory:
@@ -288,36 +314,55 @@ class TransformerXL(LanguageModel):
         return [tensor.to(self.memory_dtype) for tensor in memory]
 
     def remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
-        """Return the memory after a segment."""
-        mem_len, reread = self.settings.visible_memory(goal.mem_len), goal.reread_len
+        """Return the memory after a segment: the last M positions of each layer.
+
+        It is called once for each segment, after its last token, however many calls have read the segment. A subclass
+        may keep anything else. `txlcli.core.reading.decoder`, the reader "keys", does not call it: it keeps the last M
+        positions, and so is for this memory alone.
+
+        Args:
+            pasts: of the N layers, before the segment.
+            outputs: of the N layers; `kept`, (B, L, d), is what each has read since the segment began. Positions that
+                the next segment reads again are left out.
+            goal: `mem_len` is M. `seg_len`, if it is given, is the number of positions that are no padding, which
+                occurs only with a full memory; an architecture that ignores it has `fixed_segments` in its settings.
+        """
+        mem_len = self.settings.visible_memory(goal.mem_len)
         pairs = [(past.positions, output.kept) for past, output in zip(pasts, outputs, strict=True)]
         if goal.seg_len is None or not mem_len:
-            return [
-                update_memory(past, kept[:, : max(0, kept.shape[1] - reread)], mem_len=mem_len) for past, kept in pairs
-            ]
+            return [update_memory(past, kept, mem_len=mem_len) for past, kept in pairs]
         moved = torch.arange(mem_len, device=self.device) + goal.seg_len  # a full memory moves by as many positions
         return [torch.cat(pair, dim=1).index_select(1, moved) for pair in pairs]
+
+    def memory_after(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
+        """Return the memory after the last token of a segment, given the outputs of its last part."""
+        whole = []
+        for past, output in zip(pasts, outputs, strict=True):
+            kept = past.whole_segment(output.kept)
+            if goal.seg_len is None and goal.reread_len:
+                kept = kept[:, : max(0, kept.shape[1] - goal.reread_len)]
+            whole.append(output._replace(kept=kept))
+        return self.remember(pasts, whole, goal)
 
     def read_layers(
         self,
         tokens: Tensor,
         pasts: Sequence[HiddenMemory],
-        goal: Objective,
         key_limit: int | None = None,
         max_distance: int | None = None,
-    ) -> tuple[list[LayerOutput], Memory]:
-        """Return the outputs of all layers for a segment (B, L), and the new memory."""
-        n_remembered, key_len = pasts[0].length, pasts[0].length + tokens.shape[1]
-        in_stream = torch.arange(key_len, device=tokens.device)  # positions of memory and segment
+    ) -> list[LayerOutput]:
+        """Return the outputs of all layers for a segment, or a part of it (B, L)."""
+        n_past = pasts[0].length
+        key_len = n_past + tokens.shape[1]
+        in_stream = torch.arange(key_len, device=tokens.device)  # positions of past and tokens
         reach = min(key_len, key_limit or key_len, self.settings.window or key_len)
-        rotation = self.encoding.rotation(in_stream[:n_remembered])
-        pasts = [dataclasses.replace(past, rotation=rotation) for past in pasts]
-        terms = rotated(
-            self.score_terms(reach, max_distance=max_distance), self.encoding.rotation(in_stream[n_remembered:])
-        )
-        positions = in_stream[: tokens.shape[1]]
-        outputs = list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
-        return outputs, self.remember(pasts, outputs, goal)
+        of_keys = self.encoding.rotation(in_stream[:n_past])
+        pasts = [dataclasses.replace(past, rotation=of_keys) for past in pasts]
+        rotation = self.encoding.rotation(in_stream[n_past:])
+        terms = rotated(self.score_terms(reach, max_distance=max_distance), rotation)
+        first = pasts[0].segment_len
+        positions = in_stream[first : first + tokens.shape[1]]  # in the segment
+        return list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
 
     def final_hidden(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
@@ -328,7 +373,10 @@ class TransformerXL(LanguageModel):
         self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
-        outputs, memory = self.read_layers(tokens, self.pasts(memory, goal.mem_len), goal)
+        pasts = self.pasts(memory, goal.mem_len)
+        outputs = self.read_layers(tokens, pasts)
+        memory = self.memory_after(pasts, outputs, goal)
+        del pasts
         more = [output.loss for output in outputs if output.loss is not None]
         counted, reread = goal.counted(targets.shape[1]), tokens.shape[1] - targets.shape[1]
         first, end, targets = reread + counted.start, reread + counted.stop, targets[:, counted]

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.cuda_graph import CaptureGraph
@@ -159,36 +158,53 @@ class Reader(ABC):
             return self.model.losses(hidden, targets)
 
 
-def read_segment(
-    model: LanguageModel, tokens: Tensor, memory: Memory, settings: EvalSettings, *, mem_len: int | None = None
-) -> tuple[Tensor, Memory]:
-    """Read one segment (B, L) within the limits of an evaluation; return `LanguageModel.forward`'s results.
-
-    `mem_len` are the positions to keep, by default M of the settings.
-    """
-    names = () if model.settings.recurrent_state else ("key_limit", "max_distance", "compressed_len")
-    # A model without attention has no limits.
-    limits = {name: limit for name in names if (limit := getattr(settings, name)) is not None}
-    hidden, memory = model(tokens, memory, mem_len=settings.mem_len if mem_len is None else mem_len, **limits)
+def read_segment(model: LanguageModel, tokens: Tensor, memory: Memory, settings: EvalSettings) -> tuple[Tensor, Memory]:
+    """Read one segment (B, L) within the limits of an evaluation; return `LanguageModel.forward`'s results."""
+    hidden, memory = model(tokens, memory, mem_len=settings.mem_len, **limits_of(model, settings))
     return hidden, memory
 
 
-class StateReader(Reader):
-    """Reads text through `LanguageModel.forward`, and carries the memory that it returns: the state of an LSTM or a
-    QRNN, which covers everything read before, or what another model keeps of the last M tokens.
+def limits_of(model: LanguageModel, settings: EvalSettings) -> dict[str, int]:
+    """Return the limits of an evaluation that are set, by name; a model without attention has none."""
+    if model.settings.recurrent_state:
+        return {}
+    limits = {
+        "key_limit": settings.key_limit,
+        "max_distance": settings.max_distance,
+        "compressed_len": settings.compressed_len,
+    }
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
-    Where a memory changes at the end of a segment, it keeps all tokens until then."""
+
+class StateReader(Reader):
+    """Reads text with any model, and carries the memory that it returns: the state of an LSTM or a QRNN, which covers
+    everything read before, or what another model keeps of the last segments.
+
+    By tokens, the memory changes at the end of a segment only; see the contract of memory in `LanguageModel`."""
 
     state: Memory | None = None
-    """The model's memory after the last token read; None before the first token."""
+    """The model's memory after the last complete segment, or after the last token; None before the first token."""
+    _before: Memory
+    """What `LanguageModel.read_part` needs of the beginning of the present segment."""
 
     def reset(self) -> None:
-        self.state, self._read_before = None, 0
+        self.state = None
+        self._before = []
+        self._read_before = 0
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         self._read_before += tokens.shape[1]
-        mem_len = MAX_COUNT if self._in_segment and self.model.settings.depends_on_segments else None
         with self._autocast:
             memory = self.state or self._first_memory()
-            hidden, self.state = read_segment(self.model, tokens, memory, self.settings, mem_len=mem_len)
+            if self.by_tokens:
+                hidden, self.state, self._before = self.model.read_part(
+                    tokens,
+                    memory,
+                    self._before,
+                    mem_len=self.settings.mem_len,
+                    ends=not self._in_segment,
+                    **limits_of(self.model, self.settings),
+                )
+            else:
+                hidden, self.state = read_segment(self.model, tokens, memory, self.settings)
         return hidden[:, hidden.shape[1] - count :]

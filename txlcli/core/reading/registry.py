@@ -12,6 +12,14 @@ READERS: dict[str, type[Reader]] = {"states": StateReader, "keys": Decoder}
 """Class of the reader for each word by which an architecture says how its text is read."""
 
 
+def depends_on_segments(model: LanguageModel) -> bool:
+    """Return True if predictions may depend on where segments end: all but the decoder's memory and recurrent states.
+
+    Text is then read token by token in segments of L tokens, as it was trained.
+    """
+    return ARCHITECTURES[model.settings.arch].reader != "keys" and not model.settings.recurrent_state
+
+
 def make_reader(
     model: LanguageModel,
     settings: EvalSettings,

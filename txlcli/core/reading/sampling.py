@@ -10,7 +10,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import threads, useful_threads
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.registry import make_reader
+from txlcli.core.reading.registry import depends_on_segments, make_reader
 from txlcli.core.reading.windows import WindowReader
 from txlcli.errors import RunError
 
@@ -41,7 +41,7 @@ def reader_of_one_text(model: LanguageModel, settings: EvalSettings) -> Reader:
     settings = replace(settings, batch_size=1)
     if not model.settings.recurrent_state and settings.mem_len == 0:
         return WindowReader(model, settings)
-    return make_reader(model, settings, by_tokens=model.settings.depends_on_segments)
+    return make_reader(model, settings, by_tokens=depends_on_segments(model))
 
 
 def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torch.Generator) -> Tensor:
