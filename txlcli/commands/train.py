@@ -75,11 +75,11 @@ def _show_forecast(request: Request, launch: LaunchOptions, workspace: Workspace
 def _train_each(requests: Sequence[Request], workspace: Workspace, json: bool) -> None:
     """Train one run after the other, and show each result."""
     from txlcli.commands import training_tables
-    from txlcli.workflows.training.run import train
+    from txlcli.workflows.training import run
 
     with signals.silent():
         for request in requests:
-            result = train(request, workspace, on_report=console.show_json if json else None)
+            result = run.train(request, workspace, on_report=console.show_json if json else None)
             if not json and launcher.is_main():
                 training_tables.show_result(result)
             signals.explain_end(f"{result.run.directory} was saved")

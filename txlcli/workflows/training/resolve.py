@@ -82,14 +82,14 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
         request = _of_recipe(source, options)
     else:
         request = _of_run(options, workspace.runs_dir)
-    trackers.check_packages(request.settings.log)
-    options.check_steps(request.settings.train.max_steps)
     if restarts:
         workspace.reporter.say(f"a process was lost; all processes were started again (restart {restarts})")
         begun = _begun(request, workspace.runs_dir)
         if begun is not None:
             resume = TrainOptions(resume=str(begun.directory), max_steps=options.max_steps)
-            return _of_run(resume, workspace.runs_dir)
+            request = _of_run(resume, workspace.runs_dir)
+    options.check_steps(request.settings.train.max_steps)
+    trackers.check_packages(request.settings.log)
     return request
 
 
