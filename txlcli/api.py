@@ -32,7 +32,7 @@ from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.rows import EvalRow, with_memory
-from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.generate import Generation, encode_prompt
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import Split
@@ -140,7 +140,7 @@ class LoadedRun:
         Raises:
             UsageError: the model cannot use a memory.
         """
-        settings = replace(texts.one_lane(self._opened.run, mem_len=mem_len), batch_size=batch_size)
+        settings = replace(one_lane(self._opened.run, mem_len=mem_len), batch_size=batch_size)
         return make_reader(self.model, settings)
 
     @checked
@@ -160,7 +160,7 @@ class LoadedRun:
         """
         data = to_bytes(text) if isinstance(text, str) else text
         encoded = texts.encode_text(self._opened, UserText("text", data, label="text"), None, self._workspace.reporter)
-        settings = texts.one_lane(self._opened.run, mem_len=mem_len)
+        settings = one_lane(self._opened.run, mem_len=mem_len)
         row = with_memory(Scoring(self._opened, encoded, settings, self._workspace), settings.mem_len)
         return TextScore(
             tokens=encoded.targets.astype(np.int64),

@@ -10,8 +10,8 @@ from tests.commands.novel import HERE, RecordingReporter, done, json_of, refusal
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import UsageError
 from txlcli.workflows.evaluation import evaluate
+from txlcli.workflows.evaluation.adapted import best_dynamic_settings, cache_positions, dynamic_positions
 from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.evaluation.search import best_dynamic_settings, cache_positions, dynamic_positions
 from txlcli.workflows.workspace import Workspace
 
 SHORT = ["--positions", 60, "--batch-size", 2]

@@ -18,7 +18,7 @@ from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD, SLOWDOWN_WINDO
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
-    from txlcli.workflows.evaluation.evaluate import EvalResult
+    from txlcli.workflows.evaluation.result import EvalResult
     from txlcli.workflows.evaluation.rows import EvalRow
     from txlcli.workflows.evaluation.search import LengthSearch
 
@@ -69,7 +69,7 @@ def _show(result: "EvalResult", options: EvalOptions, *, json: bool) -> None:
     """Show the result, and write the files."""
     from txlcli.commands import pages
     from txlcli.workflows.evaluation.annotated import annotate
-    from txlcli.workflows.evaluation.evaluate import write_losses
+    from txlcli.workflows.evaluation.result import write_losses
 
     console.show_result(result, show, json=json)
     if options.losses is not None:  # after the result, which a full disk must not cost

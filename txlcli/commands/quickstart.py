@@ -24,7 +24,7 @@ from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 
 if TYPE_CHECKING:
-    from txlcli.workflows.evaluation.evaluate import EvalResult
+    from txlcli.workflows.evaluation.result import EvalResult
 
 CORPUS, RUN = "stdlib", "quickstart"
 SETTINGS = ("model.norm=pre_released",)

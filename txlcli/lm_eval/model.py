@@ -25,8 +25,8 @@ from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.runs.loading import open_run
-from txlcli.workflows.evaluation.evaluate import check_options
 from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.evaluation.settings import check_options
 
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 SEED = 1111

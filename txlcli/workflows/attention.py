@@ -16,7 +16,8 @@ from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.attention_options import DEFAULT_QUERIES, AttentionOptions, Head
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.texts import ScoredText, Scoring
+from txlcli.workflows.evaluation.scoring import Scoring, one_lane
+from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.workspace import Workspace
 
 ROWS = 16
@@ -134,14 +135,14 @@ def check_options(run: Run, options: AttentionOptions) -> None:
             f"{run.directory} has {layers} layers of {heads} heads, 1.1 to {layers}.{heads}; select some of these with "
             "`heads`"
         )
-    texts.one_lane(run, mem_len=options.mem_len)
+    one_lane(run, mem_len=options.mem_len)
 
 
 def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
     """Measure the attention of a run on a split."""
     opened = workspace.open_run(run_name)
     check_options(opened.run, options)
-    settings = texts.one_lane(opened.run, mem_len=options.mem_len, seg_len=options.seg_len)
+    settings = one_lane(opened.run, mem_len=options.mem_len, seg_len=options.seg_len)
     first = first_query(settings)
     text = texts.split_text(opened, options.split, first + (options.positions or DEFAULT_QUERIES), workspace)
     count, at = len(text.inputs), options.at

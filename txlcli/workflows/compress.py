@@ -28,7 +28,7 @@ from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.workflows.compress_options import CompressOptions, DecompressOptions
-from txlcli.workflows.evaluation.texts import one_lane
+from txlcli.workflows.evaluation.scoring import one_lane
 from txlcli.workflows.user_text import read_user_text
 from txlcli.workflows.workspace import Workspace
 

@@ -16,7 +16,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.annotated import Pieces
 from txlcli.workflows.evaluation.rows import with_memory
-from txlcli.workflows.evaluation.texts import Scoring, one_lane
+from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.probe_options import ProbeOptions
 from txlcli.workflows.workspace import Workspace
 

@@ -18,7 +18,8 @@ from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.rows import non_finite_advice
-from txlcli.workflows.evaluation.texts import ScoredText, Scoring
+from txlcli.workflows.evaluation.scoring import Scoring
+from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.recl_options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.reporter import Step
 from txlcli.workflows.workspace import Workspace

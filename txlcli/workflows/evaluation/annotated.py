@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
 from txlcli.paper import metrics
-from txlcli.workflows.evaluation.evaluate import EvalResult
+from txlcli.workflows.evaluation.result import EvalResult
 from txlcli.workflows.evaluation.texts import ScoredText
 
 Numbers = NDArray[np.number[Any]]

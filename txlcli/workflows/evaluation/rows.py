@@ -5,7 +5,7 @@ Axes: N window length, S stride, M memory length, T tokens.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -21,21 +21,13 @@ from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.validation import add_shares, check_lanes, score_in_processes
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
-from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
-from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.evaluation.scoring import Scoring
+from txlcli.workflows.evaluation.settings import RowSetting
+from txlcli.workflows.evaluation.texts import document_starts
 
 DOCUMENTS_AT_ONCE = 1024
 """Documents that are ordered by length together."""
-SHORT_LANE = 10
-"""A lane shorter than this many memory lengths is short: the missing context at its start changes the result."""
-KEYS_OF_KINDS = {
-    "stride": ("attn_len", "stride"),
-    "protocol": ("protocol", "change"),
-    "documents": ("documents",),
-    "method": ("method", "adaptation"),
-}
-"""Keys that the JSON of a row lacks if a field is None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +87,32 @@ class EvalRow:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row of `--json`, which has the keys of its kind of evaluation only."""
+        absent = {"losses_nats", "measures"}
+        if self.temperature == 1:
+            absent.add("temperature")
+        if self.stride is None:
+            absent.update(("attn_len", "stride"))
+        if self.protocol is None:
+            absent.update(("protocol", "change"))
+        if self.documents is None:
+            absent.add("documents")
+        if self.method is None:
+            absent.update(("method", "adaptation"))
         row = vars(self) | self.measures
         if self.protocol and self.stride:
             row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
-        absent = {key for field, keys in KEYS_OF_KINDS.items() if getattr(self, field) is None for key in keys}
-        absent |= {"losses_nats", "measures", *(["temperature"] if self.temperature == 1 else [])}
         return {key: value for key, value in row.items() if key not in absent}
 
 
-Score = Callable[[Scoring], EvalRow]
-"""Scores a text with one setting."""
+def score(scoring: Scoring, setting: RowSetting) -> EvalRow:
+    """Score the text with one setting."""
+    if setting.attn_len is not None:
+        row = in_windows(scoring, setting.attn_len, stride=setting.stride, batch_size=setting.windows_at_once)
+    elif setting.by_document:
+        row = over_documents(scoring, setting.mem_len)
+    else:
+        row = with_memory(scoring, setting.mem_len)
+    return replace(row, protocol=setting.protocol)
 
 
 def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
@@ -112,7 +120,8 @@ def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
     scoring = scoring.changed(mem_len=mem_len)
     check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
     title = "evaluation" if scoring.opened.model.settings.recurrent_state else f"M = {mem_len}"
-    return make_row(scoring, scoring.score(partial(score_in_processes, world=scoring.world), title))
+    scores = scoring.score(partial(score_in_processes, world=scoring.world), title)
+    return make_row(scoring, scores)
 
 
 def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
@@ -127,26 +136,31 @@ def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
 def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     """Score the documents of a split, each from an empty memory; its first token follows the one before it alone."""
     scoring = scoring.changed(mem_len=mem_len)
-    edges = [*texts.first_targets(scoring), len(scoring.text.targets)]
-    spans = list(pairwise(edges))
-
-    def scored(stream: Stream) -> Scores:
-        started, losses = time.perf_counter(), []
-        for first in range(0, len(spans), DOCUMENTS_AT_ONCE):
-            batch = spans[first : first + DOCUMENTS_AT_ONCE]
-            documents = [Document(stream.inputs[a:b], stream.targets[a:b]) for a, b in batch]
-            scores = score_documents(stream.model, documents, stream.settings)
-            losses += [score.losses_nats for score in scores]
-            stream.on_tokens(batch[-1][1])
-        seconds = time.perf_counter() - started
-        return Scores(np.concatenate(losses), seconds, min(stream.settings.batch_size, len(spans)))
-
-    row = make_row(scoring, scoring.score(scored, f"M = {mem_len}"))
+    starts = document_starts(scoring.opened, scoring.text, scoring.workspace)
+    spans = list(pairwise([*starts, len(scoring.text.targets)]))
+    row = make_row(scoring, scoring.score(partial(_score_spans, spans), f"M = {mem_len}"))
     if row.attn_len_max is not None:
-        longest, alone = max(b - a for a, b in spans), scoring.changed(batch_size=1).settings
+        longest = max(end - first for first, end in spans)
+        alone = replace(scoring.settings, batch_size=1)
         fewest, most = attention_span(scoring.opened.model, alone, longest)
         row = replace(row, attn_len_min=fewest, attn_len_max=most)
     return replace(row, documents=len(spans))
+
+
+def _score_spans(spans: Sequence[tuple[int, int]], stream: Stream) -> Scores:
+    """Score the documents between these targets, some at once."""
+    started = time.perf_counter()
+    losses = []
+    for number in range(0, len(spans), DOCUMENTS_AT_ONCE):
+        batch = spans[number : number + DOCUMENTS_AT_ONCE]
+        documents = [Document(stream.inputs[first:end], stream.targets[first:end]) for first, end in batch]
+        for scores in score_documents(stream.model, documents, stream.settings):
+            losses.append(scores.losses_nats)
+        _, scored = batch[-1]
+        stream.on_tokens(scored)
+    seconds = time.perf_counter() - started
+    lanes = min(stream.settings.batch_size, len(spans))
+    return Scores(np.concatenate(losses), seconds, lanes)
 
 
 def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:
@@ -154,13 +168,16 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
 
     `batch_size` windows are computed at once; None lets the device decide.
     """
-    model, tokens, world = scoring.opened.model, len(scoring.text.targets), scoring.world
+    model = scoring.opened.model
+    world = scoring.world
+    tokens = len(scoring.text.targets)
     windows = batch_size or windows_at_once(model.device, min(length, tokens))
     scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
     scored = partial(score_windows, stride=stride, share=(world.rank, world.size))
     row = make_row(scoring, add_shares(scoring.score(scored, f"N = {length}"), world))
     # A window longer than the text predicts all of it at once.
-    fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
+    most = min(length, tokens)
+    fewest = length - stride + 1 if length < tokens else tokens
     window = model.settings.attention_window or most
     return replace(
         row, attn_len_min=min(fewest, window), attn_len_max=min(most, window), attn_len=length, stride=stride
@@ -172,15 +189,19 @@ def _times(scoring: Scoring) -> tuple[float, float] | None:
 
     None if the text is shorter than the memory, or if the model has fewer learned positions.
     """
-    opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
+    model = scoring.opened.model
+    settings = scoring.settings
+    tokens = len(scoring.text.targets)
     one_lane = replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
-    _, attn_len = attention_span(opened.model, one_lane)
-    longest = opened.model.settings.longest_window
-    if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
+    _, attn_len = attention_span(model, one_lane)
+    longest = model.settings.longest_window
+    if settings.mem_len == 0 or settings.mem_len > tokens:
         return None
-    xl = time_evaluation(opened.model, one_lane, Repetitions(SLOWDOWN_WINDOWS))
+    if longest is not None and attn_len > longest:
+        return None
+    xl = time_evaluation(model, one_lane, Repetitions(SLOWDOWN_WINDOWS))
     windows = replace(one_lane, seg_len=attn_len, mem_len=0)
-    vanilla = time_vanilla(opened.model, windows, Repetitions(SLOWDOWN_WINDOWS))
+    vanilla = time_vanilla(model, windows, Repetitions(SLOWDOWN_WINDOWS))
     return xl.median, vanilla.median
 
 
@@ -189,16 +210,18 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
 
     `next_step` is the advice of the error if the loss is not finite, not even in fp32.
     """
-    opened, text, settings = scoring.opened, scoring.text, scoring.settings
+    opened = scoring.opened
+    text = scoring.text
     if not math.isfinite(scores.total_nats):
         advice = non_finite_advice(opened.precision, next_step)
         raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
-    is_state = opened.model.settings.recurrent_state
-    fewest, most = (None, None) if is_state else attention_span(opened.model, settings, len(text.targets))
+    fewest = most = None
+    if not opened.model.settings.recurrent_state:
+        fewest, most = attention_span(opened.model, scoring.settings, len(text.targets))
     tokens = len(scores.losses_nats)
     measures = metrics.measures(scores.total_nats, tokens=tokens, words=text.words, size=text.size)
     return EvalRow(
-        mem_len=settings.mem_len,
+        mem_len=scoring.settings.mem_len,
         attn_len_min=fewest,
         attn_len_max=most,
         tokens=tokens,
@@ -206,11 +229,13 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
         loss_nats=scores.total_nats / tokens,
         measures={name: metrics.finite(value) for name, value in measures.items()},
         ms_per_token=scores.ms_per_token,
-        temperature=float(settings.temperature),
+        temperature=float(scoring.settings.temperature),
         losses_nats=scores.losses_nats,
     )
 
 
 def non_finite_advice(precision: str, next_step: str) -> str:
     """Return the next step after a non-finite loss; fp32 can help only if 16 bits were used."""
-    return next_step if precision in ("fp32", "tf32") else f"evaluate with `precision` fp32, or {next_step}"
+    if precision in ("fp32", "tf32"):
+        return next_step
+    return f"evaluate with `precision` fp32, or {next_step}"

@@ -13,8 +13,8 @@ from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation import evaluate
-from txlcli.workflows.evaluation.evaluate import EvalResult
 from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.evaluation.result import EvalResult
 from txlcli.workflows.options import Options, Split
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.recl import ReclResult

@@ -1,0 +1,135 @@
+"""Scores a text with models that adapt to it: a continuous cache, and dynamic evaluation.
+
+Their parameters are searched for on the validation split.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.adaptation import (
+    DECAYS,
+    DynamicSettings,
+    gradient_rms,
+    mixed_losses,
+    score_dynamic,
+    score_with_cache,
+    search_cache,
+    theta_candidates,
+)
+from txlcli.core.reading.scoring import Lanes
+from txlcli.errors import UsageError
+from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.evaluation.rows import EvalRow, make_row, with_memory
+from txlcli.workflows.evaluation.scoring import Scoring
+from txlcli.workflows.evaluation.search import with_temperature
+
+RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients
+TITLE = "dynamic evaluation"
+CACHE_TOKENS, CACHE_FILLS = 50_000, 2
+"""Fewest tokens of valid to search with a cache, and how often the tokens of one lane fill it, at least."""
+DYNAMIC_TOKENS, DYNAMIC_STEPS = 10_000, 50
+"""Fewest tokens and steps of the search for dynamic evaluation; with fewer steps, the decay has no effect."""
+LEARNING_RATES = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
+"""Candidates that are all tried."""
+LARGER_LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
+"""Candidates tried one by one for as long as each improves on the last."""
+FIRST_DECAY = 1e-3  # while the learning rate is searched
+
+
+def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
+    """Yield the rows of the model alone, with the cache, and with dynamic evaluation."""
+    settings = scoring.settings
+    cache = options.cache or 0
+    lane_len = Lanes.of(len(scoring.text.targets), settings).length
+    if cache > lane_len:
+        raise UsageError(
+            f"`cache` {cache} exceeds the {lane_len:,} tokens of a lane; give at most that, or a smaller `batch_size`"
+        )
+    # Missing splits must be reported before anything is scored.
+    for_cache = scoring.on_valid(cache_positions(settings, cache))
+    for_dynamic = scoring.on_valid(dynamic_positions(settings))
+    rms: list[Tensor] = []
+    if options.dynamic:
+        train = scoring.opened.store(scoring.workspace.data_dir).ids("train")
+        rms = gradient_rms(scoring.opened.model, train, settings, RMS_SEGMENTS)
+    score_model = partial(with_memory, mem_len=settings.mem_len)
+    tempered = with_temperature(scoring, score_model)
+    yield replace(score_model(tempered), method="model")
+    if cache:
+        yield _with_cache(tempered, for_cache.changed(temperature=tempered.settings.temperature), cache)
+    if options.dynamic:
+        yield from _dynamic(scoring, for_dynamic, rms)
+
+
+def cache_positions(settings: EvalSettings, size: int) -> int:
+    """Return how many positions of the validation split the search with a cache of that size scores."""
+    return max(CACHE_TOKENS, CACHE_FILLS * size * settings.batch_size)
+
+
+def dynamic_positions(settings: EvalSettings) -> int:
+    """Return how many positions of the validation split the search for dynamic evaluation scores."""
+    return max(DYNAMIC_TOKENS, DYNAMIC_STEPS * settings.seg_len * settings.batch_size)
+
+
+def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
+    """Return the row with a cache of `size` tokens, mixed as is best on valid."""
+    thetas = theta_candidates(scoring.opened.model, valid.text.inputs, scoring.settings)
+    with_cache = partial(score_with_cache, size=size)
+    on_valid, cached = valid.score(partial(with_cache, thetas=thetas), "cache, on valid")
+    theta, share = search_cache(on_valid.losses_nats, cached, thetas)
+    scores, cached = scoring.score(partial(with_cache, thetas=[theta]), "cache")
+    losses = mixed_losses(scores.losses_nats, cached[0], share)
+    row = make_row(scoring, replace(scores, losses_nats=losses), next_step="leave out `cache`")
+    parameters = {"theta": theta, "lambda": share, "searched_on": len(valid.text.targets)}
+    return replace(row, method=f"cache {size:,}", adaptation=parameters)
+
+
+def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterator[EvalRow]:
+    """Yield the row of dynamic evaluation, and one with a temperature in addition, if one is asked for."""
+    plain = valid.changed(temperature=1.0)
+
+    def loss_on_valid(parameters: DynamicSettings) -> float:
+        scores = plain.score(partial(score_dynamic, dynamic=parameters, rms=rms), f"{TITLE}, on valid")
+        return scores.total_nats
+
+    def score_with_best(scoring: Scoring) -> EvalRow:
+        scores = scoring.score(partial(score_dynamic, dynamic=best, rms=rms), TITLE)
+        return make_row(scoring, scores, next_step="leave out `dynamic`")
+
+    best = best_dynamic_settings(loss_on_valid)
+    if not best.lr:
+        scoring.reporter.say("every learning rate tried increases the loss on valid: dynamic evaluation is not applied")
+    parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
+    row = score_with_best(scoring.changed(temperature=1.0))
+    yield replace(row, method="dynamic", adaptation=parameters)
+    tempered = with_temperature(scoring, score_with_best, valid)
+    if tempered.settings.temperature != 1:
+        row = score_with_best(tempered)
+        yield replace(row, method="dynamic, temperature", adaptation=parameters | {"temperature": row.temperature})
+
+
+def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> DynamicSettings:
+    """Search for the learning rate with the lowest loss on the validation split, then for the decay."""
+
+    @functools.cache
+    def loss(parameters: DynamicSettings) -> float:
+        nats = loss_on_valid(parameters)
+        return math.inf if math.isnan(nats) else nats  # large steps may make the loss NaN
+
+    tried = [DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in LEARNING_RATES]
+    best = min(tried, key=loss)
+    for lr in LARGER_LEARNING_RATES:
+        if best is not tried[-1]:
+            break
+        tried.append(replace(best, lr=lr))
+        best = min(best, tried[-1], key=loss)
+    if not best.lr:
+        return best
+    decays = [replace(best, decay=decay) for decay in DECAYS]
+    return min(decays, key=loss)

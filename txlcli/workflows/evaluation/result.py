@@ -1,0 +1,161 @@
+"""Result of an evaluation: its rows, the settings in a sentence, and the files that keep it."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from txlcli.data import loss_file
+from txlcli.data.loss_file import TokenLosses
+from txlcli.runs import history, run_directory
+from txlcli.workflows.evaluation.options import AUTO, SLOWDOWN_WINDOWS
+from txlcli.workflows.evaluation.rows import EvalRow
+from txlcli.workflows.evaluation.scoring import Scoring
+from txlcli.workflows.evaluation.search import LengthSearch
+
+NOT_RECORDED = (
+    "run",
+    "position",
+    "slowdown_windows",
+    "paper",
+    "search",
+    "complete",
+    "rows",
+    "lacking",
+    "best",
+    "change",
+)
+"""Keys of the result and its rows that evals.jsonl does not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """Result of an evaluation: what was scored, and one row per requested setting."""
+
+    scoring: Scoring = field(repr=False)
+    rows: tuple[EvalRow, ...]
+    search: LengthSearch | None
+    lacks_recurrence: str | None
+    """Reason why the model lacks the protocol "recurrence", if it was requested."""
+    ended_by: BaseException | None
+    """Error or Ctrl-C that ended the sweep; the result then lacks the remaining rows."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl eval --json` prints."""
+        opened = self.scoring.opened
+        text = self.scoring.text
+        settings = self.scoring.settings
+        model = opened.model.settings
+        in_segments = not all(row.stride for row in self.rows)  # windows have their own lengths
+        result = {
+            "run": str(opened.run.directory),
+            "step": opened.checkpoint.state["step"],
+            "text": text.title,
+            "unit": text.unit,
+            "metric": opened.run.metric,
+            "conventions": text.conventions,
+            "split_sha256": text.digest,
+            "may_be_learned": text.may_be_trained_on,
+            "seg_len": settings.seg_len if in_segments else None,
+            "batch_size": settings.batch_size,
+            "position": getattr(model, "position", None),
+            "max_distance": settings.max_distance if model.has_attention else None,
+            "same_length": settings.same_length if model.has_attention and in_segments else None,
+            "precision": opened.precision,
+            "attention": opened.model.attention_backend if model.has_attention else None,
+            "processes": self.scoring.world.size,
+            "slowdown_windows": SLOWDOWN_WINDOWS,
+            "paper": text.paper,
+            "search": self.search and self.search.to_json(),
+            "complete": self.ended_by is None,
+            "rows": [row.to_json() for row in self.rows],
+        }
+        if self.compares_protocols:
+            result["lacking"] = {"recurrence": self.lacks_recurrence} if self.lacks_recurrence else {}
+        return result
+
+    @property
+    def compares_protocols(self) -> bool:
+        """True if each row is of a protocol."""
+        return self.rows[0].protocol is not None
+
+    def describe_settings(self, row: EvalRow) -> str:
+        """Return the settings of a row in one sentence."""
+        settings = self.scoring.settings
+        model = self.scoring.opened.model.settings
+        limit = f"max_distance = {settings.max_distance or 'none'}, " if model.limits_distance else ""
+        precision = self._describe_precision(row)
+        if row.stride:
+            predicted = f"the last {row.stride} predictions of each window"
+            if row.stride == 1:
+                predicted = "one prediction per window"
+            return f"Without memory: each window is recomputed, {predicted}, {limit}{precision}."
+        if row.documents:
+            return (
+                f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{precision}."
+            )
+        lanes = "one lane."
+        if row.lanes > 1:
+            lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context."
+        if row.attn_len_max is None:
+            return f"The recurrent state is carried along the text. L = {settings.seg_len}, {precision}; {lanes}"
+        mem_len = f"M = {row.mem_len}, " if row.method else ""
+        same_length = f"same_length = {settings.same_length}, " if model.has_attention else ""
+        return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{precision}; {lanes}"
+
+    def _describe_precision(self, row: EvalRow) -> str:
+        precision = self.scoring.opened.precision
+        if row.temperature == 1:
+            return precision
+        chosen = " (chosen on valid)" if self.scoring.settings.temperature == AUTO else ""
+        return f"{precision}, temperature {row.temperature:g}{chosen}"
+
+    def raise_pending(self) -> None:
+        """Raise the exception that ended the sweep; call this after the rows have been shown."""
+        if self.ended_by is not None:
+            raise self.ended_by
+
+
+def record(result: EvalResult) -> None:
+    """Append the rows to the run's evals.jsonl; if that cannot be written, say so and continue."""
+    run = result.scoring.opened.run
+    text = result.scoring.text
+    facts = {
+        **result.to_json(),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "weights": run.best_or_last.name,
+        "corpus": text.corpus,
+        "split": text.split,
+        "whole": text.whole,
+    }
+    rows = []
+    for row in facts["rows"]:
+        of_row = facts | row
+        rows.append({key: value for key, value in of_row.items() if key not in NOT_RECORDED})
+    try:
+        history.record(run, rows)
+    except OSError as error:
+        path = run.directory / run_directory.EVALS
+        result.scoring.reporter.say(
+            f"{path}: result not recorded ({error.strerror}); check that the run's folder is writable"
+        )
+
+
+def write_losses(path: Path, result: EvalResult) -> None:
+    """Write the loss of every token of the text to an HDF5 file."""
+    scoring = result.scoring
+    run = scoring.opened.run
+    shared = result.to_json()
+    facts = {key: shared[key] for key in ("run", "step", "text", "precision", "max_distance")}
+    facts["split"] = scoring.text.split
+    facts["vocab_fingerprint"] = run.vocab_fingerprint
+    facts["store"] = run.settings.corpus.store if scoring.text.split else None
+    losses = []
+    for row in result.rows:
+        if row.attn_len:
+            losses.append(TokenLosses("attn_len", row.attn_len, row.losses_nats, {"stride": row.stride}))
+        else:
+            settings = {"seg_len": shared["seg_len"], "lanes": row.lanes, "same_length": shared["same_length"]}
+            losses.append(TokenLosses("mem_len", row.mem_len, row.losses_nats, settings))
+    loss_file.write(path, scoring.text.targets, losses, facts)
+    scoring.reporter.say(f"the loss of {len(scoring.text.targets):,} tokens written to {path}")

@@ -1,0 +1,65 @@
+"""Scores a text with the model of a run: what is read, with which settings, in which processes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from txlcli.config.settings import EvalSettings
+from txlcli.core.reading.scoring import Stream
+from txlcli.core.training.distributed import SINGLE_PROCESS, World
+from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_directory import Run
+from txlcli.workflows.evaluation.texts import ScoredText, first_positions
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A run, and a text that it scores with given settings."""
+
+    opened: OpenRun
+    text: ScoredText
+    settings: EvalSettings
+    workspace: Workspace
+    positions: int | None = None
+    """Positions of the validation split that a search scores; None is all."""
+    world: World = SINGLE_PROCESS
+    """Processes that divide the lanes or the windows."""
+
+    @property
+    def reporter(self) -> Reporter:
+        """Receives messages and progress."""
+        return self.workspace.reporter
+
+    def score(self, function: Callable[[Stream], Result], title: str) -> Result:
+        """Score the text with a function of the core; `title` names its progress."""
+        model = self.opened.model
+        text = self.text
+        temperature = float(self.settings.temperature)  # `with_temperature` has chosen it
+        with (
+            self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar,
+            model.softmax.at_temperature(temperature),
+        ):
+            return function(Stream(model, text.inputs, text.targets, self.settings, bar.reach))
+
+    def on_valid(self, positions: int | None = None) -> "Scoring":
+        """Return the first positions of the validation split, scored with the same settings."""
+        text = first_positions(self.opened, "valid", positions or self.positions, self.workspace)
+        return replace(self, text=text)
+
+    def changed(self, **settings: Any) -> "Scoring":
+        """Return the same text scored with other settings."""
+        return replace(self, settings=replace(self.settings, **settings))
+
+
+def one_lane(run: Run, *, mem_len: int | None, seg_len: int | None = None) -> EvalSettings:
+    """Return the run's evaluation settings with one lane, temperature 1, and these lengths if they are given."""
+    settings = run.settings
+    if mem_len is None:
+        mem_len = settings.eval.mem_len
+    settings.check_memory(mem_len, run=run.directory, instead="give `mem_len` 0")
+    seg_len = seg_len or settings.eval.seg_len
+    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=seg_len, temperature=1.0)

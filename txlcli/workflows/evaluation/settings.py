@@ -1,0 +1,154 @@
+"""Settings of an evaluation: checks the options against the run, and lists a setting for each row of the result."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from txlcli.config.ranges import MAX_COUNT
+from txlcli.config.settings import EvalSettings, Settings
+from txlcli.errors import UsageError
+from txlcli.runs.loading import OpenRun
+from txlcli.workflows.evaluation.options import PROTOCOLS, EvalOptions
+from txlcli.workflows.evaluation.texts import ScoredText
+
+SHORT_LANE = 10
+"""A lane shorter than this many memory lengths is short: the missing context at its start changes the result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSetting:
+    """How one row of the result reads the text: with a memory, or in windows without one."""
+
+    mem_len: int = 0
+    """Memory length M in tokens; 0 in windows."""
+    by_document: bool = False
+    """True to read each document from an empty memory."""
+    attn_len: int | None = None
+    """Window length N; None with memory."""
+    stride: int = 1
+    """Tokens predicted per window."""
+    windows_at_once: int | None = None
+    """Windows that are computed side by side; None lets the device decide."""
+    protocol: str | None = None
+    """Name in a comparison of protocols."""
+
+    def at(self, length: int) -> "RowSetting":
+        """Return the same setting with another memory length, or window length."""
+        if self.attn_len is None:
+            return replace(self, mem_len=length)
+        return replace(self, attn_len=length)
+
+
+def check_options(opened: OpenRun, options: EvalOptions) -> None:
+    """Reject options that do not fit the model or its precision."""
+    settings = opened.run.settings
+    directory = opened.run.directory
+    model = settings.model
+    arch = f'(arch = "{model.arch}")'
+    if not model.has_attention:
+        options.exclude("max_distance", "same_length", "attention", because=f"{directory} has no attention {arch}")
+    if model.recurrent_state:
+        because = f"{directory} has a recurrent state {arch}"
+        options.exclude("mem_len", "plot", because=because)
+        if not options.protocols:  # these read a recurrent state in windows, too
+            options.exclude("attn_len", because=because)
+    if options.same_length and not model.keys_are_tokens:
+        raise UsageError(f"{directory} sees all of its memory {arch}; leave out `same_length`")
+    if not model.limits_distance:
+        options.exclude("max_distance", because=f"{directory}: its encoding of positions has no such limit")
+    longest = max(options.mem_lens, default=0)
+    settings.check_memory(longest, run=directory, instead="give `attn_len` instead of `mem_len`")
+    settings.check_attn_lens(options.windows, subject=directory)
+    if options.protocols != PROTOCOLS:  # of all, it may lack one
+        reason = lacks_recurrence(opened, options)
+        if reason:
+            raise UsageError(f"`protocols` recurrence: {reason}; or leave recurrence out")
+    if options.dynamic and opened.precision == "fp16":
+        raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
+
+
+def lacks_recurrence(opened: OpenRun, options: EvalOptions) -> str | None:
+    """Return the reason why the model lacks the protocol "recurrence", if it is requested."""
+    settings = opened.run.settings
+    reads_memory = settings.model.recurrent_state or options.mem_lens or settings.eval.mem_len
+    if "recurrence" not in options.protocols or reads_memory:
+        return None
+    next_step = " and with absolute positions"
+    if settings.supports_memory:
+        next_step = "; give a memory length to evaluate it with one"
+    return f"{opened.run.directory} was trained without memory{next_step}"
+
+
+def eval_settings(run_settings: Settings, text: ScoredText, options: EvalOptions) -> EvalSettings:
+    """Return the settings of the recipe with those of the options.
+
+    A user's text is cut into as many lanes as are not short.
+    """
+    settings = options.apply_to(run_settings.evaluation_settings())
+    if options.text is None or options.batch_size is not None:
+        return settings
+    mem_lens = options.mem_lens or (settings.mem_len,)
+    longest = max(settings.seg_len, *mem_lens)
+    lanes = min(settings.batch_size, len(text.targets) // (SHORT_LANE * longest))
+    return replace(settings, batch_size=max(1, lanes))
+
+
+def row_settings(run_settings: Settings, options: EvalOptions) -> list[RowSetting]:
+    """Return the setting of each row: the memory length M, the window length N, or the protocol is swept.
+
+    For a search, this is one setting without its length.
+    """
+    if options.protocols:
+        return list(_protocol_settings(run_settings, options))
+    if options.attn_len is not None:
+        return [_windows(options, length) for length in options.windows or (0,)]
+    mem_lens = options.mem_lens
+    if not mem_lens:
+        default = run_settings.eval.mem_len
+        mem_lens = (0, default) if options.html and default else (default,)
+    if options.searched:
+        mem_lens = (0,)
+    return [RowSetting(mem_len=mem_len, by_document=options.reset_at_documents) for mem_len in mem_lens]
+
+
+def _windows(
+    options: EvalOptions, length: int, *, stride: int | None = None, protocol: str | None = None
+) -> RowSetting:
+    """Return the setting with a window length; by default the stride is that of the options, or 1."""
+    return RowSetting(
+        attn_len=length,
+        stride=stride or options.stride or 1,
+        windows_at_once=options.batch_size,
+        protocol=protocol,
+    )
+
+
+def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator[RowSetting]:
+    """Yield the setting of each protocol and length.
+
+    The lengths are those given, or else the recipe's memory length, or the trained segment length.
+    """
+    model = run_settings.model
+    mem_lens = options.mem_lens
+    if not mem_lens and run_settings.eval.mem_len:
+        mem_lens = (run_settings.eval.mem_len,)
+    windows = options.windows
+    if not windows:
+        longest = model.longest_window or MAX_COUNT
+        lengths = mem_lens or (run_settings.train.seg_len,)
+        windows = tuple(dict.fromkeys(min(length, longest) for length in lengths))
+    shortest = min(windows)
+    if options.stride is not None and options.stride > shortest:
+        raise UsageError(f"`stride` {options.stride} exceeds the window length {shortest}; give at most that")
+    for protocol in options.protocols:
+        if protocol == "recurrence":
+            for mem_len in (0,) if model.recurrent_state else mem_lens:
+                yield RowSetting(mem_len=mem_len, protocol=protocol)
+            continue
+        for length in windows:
+            if protocol == "disjoint":
+                stride = length
+            elif protocol == "strided":
+                stride = options.stride or max(1, length // 2)
+            else:
+                stride = 1
+            yield _windows(options, length, stride=stride, protocol=protocol)
