@@ -190,6 +190,8 @@ def smoke(device, toy):
             if step == 0:
                 yield {f"first_step_s_{path}": round(time.monotonic() - began, 2)}
         found[path] = torch.tensor(steps)  # (steps, 2)
+        if not found[path].isfinite().all():
+            raise AssertionError(f"losses and norms of gradients are not finite, {path}: {steps}")
         yield {f"steps_{path}": steps}
         if path == "default":
             facts = path_of(training, captures)
