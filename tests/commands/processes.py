@@ -1,5 +1,8 @@
 """Helpers for tests of commands that run in several processes."""
 
+import re
+import socket
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,45 @@ def start_ranks(*of_each_rank, port, **changed):
         start(*arguments, environment={name: str(value) for name, value in (world | {"RANK": rank}).items()})
         for rank, arguments in enumerate(of_each_rank)
     ]
+
+
+def environment_of(pid):
+    """Return the environment with which a process was started."""
+    words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(word.split("=", 1) for word in words if word)
+
+
+def listening(pids):
+    """Return the addresses and ports on which these processes wait for connections."""
+    owned = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            owned |= set(re.findall(r"socket:\[(\d+)\]", str(descriptor.readlink())))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and inode in owned:
+                address, port = local.split(":")
+                found.append((_address(address), int(port, 16)))
+    return found
+
+
+def _address(words):
+    """Return an address from the hexadecimal words of /proc/net, the lowest byte of each first."""
+    packed = b"".join(bytes.fromhex(word)[::-1] for word in re.findall(".{8}", words))
+    address = ip_address(packed)
+    return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
+
+
+def network_addresses():
+    """Return the addresses at which other machines reach this one: none without a network."""
+    found = []
+    for family, elsewhere in ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1")):
+        with socket.socket(family, socket.SOCK_DGRAM) as sender:
+            try:
+                sender.connect((elsewhere, 9))  # sends nothing
+            except OSError:
+                continue
+            found.append(sender.getsockname()[0])
+    return found

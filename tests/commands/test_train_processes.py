@@ -2,15 +2,27 @@
 
 import json
 import os
+import pickle
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
+from torch import distributed
 
 from tests.cards import read_log
 from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, wait_for
-from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
+from tests.commands.processes import (
+    TORCHRUN,
+    ended,
+    environment_of,
+    listening,
+    network_addresses,
+    on_linux,
+    processes_in,
+    start_ranks,
+)
 from txlcli.core.training import checkpoint
 from txlcli.system.launcher import SECONDS_TO_EXPLAIN
 
@@ -175,6 +187,49 @@ def test_a_stopped_process_of_a_launcher_is_named_and_all_end_with_the_last_save
         "there is one"
     ]
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] > 0
+
+
+@on_linux
+def test_a_training_of_one_machine_cannot_be_reached_from_the_network(here):
+    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2)
+    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
+    sockets = listening([process.pid, *processes_in(here).values()])
+    assert sockets  # the ranks exchange tensors
+    assert {str(address) for address, _ in sockets if not address.is_loopback} == set()
+    for address in network_addresses():
+        for _, port in sockets:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, port), 5)
+    process.send_signal(signal.SIGTERM)
+    ended(process, 143)
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = str(file)
+
+    def __reduce__(self):
+        return open, (self.file, "w")
+
+
+@on_linux
+def test_a_pickle_written_to_the_store_of_a_training_is_not_run(here):
+    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2)
+    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
+    ranks = processes_in(here)
+    environment = environment_of(ranks[0])
+    file = Path(environment["TXL_STORE"])
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    payload = pickle.dumps(Payload(here / "run by a pickle"))
+    store = distributed.FileStore(str(file))
+    run_id = environment["TORCHELASTIC_RUN_ID"]
+    for key in (f"torch.rendezvous.{run_id}", "restart 0/note/0", "restart 0/note/1"):
+        store.set(key, payload.decode("latin-1"))
+    os.kill(ranks[1], signal.SIGKILL)  # rank 0 looks for its note, and the launcher starts the processes again
+    ended(process, 1)
+    assert not Path("run by a pickle").exists()
 
 
 def test_more_processes_than_lanes_are_rejected_before_they_start(here):

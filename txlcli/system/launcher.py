@@ -10,9 +10,13 @@ import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from txlcli.errors import TrainingError, UsageError
 from txlcli.system import processors
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 RESUME = "resume from the last checkpoint with `resume`, if there is one"
 """Next step after a process of a training run is lost."""
@@ -24,6 +28,10 @@ NO_ANSWER = signal.SIGALRM
 """Signal by which the other processes end one that does not answer; they have reported it."""
 STARTED = "TXL_PROCESSES"
 """Variable that `txl train` and `txl eval` set for the processes that they start."""
+STORE = "TXL_STORE"
+"""Variable with the file in which these processes meet."""
+LOOPBACK_INTERFACES = ("lo", "lo0")
+"""Names of the interface that other machines cannot reach: Linux's and macOS's."""
 _PARENT = os.getppid()
 
 OTHER_LAUNCHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE", "mpiexec": "PMI_SIZE"}
@@ -88,6 +96,11 @@ def is_own() -> bool:
     return STARTED in os.environ
 
 
+def store_file() -> str:
+    """Return the file in which processes meet that txl itself started; only they can read and write it."""
+    return os.environ[STORE]
+
+
 def is_started() -> bool:
     """Return True if this process was started by a launcher, or by txl itself as one of its processes."""
     return world_size() > 1 or is_own()
@@ -130,10 +143,34 @@ def _check_loopback() -> None:
         ) from error
 
 
+def _stay_on_loopback() -> None:
+    """Let the processes that are started now listen on the loopback only, which other machines cannot reach."""
+    for _, interface in socket.if_nameindex():
+        if interface in LOOPBACK_INTERFACES:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+            os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # this name, not every name that begins with it
+
+
+def _first_failure(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, int]:
+    """Return the rank and the exit code of the process whose end has ended the others.
+
+    Others may fail in the same second because it was killed, and the launcher ends the rest by SIGTERM.
+    """
+
+    def order(rank: int) -> tuple[int, bool, int]:
+        failure = failures[rank]
+        return failure.timestamp, failure.exitcode == -signal.SIGTERM, failure.exitcode
+
+    first = min(failures, key=order)
+    return first, failures[first].exitcode
+
+
 def start_processes(
     processes: int, arguments: Sequence[str], *, rank_timeout_s: float, restarts: int = 0, next_step: str = RESUME
 ) -> int:
-    """Run a command line of txl in several processes, as torchrun does, and return their exit code.
+    """Run a command line of txl in several processes of this machine, and return their exit code.
+
+    They exchange tensors over the loopback and meet in a file, so that nothing listens to the network.
 
     After a signal, a process that does not end within `rank_timeout_s` is killed; with PyTorch 2.11, within 30 s.
     """
@@ -142,30 +179,33 @@ def start_processes(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from txlcli.system import local_rendezvous
+
+    local_rendezvous.register()
+    _stay_on_loopback()
     logging.disable(logging.ERROR)  # the processes report their own errors
     # Auxiliary classifiers stop taking part in the loss during training, which PyTorch would warn about.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors.available() // processes)))
     os.environ[STARTED] = str(processes)
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(rank_timeout_s) + SECONDS_TO_EXPLAIN)
-    with tempfile.TemporaryDirectory() as logs:
+    with tempfile.TemporaryDirectory() as directory:  # its mode is 0700
+        os.environ[STORE] = os.path.join(directory, "store")
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=processes,
             run_id=str(uuid.uuid4()),
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            rdzv_backend=local_rendezvous.BACKEND,
             local_addr="localhost",
             max_restarts=restarts,
             signals_to_handle=STOPPING,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            logs_specs=DefaultLogsSpecs(log_dir=directory),
         )
         try:
             elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
         except ChildFailedError as error:
-            # Others may have failed in the same second because one was killed.
-            _, code, rank = min((failed.timestamp, failed.exitcode, rank) for rank, failed in error.failures.items())
+            rank, code = _first_failure(error.failures)
             if code == -NO_ANSWER:
                 return TrainingError.exit_code
             if code < 0:

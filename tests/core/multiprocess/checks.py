@@ -175,6 +175,23 @@ def agreement(facts):
     return {"messages": [message for message, _ in of_all], "exit_codes": [code for _, code in of_all]}
 
 
+def exchanged():
+    """Exchange tensors of other shapes and dtypes in each process, and plain values; return what is received."""
+    shapes = {torch.float64: (2, 3), torch.bfloat16: (5,), torch.int64: (), torch.uint8: (0, 7)}
+    gathered = {}
+    for dtype, shape in shapes.items():
+        rows = torch.full((WORLD.rank + 1, *shape), WORLD.rank + 3, dtype=dtype)
+        gathered[str(dtype)] = [
+            [str(tensor.dtype), list(tensor.shape), tensor.tolist()] for tensor in WORLD.gather(rows)
+        ]
+    return {
+        "gathered": gathered,
+        "everywhere": [part.tolist() for part in WORLD.all_gather(torch.arange(2.0 * WORLD.rank))],
+        "plain": WORLD.gather_objects({"été": [WORLD.rank, 0.1, float("inf"), None, 2**70]}),
+        "rank 0": WORLD.from_rank_0(lambda: ["of rank", WORLD.rank]),
+    }
+
+
 def non_finite_loss(directory, **changed):
     """End all processes, rank 0 with an error; return its message."""
     training = _training(directory, lr=1e30, **changed)

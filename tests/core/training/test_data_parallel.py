@@ -76,7 +76,7 @@ class TwoProcesses:
     def _arguments(self, name, check, given):
         return (
             given
-            if check in ("updates_of_models", "agreement")
+            if check in ("updates_of_models", "agreement", "exchanged")
             else {"directory": str(self._directory / name), **given}
         )
 
@@ -103,6 +103,7 @@ def sampled_checks():
     yield "masks", "masks", {}
     yield "differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}
     yield "equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}
+    yield "exchanged", "exchanged", {}
     yield "not finite", "non_finite_loss", {}
     yield from comparisons("ddp", "zero", ZERO, list(ZERO)[::2])
     yield "zero resumed", "stopped_and_resumed", {**REST, **DIVIDED}
@@ -377,6 +378,22 @@ def test_micro_batches_contain_all_lanes_and_differ_by_one_at_most(lanes, accumu
     assert len(parts) == accumulate * processes
     assert [lane for part in parts for lane in part] == list(range(lanes))
     assert np.ptp([len(part) for part in parts]) <= 1
+
+
+def test_processes_exchange_tensors_of_any_shape_and_plain_values(two):
+    exchanged = two["exchanged"]
+    assert exchanged["gathered"] == {
+        "torch.float64": [
+            ["torch.float64", [1, 2, 3], [[[3.0] * 3] * 2]],
+            ["torch.float64", [2, 2, 3], [[[4.0] * 3] * 2] * 2],
+        ],
+        "torch.bfloat16": [["torch.bfloat16", [1, 5], [[3.0] * 5]], ["torch.bfloat16", [2, 5], [[4.0] * 5] * 2]],
+        "torch.int64": [["torch.int64", [1], [3]], ["torch.int64", [2], [4, 4]]],
+        "torch.uint8": [["torch.uint8", [1, 0, 7], [[]]], ["torch.uint8", [2, 0, 7], [[], []]]],
+    }
+    assert exchanged["everywhere"] == [[], [0.0, 1.0]]
+    assert exchanged["plain"] == [{"été": [rank, 0.1, float("inf"), None, 2**70]} for rank in range(2)]
+    assert exchanged["rank 0"] == ["of rank", 0]
 
 
 def test_more_processes_than_lanes_are_rejected(tmp_path):

@@ -35,6 +35,11 @@ NCCL_MARGIN = timedelta(minutes=1)
 """NCCL ends a process that waits too long without a reason, so that the exchange between hosts must end first."""
 SECONDS_TO_EXPLAIN = 5.0
 """Time for the other processes to say that they are alive, or why they failed."""
+DTYPES = {
+    str(dtype): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+}
+"""Dtypes of the tensors that processes send each other, by name."""
 TIMED_OUT = ("Timed out", "timed out")
 LOST_PROCESS = ("Connection", "connection", "Broken pipe", *TIMED_OUT)
 """Words in PyTorch's errors about a process that has ended or does not answer."""
@@ -82,32 +87,51 @@ class World:
         """Return the tensors of all processes by rank on rank 0, in host memory, [] elsewhere; shapes may differ."""
         if self.size == 1:
             return [tensor]
-        own = [tensor.detach().cpu().clone()]  # without the rest of its storage
+        own = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        layouts = self.gather_objects((str(own.dtype), list(own.shape)))
         if not self.is_rank_zero:
-            distributed.send_object_list(own, dst=0, group=self.hosts)
+            if own.numel():
+                distributed.send(_bytes_of(own), dst=0, group=self.hosts)
             return []
-        received: list[list[Any]] = [[None] for _ in range(1, self.size)]
-        for rank, place in enumerate(received, 1):
-            distributed.recv_object_list(place, src=rank, group=self.hosts)
-        return [values[0] for values in (own, *received)]
+        gathered = [own]
+        for rank, (dtype, shape) in enumerate(layouts[1:], 1):
+            received = torch.empty(shape, dtype=DTYPES[dtype])
+            if received.numel():
+                distributed.recv(_bytes_of(received), src=rank, group=self.hosts)
+            gathered.append(received)
+        return gathered
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes by rank, in all of them: one axis in host memory, lengths may differ."""
+        if self.size == 1:
+            return [tensor]
+        length = torch.tensor([len(tensor)])
+        lengths = [torch.empty_like(length) for _ in range(self.size)]
+        distributed.all_gather(lengths, length, group=self.hosts)
+        padding = max(map(int, lengths)) - len(tensor)
+        padded = torch.nn.functional.pad(tensor, (0, padding))
+        gathered = [torch.empty_like(padded) for _ in range(self.size)]
+        distributed.all_gather(gathered, padded, group=self.hosts)
+        return [values[: int(length)] for values, length in zip(gathered, lengths, strict=True)]
 
     def from_rank_0(self, function: Callable[[], Result]) -> Result:
-        """Call a function in rank 0, while the other processes wait, and return its result in all of them."""
+        """Call a function in rank 0, while the other processes wait, and return its result, as JSON, in all of them."""
         return cast(Result, self.gather_objects(function() if self.is_rank_zero else None)[0])
 
-    def gather_objects(self, value: Result) -> list[Result]:
-        """Return the values of all processes by rank."""
-        values: list[Any] = [value] * self.size
-        if self.size > 1:
-            distributed.all_gather_object(values, value, group=self.hosts)
-        return values
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the values of all processes by rank, as JSON holds them: a pickle from a socket might run code."""
+        if self.size == 1:
+            return [value]
+        encoded = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
+        return [json.loads(text.numpy().tobytes()) for text in self.all_gather(encoded)]
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise a DisagreementError in all processes if a fact, given by name, or PyTorch's release differs.
 
         All of them must call this.
         """
-        of_all = self.gather_objects((socket.gethostname(), {"the release of PyTorch": torch.__version__, **facts}))
+        compared = {"the release of PyTorch": str(torch.__version__), **facts}
+        of_all: list[tuple[str, dict[str, str]]] = self.gather_objects((socket.gethostname(), compared))
         first = of_all[0][1]
         for rank, (host, own) in enumerate(of_all):
             for name in first | own:
@@ -192,6 +216,11 @@ class World:
         return dict(notes)
 
 
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a contiguous tensor, without a copy: gloo sends few dtypes."""
+    return tensor.flatten().view(torch.uint8)
+
+
 SINGLE_PROCESS = World()
 
 
@@ -208,7 +237,7 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
     timeout = timedelta(seconds=rank_timeout_s)
     with signals.handling(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
         try:
-            store, _, _ = next(distributed.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT))
+            store = _store(rank, size)
             if local_size == size:  # torchrun keeps its store when it starts the processes again
                 store = distributed.PrefixStore(f"restart {launcher.restart_count()}", store)
             store.set(f"pid/{rank}", str(os.getpid()))
@@ -223,6 +252,16 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
                 "MASTER_ADDR and MASTER_PORT"
             ) from error
     return World(rank, size, distributed.group.WORLD, steps, store, next_step)
+
+
+def _store(rank: int, size: int) -> distributed.Store:
+    """Return the store in which the processes meet: a file if txl started them, the server of torchrun otherwise."""
+    if launcher.is_own():
+        store: distributed.Store = distributed.FileStore(launcher.store_file())
+        store.set_timeout(JOIN_TIMEOUT)
+    else:
+        store, _, _ = next(distributed.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT))
+    return store
 
 
 def micro_batches(settings: TrainSettings, processes: int) -> list[range]:

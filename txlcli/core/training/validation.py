@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
+import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
@@ -77,11 +78,13 @@ def score_in_processes(stream: Stream, *, world: World) -> Scores:
     numbers = even_parts(number, world.size)[world.rank]
     own = score(stream, numbers=numbers or range(1))  # without a lane, one that counts nothing: as many segments
     counted = own.losses_nats if numbers else own.losses_nats[:0]
-    losses, seconds = zip(*world.gather_objects((counted, own.seconds)), strict=True)
-    return Scores(np.concatenate(losses), max(seconds), number)
+    losses = torch.cat(world.all_gather(torch.from_numpy(counted))).numpy()
+    seconds = max(world.gather_objects(own.seconds))
+    return Scores(losses, seconds, number)
 
 
 def add_shares(own: Scores, world: World) -> Scores:
     """Return the scores of all windows, of which each process has scored its share; all other losses are 0."""
-    losses = np.sum(world.gather_objects(own.losses_nats), axis=0)
-    return Scores(losses, max(world.gather_objects(own.seconds)), own.lanes)
+    losses = np.sum([part.numpy() for part in world.all_gather(torch.from_numpy(own.losses_nats))], axis=0)
+    seconds = max(world.gather_objects(own.seconds))
+    return Scores(losses, seconds, own.lanes)
