@@ -20,7 +20,8 @@ from tests.core.foreign import (
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError, VocabularyError
-from txlcli.workflows.exchange.conversion import SYSTEMS, Layout, missing_setting, to_hugging_face
+from txlcli.workflows.exchange.conversion import Layout, missing_setting, to_hugging_face
+from txlcli.workflows.exchange.layouts import SYSTEMS
 from txlcli.workflows.exchange.weights import padding_of
 
 L, M, T = 5, 7, 13

@@ -1,16 +1,14 @@
-"""Converts weights between txl ("ours") and other systems ("theirs"), in both directions; layouts.toml has the names.
+"""Converts weights between txl ("ours") and other systems ("theirs"), in both directions; `layouts` has the names.
 
-Some of our tensors, concatenated, are linked to some of theirs: they hold the same numbers. Matrices are (out, in)
+Some of our tensors, concatenated, are linked to some of theirs: they hold the same elements. Matrices are (out, in)
 everywhere but in the linear layers of the TF code, where they are (in, out).
 """
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +17,18 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError, shortened
-from txlcli.workflows.exchange import load_table
+from txlcli.workflows.exchange.layouts import (
+    SUPPORTED,
+    SUPPORTED_BY_TF,
+    SYSTEMS,
+    Naming,
+    System,
+    is_transposed,
+    is_weight,
+)
 
-System = Literal["hugging_face", "pytorch", "tf"]
 Tensors = Mapping[str, Tensor]
-LAYOUTS = load_table("layouts")
-SYSTEMS: dict[System, str] = LAYOUTS["systems"]
-BIASES = "encoding.content_bias", "encoding.position_bias"
+BIASES = ("encoding.content_bias", "encoding.position_bias")
 
 
 @dataclass(frozen=True)
@@ -43,28 +46,39 @@ class Layout:
             return dict(TransformerXL(self.settings, self.vocab_size).named_parameters())
 
     @cached_property
+    def naming(self) -> Naming:
+        """Names of single parameters."""
+        return Naming(self.system, has_one_table=self.settings.div_val == 1, has_cutoffs=bool(self.settings.cutoffs))
+
+    @cached_property
     def links(self) -> dict[tuple[str, ...], list[str]]:
-        """Names of ours by the names of theirs that hold the same numbers."""
+        """Names of ours by the names of theirs that hold the same elements."""
         links: dict[tuple[str, ...], list[str]] = {}
-        has_names_per_layer = self.system != "tf" and not self.settings.tie_biases
+        has_biases_per_layer = self.system != "tf" and not self.settings.tie_biases
         for name in self.parameters:
-            layers = range(self.settings.n_layers if has_names_per_layer and name in BIASES else 0)
-            names = [f"layers.{n}.{name}" for n in layers] or [name]
-            links.setdefault(tuple(map(self._name, names)), []).append(name)
+            names = [name]
+            if has_biases_per_layer and name in BIASES:
+                names = [f"layers.{n}.{name}" for n in range(self.settings.n_layers)]
+            theirs = tuple(self.naming.of(ours) for ours in names)
+            links.setdefault(theirs, []).append(name)
         return links
 
     @cached_property
     def aliases(self) -> dict[str, str]:
         """Further names of linked tensors, by alias: tied weights have several names, but one each in TF."""
+        if self.system == "tf":
+            return {}
         tied = {}
         for n, band in enumerate(bands(self.settings, self.vocab_size)):
             if self.settings.tie_embeddings:
                 tied[f"softmax.tables.{n}"] = f"embedding.tables.{n}"
             if band.shared and band.projection is not None:
                 tied[f"softmax.projections.{n}"] = f"embedding.projections.{band.projection}"
-        for n in range(self.settings.n_layers if self.settings.tie_biases else 0):
-            tied |= {f"layers.{n}.{bias}": bias for bias in BIASES}
-        return {} if self.system == "tf" else {self._name(alias): self._name(first) for alias, first in tied.items()}
+        if self.settings.tie_biases:
+            for n in range(self.settings.n_layers):
+                for bias in BIASES:
+                    tied[f"layers.{n}.{bias}"] = bias
+        return {self.naming.of(alias): self.naming.of(first) for alias, first in tied.items()}
 
     def read(self, theirs: Tensors, where: str, padding: int = 0) -> dict[str, Tensor]:
         """Convert their tensors to ours, in float32; `where` is the file that messages name.
@@ -72,9 +86,20 @@ class Layout:
         The last `padding` rows of their vocabulary stand for no symbol and are dropped.
         """
         if padding:
-            padded = dataclasses.replace(self, vocab_size=self.vocab_size + padding).read(theirs, where)
+            padded = Layout(self.system, self.settings, self.vocab_size + padding).read(theirs, where)
             return {name: tensor[: len(self.parameters[name])] for name, tensor in padded.items()}
-        weights = {name: tensor for name, tensor in theirs.items() if not name.endswith(tuple(LAYOUTS["ignored"]))}
+        weights = self._without_aliases(theirs, where)
+        ours: dict[str, Tensor] = {}
+        for names, linked in self.links.items():
+            flat = torch.cat([self._reordered(name, weights[name].float()).reshape(-1) for name in names])
+            parts = flat.split([self.parameters[name].numel() for name in linked])
+            for name, part in zip(linked, parts, strict=True):
+                ours[name] = part.view_as(self.parameters[name])
+        return ours
+
+    def _without_aliases(self, theirs: Tensors, where: str) -> dict[str, Tensor]:
+        """Return their weights under one name each; tied weights may be stored under several, which must be equal."""
+        weights = {name: tensor for name, tensor in theirs.items() if is_weight(name)}
         tied = {alias: weights.pop(alias) for alias in self.aliases if alias in weights}
         weights = {self.aliases[alias]: tensor for alias, tensor in tied.items()} | weights  # may be stored once
         self._check(weights, where)
@@ -85,20 +110,16 @@ class Layout:
                     f"{where}: {alias} differs from {first}, which the settings tie it to; untie them in [model] "
                     "(tie_embeddings, tie_projections or tie_biases)"
                 )
-        ours: dict[str, Tensor] = {}
-        for names, linked in self.links.items():
-            numbers = torch.cat([self._reordered(name, weights[name].float()).reshape(-1) for name in names])
-            parts = numbers.split([self.parameters[name].numel() for name in linked])
-            ours |= {name: part.view_as(self.parameters[name]) for name, part in zip(linked, parts, strict=True)}
-        return ours
+        return weights
 
     def _check(self, weights: Tensors, where: str) -> None:
-        """Reject tensors of other names and shapes than the linked ones, integers, and numbers that are not finite."""
+        """Reject tensors of other names and shapes than the linked ones, integers, and values that are not finite."""
         needed = {name: tuple(tensor.shape) for name, tensor in self._linked(self.parameters).items()}
         found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         differing = [name for name in needed | found if needed.get(name) != found.get(name)]
         if differing:
-            name, more = differing[0], f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+            name = differing[0]
+            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             raise RunError(
                 f"{where}: {shortened(name)}: {found.get(name, 'missing')}, the settings need "
                 f"{needed.get(name, 'no such tensor')}{more}; correct [model] with `recipe` or `overrides`"
@@ -112,47 +133,46 @@ class Layout:
     def write(self, ours: Tensors) -> dict[str, Tensor]:
         """Convert our tensors to theirs; tied tensors appear once, except vectors, which are small."""
         theirs = self._linked(ours)
-        return theirs | {name: theirs[first].clone() for name, first in self.aliases.items() if first.endswith("_bias")}
+        vectors = {}
+        for alias, first in self.aliases.items():
+            if first.endswith("_bias"):
+                vectors[alias] = theirs[first].clone()
+        return theirs | vectors
 
     def _linked(self, ours: Tensors) -> dict[str, Tensor]:
+        """Convert our tensors to theirs, tied tensors once."""
         theirs: dict[str, Tensor] = {}
-        of_one_layer = self.system != "tf" or self.settings.tie_biases  # or of all layers
+        has_biases_of_one_layer = self.system != "tf" or self.settings.tie_biases  # or of all layers
         for names, linked in self.links.items():
-            parts = torch.cat([ours[name].detach().float() for name in linked]).chunk(len(names))
-            for name, part in zip(names, parts, strict=True):
-                is_bias = part.dim() == 3 and of_one_layer
-                theirs[name] = self._reordered(name, part[0] if is_bias else part).contiguous()
+            joined = torch.cat([ours[name].detach().float() for name in linked])
+            for name, part in zip(names, joined.chunk(len(names)), strict=True):
+                tensor = part
+                if part.dim() == 3 and has_biases_of_one_layer:
+                    tensor = part[0]
+                theirs[name] = self._reordered(name, tensor).contiguous()
         return theirs
 
     def _reordered(self, name: str, tensor: Tensor) -> Tensor:
-        """Change the order of numbers from theirs to ours, or back: both operations are their own inverses."""
-        if name.endswith(("/kernel", "/proj_W", "/proj")):
+        """Change the order of elements from theirs to ours, or back: both operations are their own inverses."""
+        if is_transposed(name):
             return tensor.mT
-        # The released PyTorch code pairs tail i with column -i of the head, all other systems with cluster i.
-        return tensor.flip(0) if self.system == "pytorch" and "cluster" in name else tensor
-
-    def _name(self, ours: str) -> str:
-        """Return the name in the system, by layouts.toml."""
-        number = re.search(r"\.(\d+)", ours)
-        n, joined = int(number[1]) if number else 0, self.settings.div_val == 1
-        name: str = LAYOUTS.get(self.system, LAYOUTS["pytorch"])[re.sub(r"\.\d+", "", ours)].format(
-            n=n,
-            table=0 if joined else n,
-            cutoff="" if joined else f"cutoff_{n}/",
-            bias=f"cutoff_{n}/b" if self.settings.cutoffs else "bias",
-        )
-        return f"transformer.{name}" if self.system == "hugging_face" and not name.startswith("crit.") else name
+        if self.system == "pytorch" and "cluster" in name:
+            # The released PyTorch code pairs tail i with column -i of the head, all other systems with cluster i.
+            return tensor.flip(0)
+        return tensor
 
 
 def missing_setting(model: ModelSettings, system: System) -> str | None:
     """Return an error that names a setting of a model that a system does not have; None if it has the model."""
-    supported = LAYOUTS["settings"] | LAYOUTS.get(f"settings_of_{system}", {})
-    given = vars(model) | (vars(model.parts) if isinstance(model, TransformerSettings) else {})
-    for name, values in supported.items():
-        value = "none" if given[name] is None else given[name]
-        if value not in values:
-            shown, *needed = map(json.dumps, (value, *values))
-            return f"[model] {name} = {shown} is not a setting of {SYSTEMS[system]}, which needs {' or '.join(needed)}"
+    values = dict(vars(model))
+    if isinstance(model, TransformerSettings):
+        values |= vars(model.parts)
+    supported = SUPPORTED_BY_TF if system == "tf" else SUPPORTED
+    for name, allowed in supported.items():
+        value = "none" if values[name] is None else values[name]
+        if value not in allowed:
+            needed = " or ".join(map(json.dumps, allowed))
+            return f"[model] {name} = {json.dumps(value)} is not a setting of {SYSTEMS[system]}, which needs {needed}"
     return None
 
 
@@ -161,7 +181,10 @@ def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
 
     Hugging Face projects every band if div_val is above 1; a band that txl does not project gets the identity.
     """
-    layout = Layout("hugging_face", dataclasses.replace(model.settings, project_same_width=True), model.vocab_size)
-    ours = dict(model.named_parameters())
-    identities = {name: torch.eye(*shaped.shape) for name, shaped in layout.parameters.items() if name not in ours}
-    return layout.write(identities | ours)
+    settings = dataclasses.replace(model.settings, project_same_width=True)
+    layout = Layout("hugging_face", settings, model.vocab_size)
+    ours: dict[str, Tensor] = dict(model.named_parameters())
+    for name, parameter in layout.parameters.items():
+        if name not in ours:
+            ours[name] = torch.eye(*parameter.shape)
+    return layout.write(ours)

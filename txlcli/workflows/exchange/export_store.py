@@ -14,8 +14,25 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.workflows.exchange import export_directory, token_files
 from txlcli.workflows.exchange.options import ExportOptions
-from txlcli.workflows.exchange.token_files import BLOCK, TYPES
+from txlcli.workflows.exchange.token_files import BLOCK
 from txlcli.workflows.reporter import Reporter
+
+
+@dataclass(frozen=True)
+class SystemFiles:
+    """Names of the files of a split in a system."""
+
+    endings: tuple[str, ...]
+    valid: str = "valid"
+    """Name of the validation split."""
+
+
+SYSTEMS = {
+    "nanogpt": SystemFiles((".bin",), valid="val"),
+    "llm.c": SystemFiles((".bin",), valid="val"),
+    "megatron": SystemFiles((".bin", ".idx")),
+    "parquet": SystemFiles((".parquet",), valid="validation"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +60,18 @@ def run(
     store: TokenStore, directory: Path, options: ExportOptions, reporter: Reporter, prepare: Prepare
 ) -> ExportedStore:
     """Write the splits and the vocabulary of a store; `prepare` checks that text gives the same ids again."""
-    format, is_text = options.format, options.format == "parquet"
-    system = TYPES["exports"][format]
-    names = {split: system.get(split, split) for split in SPLITS}
+    format = options.format
+    system = SYSTEMS[format]
+    is_text = format == "parquet"
+    names = {split: system.valid if split == "valid" else split for split in SPLITS}
     tokens = {split: info.tokens for split, info in store.splits.items()}
     dtype = None if is_text else token_files.dtype_of(format, store.vocab.size)
 
     def write(draft: Path) -> None:
         with reporter.progress(f"writing {directory}", sum(tokens.values()), "tokens") as step:
             for split, count in tokens.items():
-                path, ids = draft / (names[split] + system["endings"][0]), store.ids(split)
+                path = draft / (names[split] + system.endings[0])
+                ids = store.ids(split)
                 if is_text:
                     _write_text(path, store.vocab, ids)
                 else:
@@ -61,7 +80,10 @@ def run(
         if is_text:
             _check_text(store, draft, prepare, reporter)
 
-    files = [name + ending for name in names.values() for ending in system["endings"]]
+    files = [name + ending for name in names.values() for ending in system.endings]
+    notes: tuple[str, ...] = ()
+    if format == "nanogpt" and dtype == "uint32":
+        notes = (f"V = {store.vocab.size:,} needs uint32: change the dtype in nanoGPT's train.py",)
     return ExportedStore(
         store=str(store.path),
         folder=str(directory),
@@ -70,9 +92,7 @@ def run(
         dtype=dtype,
         tokens=tokens,
         sha256={split: info.sha256 for split, info in store.splits.items()},
-        notes=(f"V = {store.vocab.size:,} needs uint32: change the dtype in nanoGPT's train.py",)
-        if format == "nanogpt" and dtype == "uint32"
-        else (),
+        notes=notes,
     )
 
 

@@ -1,6 +1,8 @@
 """Converts between config.json of Hugging Face's TransfoXL and txl's settings."""
 
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +11,23 @@ from txlcli.config.settings import EvalSettings
 from txlcli.errors import RunError
 from txlcli.system.input_files import MAX_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
-from txlcli.workflows.exchange import load_table
 from txlcli.workflows.exchange.weights import INDEX
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Names of the file of weights in a Hugging Face directory."""
 MODEL_TYPE = "transfo-xl"
-KEYS = load_table("huggingface")
+TABLE = files("txlcli.workflows.exchange") / "huggingface.toml"
+KEYS = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+"""Keys of config.json, with their defaults."""
 
 
 def file_of_weights(directory: Path) -> Path:
     """Return the file of weights in a Hugging Face directory, or the index of its shards."""
-    paths = (directory / f"{name}{ending}" for name in WEIGHTS for ending in ("", INDEX))
-    if path := next(filter(Path.exists, paths), None):
-        return path
+    for name in WEIGHTS:
+        for path in (directory / name, directory / f"{name}{INDEX}"):
+            if path.exists():
+                return path
     raise RunError(f"{directory} has neither {' nor '.join(WEIGHTS)}, nor the index ({INDEX}) of their shards")
 
 
@@ -46,18 +50,22 @@ def read_keys(directory: Path) -> dict[str, dict[str, Any]]:
 
 def keys_of(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the keys of [model] and [eval] for a configuration."""
-    config = KEYS["defaults"] | {KEYS["earlier_names"].get(key, key): value for key, value in stored.items()}
-    shared = [False, *[bool(config["proj_share_all_but_first"])] * len(config["cutoffs"])]
-    model = {ours: config[theirs] for ours, theirs in KEYS["same_values"].items()} | {
-        "norm": "pre_released" if config["pre_lnorm"] else "post",
-        "tie_biases": not config["untie_r"],
-        "tie_projections": config.get("tie_projs") or shared,
-    }
+    config = dict(KEYS["defaults"])
+    for key, value in stored.items():
+        config[KEYS["earlier_names"].get(key, key)] = value
+    model = {ours: config[theirs] for ours, theirs in KEYS["same_values"].items()}
+    model["norm"] = "pre_released" if config["pre_lnorm"] else "post"
+    model["tie_biases"] = not config["untie_r"]
+    n_tails = len(config["cutoffs"])
+    model["tie_projections"] = config.get("tie_projs") or [False, *[bool(config["proj_share_all_but_first"])] * n_tails]
+    if config["clamp_len"] > 0:
+        max_distance = config["clamp_len"]
+    else:  # such a model was trained on the distances of its own lengths, and on no others
+        max_distance = config["tgt_len"] + config["mem_len"]
     evaluation = {
         "seg_len": config["tgt_len"],
         "mem_len": config["mem_len"],
-        # A model without clamp_len was trained on the distances of its own lengths, and on no others.
-        "max_distance": config["clamp_len"] if config["clamp_len"] > 0 else config["tgt_len"] + config["mem_len"],
+        "max_distance": max_distance,
         "same_length": "m" if config["same_length"] else "off",
     }
     return {"model": model, "eval": evaluation}
@@ -69,15 +77,17 @@ def config_of(
     """Return the configuration with which Hugging Face's TransfoXL is the same model."""
     # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
     same_length = evaluation.same_length != "off" and evaluation.mem_len > 0
-    one_more = same_length and evaluation.same_length == "m_plus_one"
-    return {
-        **{theirs: getattr(model, ours) for ours, theirs in KEYS["same_values"].items()},
+    mem_len = evaluation.mem_len
+    if same_length and evaluation.same_length == "m_plus_one":
+        mem_len += 1
+    config = {theirs: getattr(model, ours) for ours, theirs in KEYS["same_values"].items()}
+    return config | {
         "model_type": MODEL_TYPE,
         "architectures": ["TransfoXLLMHeadModel"],
         "vocab_size": vocab_size,
         "d_embed": model.embed_width,
         "pre_lnorm": model.norm == "pre_released",
-        "mem_len": evaluation.mem_len + one_more,
+        "mem_len": mem_len,
         "tgt_len": evaluation.seg_len,
         "clamp_len": evaluation.max_distance or -1,
         "same_length": same_length,

@@ -21,6 +21,7 @@ from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import check_regular
 from txlcli.workflows.exchange import conversion, huggingface, vocabularies, weights
+from txlcli.workflows.exchange.layouts import SYSTEMS
 from txlcli.workflows.exchange.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 
@@ -86,7 +87,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     return ImportedRun(
         run=str(directory),
         source=str(source),
-        system=conversion.SYSTEMS[system],
+        system=SYSTEMS[system],
         parameters=made.parameters,
         vocab_size=vocab.size,
         store=str(store.path) if store else None,

@@ -5,10 +5,9 @@ llm.c       256 int32 of header (magic number, version, number of ids), then uin
 Megatron    ids in the .bin; the .idx has their type and the length and offset of each document
 """
 
-import itertools
 import struct
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,27 +21,22 @@ from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import is_companion, splits_in, text_files
 from txlcli.corpora.signatures import format_of
 from txlcli.errors import CorpusInputError, ExportError
-from txlcli.workflows.exchange import load_table
+from txlcli.workflows.exchange.token_types import has_fractions, head_of, other_type, type_named
 
 BLOCK = 1 << 20  # ids
-BIN, IDX = ".bin", ".idx"
-TYPES = load_table("token_files")
+BIN = ".bin"
+IDX = ".idx"
 VOCABULARY = "vocab.json"
 """File of the vocabulary that an export writes next to the ids."""
 WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
 LLM_C_HEADER = 1024  # bytes of int32
+LLM_C_VERSIONS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
+"""Magic number and version by the type of ids: of GPT-2's vocabulary, of Llama 3's."""
 MAGIC = b"MMIDIDX\0\0"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents (one more than there are)
-PROBE = 1 << 16
-"""Most ids of 64 bits at the beginning of a file that tell if it has another type."""
-MIN_PROBE, MIN_DISTRIBUTION = 128, 1 << 12
-"""Fewest bytes that tell by zeros, and by the distribution of values."""
-MIN_USED = 1 / 64
-"""Smallest share of bytes that are not zero; a run of one id would otherwise look like wide ids."""
-MAX_DISTANCE, MIN_RATIO = 0.2, 1.25
-"""Of the two bytes of uint16: largest distance of their distributions, if these are not even, that is taken for uint8;
-ratio of the sums of squared shares of the first and the second byte that is taken for big-endian ids."""
+MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+"""Types of ids by their code."""
 LONGEST_DOCUMENT = 1 << 30
 """Most ids of a document that is written for Megatron, whose lengths are int32."""
 MAX_IDS = (1 << 31) - 1
@@ -82,36 +76,50 @@ def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Toke
     or if there is no text. Ids without a header are of the type `dtype`, by default that of an export of txl with a
     vocabulary of `vocab_size`, which lies next to them, else uint16.
     """
-    if source.is_dir():
-        by_split = _by_split(source, is_export=vocab_size is not None)
-    else:
-        ending = source.suffix.lower()
-        by_split = {"": [source.with_suffix(BIN) if ending == IDX else source]} if ending in (BIN, IDX) else {}
-    exported = None if vocab_size is None else dtype_of("nanogpt", vocab_size)
-    opened = {split: [_open(path, dtype or exported) for path in paths] for split, paths in by_split.items()}
-    parts = list(itertools.chain(*opened.values()))
-    if not parts:
+    by_split = _by_split(source, is_export=vocab_size is not None)
+    if not by_split:
         return None
-    if len(kinds := sorted({f"{file.format} {file.dtype.name}" for file in parts})) > 1:
-        raise CorpusInputError(f"{source}: its files are of {' and '.join(kinds)} ids; keep one format in a folder")
-    offsets = {file.ids.path: file.documents for file in parts if file.documents is not None}
-    return TokenFiles(
-        parts[0].format,
-        parts[0].dtype,
-        {split: tuple(file.ids for file in some) for split, some in opened.items()},
-        Documents("index", offsets=offsets) if sum(map(len, offsets.values())) > 1 else None,
-    )
+    if dtype is None and vocab_size is not None:
+        dtype = dtype_of("nanogpt", vocab_size)
+    files: list[_TokenFile] = []
+    splits = {}
+    for split, paths in by_split.items():
+        opened = [_open(path, dtype) for path in paths]
+        splits[split] = tuple(file.ids for file in opened)
+        files += opened
+    types = sorted({f"{file.format} {file.dtype.name}" for file in files})
+    if len(types) > 1:
+        raise CorpusInputError(f"{source}: its files are of {' and '.join(types)} ids; keep one format in a folder")
+    return TokenFiles(files[0].format, files[0].dtype, splits, _documents(files))
 
 
-def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
-    """Return the .bin files of each split, or all under "" if none has a split; none if the directory has text."""
-    visible = text_files(directory)
+def _by_split(source: Path, *, is_export: bool) -> dict[str, list[Path]]:
+    """Return the .bin files of each split, or all under "" if none has a split; none if the source is text."""
+    if not source.is_dir():
+        ending = source.suffix.lower()
+        if ending == IDX:
+            return {"": [source.with_suffix(BIN)]}
+        return {"": [source]} if ending == BIN else {}
+    visible = text_files(source)
     files = [path for path in visible if path.suffix.lower() == BIN]
-    is_named = is_export or any(splits_in(path.relative_to(directory)) == {"train"} for path in files)
-    others = [path for path in visible if path.suffix.lower() not in (BIN, IDX, ".pkl") and not is_companion(path)]
-    if not files or (others and not is_named):
+    if not files:
         return {}
-    return files_by_split(files, directory, "rename or move such files") or {"": files}
+    is_named = is_export or any(splits_in(path.relative_to(source)) == {"train"} for path in files)
+    if not is_named and any(_is_text(path) for path in visible):
+        return {}
+    return files_by_split(files, source, "rename or move such files") or {"": files}
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix.lower() not in (BIN, IDX, ".pkl") and not is_companion(path)
+
+
+def _documents(files: Sequence[_TokenFile]) -> Documents | None:
+    """Return the documents of all files; None if they are not several."""
+    offsets = {file.ids.path: file.documents for file in files if file.documents is not None}
+    if sum(map(len, offsets.values())) <= 1:
+        return None
+    return Documents("index", offsets=offsets)
 
 
 def _open(path: Path, dtype: str | None) -> _TokenFile:
@@ -124,80 +132,37 @@ def _open(path: Path, dtype: str | None) -> _TokenFile:
 
 
 def _without_header(path: Path, dtype: str | None) -> _TokenFile:
-    size, kind = path.stat().st_size, _type_of(dtype or "uint16")
-    if size % kind.itemsize:
+    size = path.stat().st_size
+    ids = type_named(dtype or "uint16")
+    if size % ids.itemsize:
         raise CorpusInputError(
-            f"{path}: {size:,} bytes are not a whole number of {kind.name} ids; the file is truncated, or has another "
+            f"{path}: {size:,} bytes are not a whole number of {ids.name} ids; the file is truncated, or has another "
             "`dtype`; `tokenizer` byte reads its bytes"
         )
     if format_of(path) == "zip":
         raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
-    if kind.itemsize > 1 and _has_fractions(_head_of(path)):
+    if ids.itemsize > 1 and has_fractions(head_of(path)):
         raise CorpusInputError(f"{path}: its bytes are those of floating-point numbers; write the ids as whole numbers")
-    other, is_certain = other_type(path, kind)
-    if other and (is_certain or dtype is None):
-        otherwise = "" if is_certain else f", or `dtype` {kind.name} if that is right"
+    guess = other_type(path, ids)
+    if guess is not None and (guess.is_certain or dtype is None):
+        otherwise = "" if guess.is_certain else f", or `dtype` {ids.name} if that is right"
         raise CorpusInputError(
-            f"{path}: its bytes are those of {other} ids, not of {dtype or kind.name}; give `dtype` {other}{otherwise}"
+            f"{path}: its bytes are those of {guess.dtype} ids, not of {dtype or ids.name}; "
+            f"give `dtype` {guess.dtype}{otherwise}"
         )
-    return _TokenFile(WITHOUT_HEADER, kind, Slice(path, 0, size))
-
-
-def _type_of(dtype: str) -> np.dtype[Any]:
-    """Return the type with a name like uint16, or uint16-be with the most significant byte first."""
-    return np.dtype(dtype.removesuffix("-be")).newbyteorder(">" if dtype.endswith("-be") else "<")
-
-
-def other_type(path: Path, dtype: np.dtype[Any]) -> tuple[str | None, bool]:
-    """Return the type that ids without a header have by their first bytes, and True if `dtype` is wrong.
-
-    None if it is that type, or if the bytes are too few or too alike to tell.
-    """
-    head = _head_of(path)
-    if not len(head) or np.count_nonzero(head) < MIN_USED * len(head):
-        return None, False
-    used = [column.any() for column in head.reshape(-1, 8).T]
-    fitting = (
-        row
-        for row in TYPES["beginnings"]
-        if not any(used[at] for at in row["zero"]) and any(used[at] for at in row.get("used", range(8)))
-    )
-    row = next(fitting, None) or {"type": _type_by_distribution(head), "used": ()}
-    likely = row["type"]
-    if likely is None or _type_of(likely).str.replace("u", "i") == dtype.str.replace("u", "i"):
-        return None, False
-    return likely, "used" not in row
-
-
-def _head_of(path: Path) -> NDArray[np.uint8]:
-    """Return the first bytes of a file, a multiple of 8; none if they are too few to tell anything."""
-    head = np.fromfile(path, np.uint64, PROBE).view(np.uint8)
-    return head if len(head) >= MIN_PROBE else head[:0]
-
-
-def _has_fractions(head: NDArray[np.uint8]) -> bool:
-    """Return True if bytes are floating-point numbers of a usual size; ids would be tiny or huge ones."""
-    sizes = (np.abs(head.view(kind)) for kind in ("<f4", "<f8"))
-    return any(((size > 1e-6) & (size < 1e6)).sum() > 0.9 * np.count_nonzero(size) for size in sizes)
-
-
-def _type_by_distribution(head: NDArray[np.uint8]) -> str | None:
-    """Return uint8 if both bytes of uint16 have the same distribution, big-endian uint16 if the upper is more even."""
-    if len(head) < MIN_DISTRIBUTION:
-        return None
-    lower, upper = (np.bincount(head[first::2], minlength=256) / (len(head) / 2) for first in (0, 1))
-    unevenness, other = (lower**2).sum(), (upper**2).sum()  # 1 / 256 if all values are as frequent
-    if np.abs(lower - upper).sum() / 2 < MAX_DISTANCE and 256 * unevenness > MIN_RATIO:
-        return "uint8"
-    return "uint16-be" if unevenness > MIN_RATIO * other else "uint16"
+    return _TokenFile(WITHOUT_HEADER, ids, Slice(path, 0, size))
 
 
 def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
     """Return the ids after a header of llm.c; None if there is none, or if it is wrong and the user gave a type."""
-    magic, version, count = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0)[:3]  # the rest is not used
-    for kind, known in TYPES["llm_c"].items():
-        ids, size = np.dtype(kind).newbyteorder("<"), path.stat().st_size
-        if [magic, version] == known and count > 0 and size == LLM_C_HEADER + count * ids.itemsize:
+    numbers = np.fromfile(path, "<i4", 3).tolist()  # the rest of the header is not used
+    if len(numbers) < 3:
+        numbers += [0, 0, 0]
+    magic, version, count = numbers[:3]
+    size = path.stat().st_size
+    for name, known in LLM_C_VERSIONS.items():
+        ids = type_named(name)
+        if (magic, version) == known and count > 0 and size == LLM_C_HEADER + count * ids.itemsize:
             return _TokenFile("llm.c", ids, Slice(path, LLM_C_HEADER, size))
         if magic == known[0] and dtype is None:
             raise CorpusInputError(
@@ -210,21 +175,32 @@ def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
 def _of_megatron(path: Path, index: Path) -> _TokenFile:
     """Return the ids of a .bin, which must be the documents of its index, one after the other."""
     size = path.stat().st_size
+    file = _read_index(path, index, size)
+    if file is None:
+        raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
+    return file
+
+
+def _read_index(path: Path, index: Path, size: int) -> _TokenFile | None:
+    """Return the ids of a .bin of `size` bytes and their documents; None if the index is not of such a file."""
     with index.open("rb") as file:
         header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
-        *mark, code, sequences, documents = MEGATRON_HEADER.unpack(header)
-        length = MEGATRON_HEADER.size + 12 * sequences + 8 * documents
-        kind, of_modes = TYPES["megatron"].get(str(code)), index.stat().st_size - length
-        if mark == [MAGIC, 1] and kind and of_modes in (0, sequences):
-            dtype = np.dtype(kind).newbyteorder("<")
-            lengths, offsets = np.fromfile(file, "<i4", sequences), np.fromfile(file, "<i8", sequences)
-            edges = np.cumsum(np.append(0, lengths)) * dtype.itemsize
-            bounds = np.fromfile(file, "<i8", documents)
-            steps = np.diff(bounds, prepend=0, append=sequences)
-            if np.array_equal(edges, np.append(offsets, size)) and min(lengths.min(initial=0), steps.min()) >= 0:
-                starts = array("q", np.unique(edges[bounds]).tobytes())
-                return _TokenFile("Megatron", dtype, Slice(path, 0, size), starts)
-    raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
+        magic, version, code, n_sequences, n_documents = MEGATRON_HEADER.unpack(header)
+        if magic != MAGIC or version != 1 or code not in MEGATRON_TYPES:
+            return None
+        modes_size = index.stat().st_size - (MEGATRON_HEADER.size + 12 * n_sequences + 8 * n_documents)
+        if modes_size not in (0, n_sequences):  # some data has a mode of one byte per sequence
+            return None
+        lengths = np.fromfile(file, "<i4", n_sequences)
+        offsets = np.fromfile(file, "<i8", n_sequences)
+        bounds = np.fromfile(file, "<i8", n_documents)  # numbers of sequences
+    dtype = type_named(MEGATRON_TYPES[code])
+    edges = np.cumsum(np.append(0, lengths)) * dtype.itemsize
+    steps = np.diff(bounds, prepend=0, append=n_sequences)
+    if not np.array_equal(edges, np.append(offsets, size)) or lengths.min(initial=0) < 0 or steps.min() < 0:
+        return None
+    starts = array("q", np.unique(edges[bounds]).tobytes())
+    return _TokenFile("Megatron", dtype, Slice(path, 0, size), starts)
 
 
 def dtype_of(format: str, vocab_size: int) -> str:
@@ -239,7 +215,8 @@ def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: N
 
     If `starts` has the first tokens of sentences, each is a document of Megatron.
     """
-    dtype, count = np.dtype(dtype_of(format, vocab_size)).newbyteorder("<"), len(ids)
+    dtype = type_named(dtype_of(format, vocab_size))
+    count = len(ids)
     if format == "llm.c" and count > MAX_IDS:
         raise ExportError(
             f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give `format` "
@@ -247,7 +224,7 @@ def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: N
         )
     with path.open("wb") as file:
         if format == "llm.c":
-            header = np.array([*TYPES["llm_c"][dtype.name], count], "<i4")
+            header = np.array([*LLM_C_VERSIONS[dtype.name], count], "<i4")
             file.write(header.tobytes().ljust(LLM_C_HEADER, b"\0"))
         for start in range(0, count, BLOCK):
             file.write(ids[start : start + BLOCK].astype(dtype).tobytes())
@@ -257,7 +234,8 @@ def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: N
 
 
 def _write_index(path: Path, dtype: np.dtype[Any], firsts: NDArray[np.int64], total: int) -> None:
-    code, count = 8 if dtype.itemsize == 2 else 4, len(firsts)
+    code = 8 if dtype.itemsize == 2 else 4
+    count = len(firsts)
     with path.open("wb") as file:
         file.write(MEGATRON_HEADER.pack(MAGIC, 1, code, count, count + 1))
         np.diff(firsts, append=total).astype("<i4").tofile(file)

@@ -14,7 +14,7 @@ from torch import Tensor
 from txlcli.errors import RunError, VocabularyError
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 from txlcli.system.plain_json import parse_json
-from txlcli.workflows.exchange.conversion import System
+from txlcli.workflows.exchange.layouts import System
 from txlcli.workflows.exchange.pickles import check_unpacked, check_zip
 
 STATE_DICT_HINT = (

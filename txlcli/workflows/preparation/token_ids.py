@@ -12,7 +12,8 @@ from txlcli.corpora.locate import list_names, missing_note, text_files
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles, other_type
+from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles
+from txlcli.workflows.exchange.token_types import other_type
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.preparation.sources import digest
 from txlcli.workflows.reporter import Step
@@ -69,9 +70,9 @@ def _blocks(pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown:
     for piece in pieces:
         for block in tokens.blocks(piece):
             if len(wrong := block[(block < 0) | (block >= limit)]):
-                has_type = tokens.format != WITHOUT_HEADER
-                other = None if has_type else other_type(piece.path, tokens.dtype)[0]
-                way = f"`dtype` {other}" if other else "the `vocab` or `vocab_size` of this file, or write it again"
+                way = "the `vocab` or `vocab_size` of this file, or write it again"
+                if tokens.format == WITHOUT_HEADER and (guess := other_type(piece.path, tokens.dtype)):
+                    way = f"`dtype` {guess.dtype}"
                 raise CorpusInputError(
                     f"{piece.path}: has the id {int(wrong[0]):,}, but the vocabulary has {limit:,} ids; give {way}"
                 )
@@ -83,8 +84,9 @@ def _notes(plan: Plan, tokens: TokenFiles, vocab: Vocab, splits: Splits) -> tupl
     """Return notes on the source, the first ones about the vocabulary."""
     paths = sorted({piece.path for pieces in splits.values() for piece in pieces})
     notes = [f"{tokens.dtype.name} ids of {list_names(paths, plan.source or paths[0])}"]
-    if plan.options.dtype and (other := other_type(paths[0], tokens.dtype)[0]):
-        notes.append(f"the ids are read as {plan.options.dtype}, but their bytes look like {other}; check `dtype`")
+    dtype = plan.options.dtype
+    if dtype and (guess := other_type(paths[0], tokens.dtype)):
+        notes.append(f"the ids are read as {dtype}, but their bytes look like {guess.dtype}; check `dtype`")
     if vocab.tokenizer == "ids":
         notes.append(
             "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text"
