@@ -15,7 +15,7 @@ import torch
 from tests.peer import peer
 from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.kernels.device import autocast, float32_products
+from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.measures.timing import MIN_STEPS
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped

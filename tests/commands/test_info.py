@@ -7,7 +7,7 @@ import torch
 
 import txlcli
 from tests.commands.novel import done, json_of, refusal
-from txlcli.core.kernels.device import threads
+from txlcli.core.kernels.modes import threads
 from txlcli.system import processors
 
 

@@ -18,7 +18,7 @@ from tests.core.attention_cases import attend, draw, draw_inputs
 from tests.core.builders import draw_tokens, make_decoder, read_parts, small_model
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.cuda_graph import capture, graphs_of_one_pool
-from txlcli.core.kernels.device import DTYPES, autocast, float32_products
+from txlcli.core.kernels.modes import DTYPES, autocast, float32_products
 from txlcli.core.kernels.normalizer import SpareGradient, normalize
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
 from txlcli.core.model.losses import Objective

@@ -18,7 +18,8 @@ import torch
 
 from txlcli import __version__
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import threads, useful_threads
+from txlcli.core.kernels.device import useful_threads
+from txlcli.core.kernels.modes import threads
 from txlcli.core.measures.compression import Decoder, Encoder, Ids, Predictor, SymbolCoder, code_text
 from txlcli.core.reading.scoring import Lanes
 from txlcli.data import compressed_file

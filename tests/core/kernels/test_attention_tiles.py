@@ -20,7 +20,7 @@ from tests.core.attention_cases import (
 )
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_tiles import Tiling
-from txlcli.core.kernels.device import as_on_gpu
+from txlcli.core.kernels.modes import as_on_gpu
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.core.kernels.test_attention_equality import RELATIVE, TERMS, with_gra
 from tests.core.training.test_step import ADAPTIVE, Graphs, ModelAsOnCuda, assert_close, ids_of, trained
 from tests.samples import sampled
 from txlcli.core.backend import ScoreTerms
-from txlcli.core.kernels.device import use_row_multiple
+from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.model import attention, backends
 from txlcli.core.model.dropout import Dropout
 

@@ -7,17 +7,15 @@ from txlcli.config import recipe
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.device import (
     MEMINFO,
-    autocast,
     available_bytes,
     check_free_memory,
     check_precision,
     describe,
-    float32_products,
     float64_device,
     pick_device,
-    threads,
     useful_threads,
 )
+from txlcli.core.kernels.modes import autocast, float32_products, threads
 from txlcli.errors import UsageError
 from txlcli.system.memory import is_out_of_memory
 

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.builders import draw_tokens, make_decoder, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import as_on_gpu
 from txlcli.core.kernels.linear import OneDnnUse, linear, onednn_is_faster, use_onednn
+from txlcli.core.kernels.modes import as_on_gpu
 from txlcli.core.kernels.private import onednn_has_bf16
 from txlcli.core.model.backends import COMPILED
 from txlcli.core.model.linear import Linear

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.core.attention_cases import by_backend, draw, draw_inputs
 from tests.core.builders import draw_tokens, small_model
 from tests.core.reading.test_decoder import decode
-from txlcli.core.kernels.device import DTYPES, as_on_gpu, use_row_multiple
 from txlcli.core.kernels.linear import linear
+from txlcli.core.kernels.modes import DTYPES, as_on_gpu, use_row_multiple
 from txlcli.core.model.losses import Objective
 
 B, L, M, H = 2, 5, 11, 3

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.core.attention_cases import call, draw
-from txlcli.core.kernels.device import float32_products, use_row_multiple
+from txlcli.core.kernels.modes import float32_products, use_row_multiple
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton interprets its kernels, and compiles none", allow_module_level=True)

@@ -13,7 +13,7 @@ from tests.extensions import registered_slopes
 from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODINGS
 from txlcli.core.architectures.registry import count_parameters
-from txlcli.core.kernels.device import autocast
+from txlcli.core.kernels.modes import autocast
 from txlcli.core.model import encodings
 from txlcli.core.model.encodings import T5Encoding, alibi_slopes
 from txlcli.core.model.losses import Objective

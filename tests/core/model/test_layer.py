@@ -5,7 +5,7 @@ import torch
 
 from tests.core.attention_cases import draw
 from tests.core.builders import V, draw_tokens, small_model
-from txlcli.core.kernels.device import use_row_multiple
+from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.model.layer import HiddenMemory, rotated
 from txlcli.core.model.losses import Objective
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.core.builders import cut, draw_tokens, read_segments, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast
+from txlcli.core.kernels.modes import autocast
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 

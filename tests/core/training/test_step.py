@@ -12,7 +12,7 @@ from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.architectures.compressive import CompressiveTransformer
 from txlcli.core.architectures.rmt import RecurrentMemoryTransformer
-from txlcli.core.kernels.device import use_row_multiple
+from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.checkpoint import Checkpoint

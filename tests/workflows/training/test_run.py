@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.commands.novel import HERE, RecordingReporter
-from txlcli.core.kernels.device import threads
+from txlcli.core.kernels.modes import threads
 from txlcli.core.training.reports import StepReport
 from txlcli.errors import Interrupted, UsageError
 from txlcli.runs import run_directory

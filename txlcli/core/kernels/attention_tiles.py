@@ -17,8 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.device import computes_as_gpu, generator_state, set_generator_state
+from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.kernels.dropout import keep_mask
+from txlcli.core.kernels.modes import computes_as_gpu
 from txlcli.core.kernels.private import softmax_backward
 from txlcli.core.kernels.score_buffer import HALF_DTYPES, ScoreShape, Workspace
 

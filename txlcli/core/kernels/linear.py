@@ -28,7 +28,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from txlcli.core.backend import aligned
-from txlcli.core.kernels.device import autocast_dtype, computes_as_gpu, row_multiple_of_products, setting
+from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products
+from txlcli.core.kernels.modes import computes_as_gpu, setting
 from txlcli.core.kernels.private import onednn_has_bf16, onednn_linear, onednn_reorder
 
 CPUINFO = Path("/proc/cpuinfo")

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast, float32_products, send
+from txlcli.core.kernels.device import send
+from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import read_segment
 from txlcli.core.reading.registry import make_reader

@@ -16,7 +16,7 @@ from torch import Tensor
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.architectures.registry import make_model, parameter_shapes, products_of
-from txlcli.core.kernels.device import DTYPES, as_on_gpu, autocast, unlimited_memory
+from txlcli.core.kernels.modes import DTYPES, as_on_gpu, autocast, unlimited_memory
 from txlcli.core.kernels.normalizer import BlockSize
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns

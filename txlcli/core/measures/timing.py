@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.kernels.device import DTYPES, float32_products
 from txlcli.core.kernels.linear import linear
+from txlcli.core.kernels.modes import DTYPES, float32_products
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader

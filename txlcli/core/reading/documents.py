@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast
+from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Stream, Tokens, score

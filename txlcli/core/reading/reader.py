@@ -17,8 +17,9 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.cuda_graph import CaptureGraph
-from txlcli.core.kernels.device import autocast, product_dtype
+from txlcli.core.kernels.device import product_dtype
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
+from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel, Memory
 
 FLOPS_THAT_PAY = 2.4e15

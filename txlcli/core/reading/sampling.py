@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import threads, useful_threads
+from txlcli.core.kernels.device import useful_threads
+from txlcli.core.kernels.modes import threads
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import depends_on_segments, make_reader

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast, send
+from txlcli.core.kernels.device import send
+from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader

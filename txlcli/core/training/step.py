@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.core.kernels.cuda_graph import CaptureGraph, Result, graphs_of_one_pool
-from txlcli.core.kernels.device import (
-    autocast,
-    float32_products,
-    generator_state,
-    product_dtype,
-    send,
-    set_generator_state,
-)
+from txlcli.core.kernels.device import generator_state, product_dtype, send, set_generator_state
+from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import Memory
 from txlcli.core.model.losses import Objective, counted_positions
