@@ -51,8 +51,11 @@ def cached_probabilities(
     visible = (entry < query) & (entry >= query - size)  # (L, C + L)
     scores = states[:, -targets.shape[1] :] @ states.mT  # (B, L, C + L)
     matches = tokens[:, None, :] == targets[:, :, None]
-    weights = ((theta * scores).masked_fill(~visible, -torch.inf).softmax(-1) for theta in thetas)
-    return torch.stack([(weight * matches).sum(-1) for weight in weights])
+    probabilities = []
+    for theta in thetas:
+        weights = (theta * scores).masked_fill(~visible, -torch.inf).softmax(-1)
+        probabilities.append((weights * matches).sum(-1))
+    return torch.stack(probabilities)
 
 
 def score_with_cache(stream: Stream, *, size: int, thetas: Sequence[float]) -> tuple[Scores, NDArray[np.float32]]:
@@ -64,11 +67,15 @@ def score_with_cache(stream: Stream, *, size: int, thetas: Sequence[float]) -> t
     cached: list[Tensor] = []  # (K, B, l) of each segment
 
     def look_up(hidden: Tensor, targets: Tensor, losses: Tensor) -> None:
-        segment = [hidden.float(), send(targets, hidden.device)]
-        states, tokens = (torch.cat(pair, dim=1) for pair in zip(before, segment, strict=True)) if before else segment
-        probabilities = cached_probabilities(states, tokens, segment[1], size=size, thetas=thetas)
+        states = hidden.float()
+        targets = send(targets, hidden.device)
+        tokens = targets
+        if before:
+            states = torch.cat([before[0], states], dim=1)
+            tokens = torch.cat([before[1], tokens], dim=1)
+        probabilities = cached_probabilities(states, tokens, targets, size=size, thetas=thetas)
         cached.append(torch.where(probabilities.isnan(), (-losses).exp(), probabilities))
-        before[:] = states[:, -size:], tokens[:, -size:]
+        before[:] = [states[:, -size:], tokens[:, -size:]]
 
     with torch.inference_mode():
         scores = score(stream, on_segment=look_up)
@@ -89,7 +96,8 @@ def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSetting
     reader = make_reader(model, replace(settings, batch_size=1), length=length)
     tokens = torch.from_numpy(np.asarray(inputs[:length], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
-    products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]
+    earlier = torch.tril_indices(len(hidden), len(hidden), -1).unbind()
+    products = (hidden @ hidden.mT)[earlier]
     deviation = float(products.std()) if len(products) > 1 else 1.0
     return [step / max(deviation, 1e-6) for step in FLATNESS_STEPS]
 
@@ -98,11 +106,11 @@ def search_cache(
     losses_nats: NDArray[np.float32], cached: NDArray[np.float32], thetas: Sequence[float]
 ) -> tuple[float, float]:
     """Return the theta and lambda with the lowest loss, from `score_with_cache` on the validation split."""
-    totals = {
-        (theta, share): float(mixed_losses(losses_nats, row, share).sum(dtype=np.float64))
-        for theta, row in zip(thetas, cached, strict=True)
-        for share in SHARES
-    }
+    totals = dict[tuple[float, float], float]()
+    for theta, probabilities in zip(thetas, cached, strict=True):
+        for share in SHARES:
+            losses = mixed_losses(losses_nats, probabilities, share)
+            totals[theta, share] = float(losses.sum(dtype=np.float64))
     return min(totals, key=lambda pair: totals[pair])
 
 
@@ -129,13 +137,16 @@ def gradient_rms(model: LanguageModel, ids: Tokens, settings: EvalSettings, coun
     batch_size = min(settings.batch_size, max(1, len(ids) // (2 * settings.seg_len)))
     whole = (len(ids) - 1) // batch_size * batch_size  # lanes of equal lengths
     lanes = Lanes.of(whole, replace(settings, batch_size=batch_size))
-    parts, parameters = list(lanes.parts(settings.seg_len)), model.predicting_weights
+    parameters = model.predicting_weights
+    parts = list(lanes.parts(settings.seg_len))
     parts = parts[: min(count, max(1, len(parts) - 1))]
     squares = [torch.zeros_like(parameter) for parameter in parameters]
     memory = model.first_memory(batch_size, settings.mem_len)
     for part in parts:
-        hidden, memory = _read_segment(model, lanes.cut(ids, model.device, part), memory, settings)
-        loss = model.losses(hidden, lanes.cut(ids[1:], model.device, part)).mean()
+        inputs = lanes.cut(ids, model.device, part)
+        targets = lanes.cut(ids[1:], model.device, part)
+        hidden, memory = _read_segment(model, inputs, memory, settings)
+        loss = model.losses(hidden, targets).mean()
         for square, gradient in zip(squares, _gradients(loss, parameters), strict=True):
             square.addcmul_(gradient, gradient)
     return [(square / len(parts)).sqrt() for square in squares]
@@ -149,14 +160,19 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     """
     if dynamic.lr == 0:  # no step changes the model, so no gradient is needed
         return score(stream)
-    lanes, settings, model = stream.lanes(), stream.settings, copy.deepcopy(stream.model).eval()
+    settings = stream.settings
+    temperature = stream.model.softmax.temperature
+    model = copy.deepcopy(stream.model).eval()
     model.softmax.temperature = 1.0  # as in training
+    device = model.device
     step = _dynamic_step(model, stream.model.predicting_weights, dynamic, rms)
-    device, exists = model.device, np.ones(len(stream.targets), dtype=bool)
-    inputs, targets, counted = (lanes.cut(tokens, device) for tokens in (stream.inputs, stream.targets, exists))
+    lanes = stream.lanes()
+    inputs = lanes.cut(stream.inputs, device)
+    targets = lanes.cut(stream.targets, device)
+    is_token = lanes.cut(np.ones(len(stream.targets), dtype=bool), device) > 0  # padding is not
     losses = torch.empty(lanes.number, lanes.length, device=device)
     memory = stream.model.first_memory(lanes.number, settings.mem_len)
-    started, temperature = time.perf_counter(), stream.model.softmax.temperature
+    started = time.perf_counter()
     for part in lanes.parts(settings.seg_len):
         with autocast(device, model.precision):
             hidden, memory = _read_segment(model, inputs[:, part], memory, settings)
@@ -165,7 +181,7 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
                 reported = scored if temperature == 1 else model.losses(hidden, targets[:, part])
                 losses[:, part] = reported.float()
         with float32_products(device, model.precision):
-            step(scored[counted[:, part] > 0].mean())  # without padding
+            step(scored[is_token[:, part]].mean())
         stream.on_tokens(min(part.stop * lanes.number, lanes.count))
     return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)
 

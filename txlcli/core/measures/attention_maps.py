@@ -42,9 +42,13 @@ def term_scores(query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
 
     The last l keys are the queries' own.
     """
-    (_, queries, width), reach = query.shape, min(terms.reach, keys.shape[1])
-    dtype, scale = torch.promote_types(query.dtype, torch.float32), width**-0.5
-    query, keys, terms = query.to(dtype) * scale, keys[..., :width].to(dtype), terms.nearest(reach).to(dtype)
+    _, queries, width = query.shape
+    reach = min(terms.reach, keys.shape[1])
+    scale = width**-0.5
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    query = query.to(dtype) * scale
+    keys = keys[..., :width].to(dtype)
+    terms = terms.nearest(reach).to(dtype)
     own = torch.arange(keys.shape[1] - queries, keys.shape[1], device=keys.device)[:, None]
     key = own - torch.arange(reach, device=keys.device)  # (l, n), negative without a key
 
@@ -111,7 +115,8 @@ class AttentionMaps:
 
     def widest(self, count: int) -> list[tuple[int, int]]:
         """Return the `count` widest heads as (layer, head), counted from 1, the widest first."""
-        order, n_heads = np.argsort(-self.width, axis=None, kind="stable")[:count], self.width.shape[1]
+        order = np.argsort(-self.width, axis=None, kind="stable")[:count]
+        n_heads = self.width.shape[1]
         return [(number // n_heads + 1, number % n_heads + 1) for number in order.tolist()]
 
 
@@ -124,13 +129,14 @@ def strongest(attention: Numbers) -> NDArray[np.bool_]:
     for number, row in enumerate(attention):
         positions = np.flatnonzero(~np.isnan(row))
         order = np.lexsort((-positions, -row[positions]))
-        marked[number, positions[order[: -(-len(positions) // TOP_ONE_IN)]]] = True
+        count = math.ceil(len(positions) / TOP_ONE_IN)
+        marked[number, positions[order[:count]]] = True
     return marked
 
 
 def first_query(settings: EvalSettings) -> int:
     """Return the position of the first query whose memory is full: the segments before it fill the memory."""
-    return -(-settings.mem_len // settings.seg_len) * settings.seg_len
+    return math.ceil(settings.mem_len / settings.seg_len) * settings.seg_len
 
 
 def observe(stream: Stream, *, at: int, rows: int) -> AttentionMaps:
@@ -139,12 +145,16 @@ def observe(stream: Stream, *, at: int, rows: int) -> AttentionMaps:
     Keep the rows of R queries from position `at` on, which is at least `first_query(settings)`; fewer at the end of the
     text. The model keeps the attention backend "reference": graphs would bypass the observation.
     """
-    model, inputs, settings, first = stream.model, stream.inputs, stream.settings, first_query(stream.settings)
+    model = stream.model
+    inputs = stream.inputs
+    settings = stream.settings
+    first = first_query(settings)
     assert isinstance(model, TransformerXL)
     assert first <= at < len(inputs), (first, at, len(inputs))
     model.set_attention_backend("reference")
     decoder = Decoder(model, settings)
-    sums, begin = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at)), 0
+    sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at))
+    begin = 0
 
     def observed(
         number: int, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0
@@ -167,8 +177,9 @@ class _Sums:
     """Sums over the queries of one text."""
 
     def __init__(self, decoder: Decoder, *, at: int, rows: int) -> None:
-        settings, self._at = decoder.model.settings, at
-        shape = settings.n_layers, settings.n_heads
+        settings = decoder.model.settings
+        shape = (settings.n_layers, settings.n_heads)
+        self._at = at
         zeros = partial(torch.zeros, dtype=torch.float64, device=decoder.device)
         self._by_distance = {name: zeros(*shape, decoder.reach) for name in (TOTAL, *settings.encoding.score_terms)}
         self._shares = zeros(2, *shape)  # entropy, and attention to the memory
@@ -181,9 +192,11 @@ class _Sums:
         _, length, reach = attention.shape
         for name, sums in self._by_distance.items():
             sums[layer, :, :reach] += weights[name].sum(1)
-        distance, before = (torch.arange(size, device=attention.device) for size in (reach, length))
-        in_memory = attention * (distance > before[:, None])
-        self._shares[:, layer] += torch.stack([each.sum((1, 2)) for each in (torch.special.entr(attention), in_memory)])
+        distance = torch.arange(reach, device=attention.device)
+        before = torch.arange(length, device=attention.device)
+        entropy = torch.special.entr(attention).sum((1, 2))
+        in_memory = (attention * (distance > before[:, None])).sum((1, 2))
+        self._shares[:, layer] += torch.stack([entropy, in_memory])
         by_position = attention.masked_fill(scores[TOTAL].isneginf(), math.nan).flip(2)  # up to each query
         count, context = self._rows.shape[2:]
         for query in range(max(0, self._at - begin), min(length, self._at + count - begin)):
@@ -196,4 +209,13 @@ class _Sums:
         by_distance = {name: (sums / queries).cpu().numpy() for name, sums in self._by_distance.items()}
         entropy, memory = (self._shares / queries).cpu().numpy()
         total = by_distance.pop(TOTAL)
-        return AttentionMaps(total, by_distance, entropy, memory, first, queries, self._at, self._rows)
+        return AttentionMaps(
+            by_distance=total,
+            by_term=by_distance,
+            entropy_nats=entropy,
+            memory_share=memory,
+            first=first,
+            queries=queries,
+            at=self._at,
+            rows=self._rows,
+        )

@@ -41,14 +41,15 @@ class Predictor:
     """
 
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
-        self.lanes, self.vocab_size = lanes, model.vocab_size
-        self._reader = make_reader(
-            model, replace(settings, batch_size=lanes.number), by_tokens=True, length=lanes.length
-        )
+        self.lanes = lanes
+        self.vocab_size = model.vocab_size
+        settings = replace(settings, batch_size=lanes.number)
+        self._reader = make_reader(model, settings, by_tokens=True, length=lanes.length)
 
     def read(self, tokens: Ids) -> Probabilities:
         """Read one token of each lane, (B,), and return the probabilities of the next, (B, V)."""
-        log_probs = self._reader.log_probs(self._reader.read(torch.from_numpy(tokens)[:, None]))[:, 0]
+        hidden = self._reader.read(torch.from_numpy(tokens)[:, None])
+        log_probs = self._reader.log_probs(hidden)[:, 0]
         probabilities: Probabilities = log_probs.double().exp().numpy()
         if not np.isfinite(probabilities).all():
             raise RunError(
@@ -61,7 +62,8 @@ class Predictor:
 
         Machines that round differently give different digests. Nothing has been read before and after.
         """
-        digest, lanes = hashlib.blake2b(digest_size=8), np.arange(self.lanes.number, dtype=np.int64)
+        digest = hashlib.blake2b(digest_size=8)
+        lanes = np.arange(self.lanes.number, dtype=np.int64)
         for step in range(PROBED_STEPS):
             digest.update(self.read((lanes + step) % self.vocab_size).tobytes())
         self._reader.reset()
@@ -138,24 +140,32 @@ def code_text(
     The boundary is read before every lane; None codes the first token of a lane without a prediction. An id V + n is
     symbol n of an alphabet of so many symbols, which the vocabulary lacks; it has all of an alphabet of V symbols.
     """
-    lanes, vocab_size = predictor.lanes, predictor.vocab_size
+    lanes = predictor.lanes
+    vocab_size = predictor.vocab_size
     if boundary is None:
         probabilities = np.full((lanes.number, vocab_size), 1.0 / vocab_size)
     else:
         probabilities = predictor.read(np.full(lanes.number, boundary))
-    done, escapes = 0, FIRST_ESCAPES
+    done = 0
+    escapes = FIRST_ESCAPES
     for step in range(lanes.length):
-        active = lanes.number - (step >= lanes.length - lanes.missing)
-        places, table = np.arange(active) * lanes.length + step, probabilities[:active]
+        active = lanes.number
+        if step >= lanes.length - lanes.missing:  # the last lane has ended
+            active -= 1
+        places = np.arange(active) * lanes.length + step
+        table = probabilities[:active]
         if alphabet > vocab_size:
             share = escapes / (1.0 + done)
             table = np.pad(table * (1.0 - share), ((0, 0), (0, 1)), constant_values=share)
         tokens = coder.code(np.minimum(ids[places], vocab_size), table)
-        ids[places], escaped = np.maximum(ids[places], tokens), np.flatnonzero(tokens == vocab_size)
+        ids[places] = np.maximum(ids[places], tokens)
+        escaped = np.flatnonzero(tokens == vocab_size)
         for row in escaped:
-            ids[places[row]] = vocab_size + _code_number(coder, int(ids[places[row]]) - vocab_size, alphabet)
+            number = int(ids[places[row]]) - vocab_size
+            ids[places[row]] = vocab_size + _code_number(coder, number, alphabet)
             tokens[row] = probabilities[row].argmax()
-        done, escapes = done + active, escapes + len(escaped)
+        done += active
+        escapes += len(escaped)
         on_tokens(done)
         if step + 1 < lanes.length:
             read = np.zeros(lanes.number, dtype=np.int64)

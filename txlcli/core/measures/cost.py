@@ -38,12 +38,16 @@ def vocabulary_products(model: ModelSettings, vocab_size: int, shares: Shares | 
     The former project an embedding to model width; the latter are of the head with its clusters, and of a tail.
     """
     all_bands = bands(model, vocab_size)
-    embedding = softmax = 0.0
-    for number, (band, share) in enumerate(zip(all_bands, shares or zipf_shares(all_bands), strict=True)):
+    clusters = len(all_bands) - 1
+    embedding = 0.0
+    softmax = 0.0
+    for band, share in zip(all_bands, shares or zipf_shares(all_bands), strict=True):
         projected = 0 if band.projection is None else model.d_model
-        columns = band.size if number else band.size + len(all_bands) - 1
         embedding += share * band.width * projected
-        softmax += (share if number else 1.0) * ((columns + projected) * band.width)
+        if band.first == 0:  # the head, which every target needs
+            softmax += (band.size + clusters + projected) * band.width
+        else:
+            softmax += share * ((band.size + projected) * band.width)
     return embedding, softmax
 
 

@@ -74,20 +74,33 @@ def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, in
     """Count the parameters of each part of a model; a softmax tied to the embedding has only biases and clusters."""
     counts = dict.fromkeys((*PARTS.values(), "other layers"), 0)
     for name, shape in parameter_shapes(settings, vocab_size).items():
-        counts[next((part for piece, part in PARTS.items() if piece in name), "other layers")] += shape.numel()
+        counts[_part_of(name)] += shape.numel()
     return {part: count for part, count in counts.items() if count}
+
+
+def _part_of(parameter: str) -> str:
+    """Return the part of a model that a parameter belongs to, by its name."""
+    for piece, part in PARTS.items():
+        if piece in parameter:
+            return part
+    return "other layers"
 
 
 def state_bytes(
     model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU, processes: int = 1
 ) -> StepBytes:
     """Return the bytes of weights, gradients and optimizer state alone, of the process that holds most."""
-    shapes, count = parameter_shapes(model, vocab_size), OPTIMIZERS[train.optimizer].state_tensors
+    shapes = parameter_shapes(model, vocab_size)
+    count_state_tensors = OPTIMIZERS[train.optimizer].state_tensors
     is_divided = train.parallel == "fsdp" and processes > 1
-    parts = processes if is_divided else 1  # each process has some rows of every weight, rounded up
-    sizes = {name: -(-shape[0] // parts) * shape[1:].numel() * FLOAT for name, shape in shapes.items()}
-    weights = sum(sizes.values())
-    optimizer = sum(size * count(name, shapes[name], train) for name, size in sizes.items())
+    parts = processes if is_divided else 1
+    weights = 0
+    optimizer = 0
+    for name, shape in shapes.items():
+        rows = math.ceil(shape[0] / parts)  # each process has some rows of every weight
+        size = rows * shape[1:].numel() * FLOAT
+        weights += size
+        optimizer += size * count_state_tensors(name, shape, train)
     if train.parallel == "zero" and processes > 1:
         from txlcli.core.training.parallel_zero import largest_state_bytes  # noqa: PLC0415 - takes a second
 
@@ -105,9 +118,13 @@ def state_bytes(
 def _gathered_bytes(shapes: Mapping[str, torch.Size], train: TrainSettings) -> int:
     """Return the bytes of whole weights and gradients that fsdp gathers: of the root, and of the layers at work."""
     by_layer: Counter[str] = Counter()
+    root = 0
     for name, shape in shapes.items():
-        by_layer[".".join(name.split(".")[:2]) if name.startswith("layers.") else ""] += shape.numel()
-    root = by_layer.pop("", 0)
+        if name.startswith("layers."):
+            number = name.split(".")[1]
+            by_layer[number] += shape.numel()
+        else:
+            root += shape.numel()
     # Two layers are gathered, and one has gradients, in the dtype of products; these are summed in fp32.
     at_work = max(by_layer.values(), default=0) * (3 * DTYPES[train.precision].itemsize + FLOAT)
     return 2 * FLOAT * root + at_work
@@ -132,11 +149,13 @@ def step_bytes(
     Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less. `train` are the settings
     of one process (`of_one_process`).
     """
-    step, shapes = _Step.of(model, vocab_size, train, device), parameter_shapes(model, vocab_size)
+    step = _Step.of(model, vocab_size, train, device)
+    memory = _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize)
+    casts = _divided_casts(parameter_shapes(model, vocab_size), train, device)
     return replace(
         state_bytes(model, vocab_size, train, device=device, processes=processes),
-        memory=train.batch_size * _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize),
-        activations=step.saved_bytes() - _divided_casts(shapes, train, device),
+        memory=train.batch_size * memory,
+        activations=step.saved_bytes() - casts,
     )
 
 
@@ -176,33 +195,36 @@ class _Step:
         plain = with_plain_softmax(model)
         if is_fused and isinstance(plain, TransformerSettings):
             plain = replace(plain, attention_dropout=0.0)
-        return cls(
-            model=plain,
-            train=replace(
-                train,
-                batch_size=train.batch_size // train.accumulate,
-                accumulate=1,
-                parallel="ddp",
-                precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
-            ),
-            on_gpu=on_gpu,
-            # Logits that are computed again are not kept, so that any number of them gives the same bytes.
-            columns=2 if train.recompute == "layers" else softmax_columns(model, vocab_size),
+        micro_batch = replace(
+            train,
+            batch_size=train.batch_size // train.accumulate,
+            accumulate=1,
+            parallel="ddp",
+            precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
         )
+        # Logits that are computed again are not kept, so that any number of them gives the same bytes.
+        columns = 2 if train.recompute == "layers" else softmax_columns(model, vocab_size)
+        return cls(model=plain, train=micro_batch, on_gpu=on_gpu, columns=columns)
 
     def saved_bytes(self) -> int:
         """Return the bytes of the tensors that the backward pass reads."""
         if self.train.recompute != "layers":
             return _saved_bytes(self) + self._kernel_bytes()
-        kept = replace(self.train, recompute=True)
-        three, two = (  # while a layer is computed again, it keeps its tensors
-            _saved_bytes(replace(self, train=kept, model=replace(self.model, n_layers=n))) for n in (3, 2)
-        )
-        return _saved_bytes(self) + self._layer_inputs() + three - two
+        # While a layer is computed again, it keeps its tensors.
+        one_layer = self._with_layers(3) - self._with_layers(2)
+        return _saved_bytes(self) + self._layer_inputs() + one_layer
+
+    def _with_layers(self, n_layers: int) -> int:
+        """Return the bytes that a model with so many layers keeps if layers are not computed again."""
+        train = replace(self.train, recompute=True)
+        model = replace(self.model, n_layers=n_layers)
+        return _saved_bytes(replace(self, train=train, model=model))
 
     def _layer_inputs(self) -> int:
         """Return the bytes of memory and position keys, from which layers are computed again."""
-        model, train, itemsize = self.model, self.train, DTYPES[self.train.precision].itemsize
+        model = self.model
+        train = self.train
+        itemsize = DTYPES[train.precision].itemsize
         keys = 0
         if isinstance(model, TransformerSettings) and model.encoding.projects_distances:
             read = train.reread_len + train.longest_segment
@@ -221,7 +243,8 @@ class _Step:
 @lru_cache(maxsize=1024)
 def _saved_bytes(step: _Step) -> int:
     """Run the forward pass of a step on tensors without data; return the bytes that are kept for the backward pass."""
-    train, saved = step.train, dict[int, torch.UntypedStorage]()
+    train = step.train
+    saved = dict[int, torch.UntypedStorage]()
 
     def keep(tensor: Tensor) -> Tensor:
         if tensor.layout == torch.strided:
@@ -229,15 +252,12 @@ def _saved_bytes(step: _Step) -> int:
             saved[id(storage)] = storage
         return tensor
 
-    contexts = [unlimited_memory(), tensors_without_data()]
-    if step.on_gpu:  # these need no GPU, but keep what a GPU would keep
-        contexts.append(as_on_gpu())
-    with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
+    # A GPU is not needed to keep what a GPU would keep.
+    as_there = as_on_gpu() if step.on_gpu else contextlib.nullcontext()
+    with unlimited_memory(), tensors_without_data(), as_there:
         network = _network(step)
-        lengths = (train.reread_len + train.longest_segment, train.longest_segment)
-        tokens, targets = (torch.zeros(train.batch_size, length, dtype=torch.int64) for length in lengths)
+        targets = torch.zeros(train.batch_size, train.longest_segment, dtype=torch.int64)
+        tokens = torch.zeros(train.batch_size, train.reread_len + train.longest_segment, dtype=torch.int64)
         with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             memory = network.full_memory(train.batch_size, train.mem_len)
             network.objective(tokens, targets, memory, Objective(mem_len=train.mem_len, part=train.loss_part))
@@ -273,5 +293,8 @@ def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings, devic
     itemsize = DTYPES[train.precision].itemsize
     if train.parallel != "fsdp" or device.type == "cpu" or itemsize == FLOAT:
         return 0
-    matrices = (shape for name, shape in shapes.items() if name.startswith("layers.") and len(shape) == 2)
-    return itemsize * sum(shape.numel() for shape in matrices)
+    elements = 0
+    for name, shape in shapes.items():
+        if name.startswith("layers.") and len(shape) == 2:
+            elements += shape.numel()
+    return itemsize * elements

@@ -47,8 +47,10 @@ class StepProfiler:
     def __init__(self, *, on_cuda: bool, after: int, steps: int, trace: Path | None = None) -> None:
         # On a GPU kernels alone: the host has many times as many events, which take a minute to add up.
         self._profiler = profile(activities=[ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU])
-        self._clock = "self_device_time_total" if on_cuda else "self_cpu_time_total"
-        self._after, self._steps, self._trace = after, steps, trace
+        self._on_cuda = on_cuda
+        self._after = after
+        self._steps = steps
+        self._trace = trace
         self._is_running = False
 
     def on_step(self, step: int) -> None:
@@ -70,14 +72,29 @@ class StepProfiler:
             self._is_running = False
 
     def _summary(self) -> StepProfile:
-        us, calls, steps = Counter[str](), Counter[str](), self._steps
+        us = Counter[str]()
+        calls = Counter[str]()
         for event in self._profiler.events() or ():
-            if time := getattr(event, self._clock):
+            time = event.self_device_time_total if self._on_cuda else event.self_cpu_time_total
+            if time:
                 us[event.name] += time
                 calls[event.name] += 1
         total = us.total()
-        kernels = (
-            KernelTime(name, calls[name] / steps, time / steps / 1e3, time / total) for name, time in us.most_common()
+        kernels = list[KernelTime]()
+        for name, time in us.most_common():
+            kernels.append(
+                KernelTime(
+                    name=name,
+                    calls_per_step=calls[name] / self._steps,
+                    ms_per_step=time / self._steps / 1e3,
+                    share=time / total,
+                )
+            )
+        return StepProfile(
+            first_step=self._after + 1,
+            steps=self._steps,
+            ms_per_step=total / self._steps / 1e3,
+            calls_per_step=calls.total() / self._steps,
+            kernels=tuple(kernels),
+            trace=None if self._trace is None else str(self._trace),
         )
-        trace = str(self._trace) if self._trace else None
-        return StepProfile(self._after + 1, steps, total / steps / 1e3, calls.total() / steps, tuple(kernels), trace)

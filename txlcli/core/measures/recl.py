@@ -7,6 +7,7 @@ window, up to the number of its positions.
 Axes: N models of the group, C context lengths, T positions; W texts side by side, c tokens of context, P positions.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -45,14 +46,16 @@ def context_losses(stream: Stream, positions: NDArray[np.int64], *, context_len:
     W is the batch size of the settings, and M = 0 a model without memory. Positions are at least c - 1; c is a result
     of `read_length`. `Stream.on_tokens` is called with the number of tokens read.
     """
-    settings, losses = stream.settings, list[Tensor]()
-    if settings.mem_len == 0 and not stream.model.settings.recurrent_state:
-        settings = replace(settings, seg_len=context_len)  # a window
-    batches = np.array_split(positions, -(-len(positions) // settings.batch_size))  # nearly equal, the largest first
-    windows = read_windows(replace(stream, settings=settings), ((each, 1) for each in batches), context_len)
-    for _, of_windows in windows:
-        losses.append(of_windows[:, 0].cpu())
-        stream.on_tokens(context_len * sum(map(len, losses)))
+    if stream.settings.mem_len == 0 and not stream.model.settings.recurrent_state:
+        stream = replace(stream, settings=replace(stream.settings, seg_len=context_len))  # a window
+    count = math.ceil(len(positions) / stream.settings.batch_size)
+    batches = np.array_split(positions, count)  # nearly equal, the largest first
+    losses = list[Tensor]()
+    read = 0
+    for _, window_losses in read_windows(stream, ((batch, 1) for batch in batches), context_len):
+        losses.append(window_losses[:, 0].cpu())
+        read += context_len * len(window_losses)
+        stream.on_tokens(read)
     return torch.cat(losses).numpy()
 
 
@@ -102,28 +105,35 @@ def gain(step: tuple[int, int], baseline_nats: float, relative_loss_nats: float)
     # Computed from one difference of nats, so that no perplexity can overflow.
     relative = float(1.0 - np.exp(relative_loss_nats - baseline_nats))
     with np.errstate(over="ignore"):
-        return Gain(*step, baseline_nats, relative_loss_nats, relative, float(np.exp(baseline_nats) * relative))
+        ppl_gain = float(np.exp(baseline_nats) * relative)
+    from_tokens, to_tokens = step
+    return Gain(
+        from_tokens=from_tokens,
+        to_tokens=to_tokens,
+        baseline_nats=baseline_nats,
+        relative_loss_nats=relative_loss_nats,
+        relative_gain=relative,
+        ppl_gain=ppl_gain,
+    )
 
 
 def gains(losses_nats: Losses, contexts: Sequence[int], top_r: float) -> list[list[Gain]]:
     """Return the C - 1 gains of each model, from l_i(c, t), (N, C, T), for rising contexts; T is selected at each c."""
     baselines = losses_nats.min(axis=0)  # b(c, t) = min_i l_i(c, t), (C, T)
-    hardest = [hardest_positions(baseline, top_r) for baseline in baselines]
-    return [
-        [
-            gain(
-                step,
-                relative_loss(baselines[number], baselines[number], hardest[number]),
-                relative_loss(baselines[number], of_model[number + 1], hardest[number]),
-            )
-            for number, step in enumerate(pairwise(contexts))
-        ]
-        for of_model in losses_nats
-    ]
+    all_gains: list[list[Gain]] = [[] for _ in losses_nats]
+    for number, step in enumerate(pairwise(contexts)):
+        baseline = baselines[number]
+        hardest = hardest_positions(baseline, top_r)
+        baseline_nats = relative_loss(baseline, baseline, hardest)
+        for model_losses, model_gains in zip(losses_nats, all_gains, strict=True):
+            longer_nats = relative_loss(baseline, model_losses[number + 1], hardest)
+            model_gains.append(gain(step, baseline_nats, longer_nats))
+    return all_gains
 
 
 def recl(steps: Sequence[Gain], *, top_r: float, threshold: float) -> Recl:
     """Apply the algorithm of Appendix C: increase c while the gain reaches the threshold; RECL is the last c."""
-    last = next((step.from_tokens for step in steps if step.relative_gain < threshold), None)
-    tokens = steps[-1].to_tokens if last is None else last
-    return Recl(top_r=top_r, recl_tokens=tokens, grid_ended=last is None, gains=tuple(steps))
+    for step in steps:
+        if step.relative_gain < threshold:
+            return Recl(top_r=top_r, recl_tokens=step.from_tokens, grid_ended=False, gains=tuple(steps))
+    return Recl(top_r=top_r, recl_tokens=steps[-1].to_tokens, grid_ended=True, gains=tuple(steps))

@@ -3,6 +3,7 @@
 Axes: B batch (lanes or windows), L segment, M memory.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -95,8 +96,10 @@ def peak_flops_per_s(
     device: torch.device, precision: str, repeat: int = 5, *, seconds: Callable[[], float] = time.perf_counter
 ) -> float:
     """Measure the rate of a large product in the library that the layers use: the peak of this machine."""
-    size, products = PEAK_SIZE[device.type], PEAK_PRODUCTS[device.type]
-    left, right = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
+    size = PEAK_SIZE[device.type]
+    products = PEAK_PRODUCTS[device.type]
+    left = torch.randn(size, size, device=device, dtype=DTYPES[precision])
+    right = torch.randn(size, size, device=device, dtype=DTYPES[precision])
 
     def multiply() -> None:
         for _ in range(products):
@@ -115,20 +118,23 @@ def _time_reader(
     A repetition covers whole periods of the sliding buffer, so that the slide is part of the time. By default, the
     warm-up is one period, and on CUDA two, since graphs are captured in the second. Targets are where scoring has them.
     """
-    model, batch_size = reader.model, reader.settings.batch_size
+    model = reader.model
+    batch_size = reader.settings.batch_size
     tokens = _random_tokens(model, (batch_size, seg_len))
     targets = tokens.to(model.targets_device)
     if filled:
         reader.read_last(_random_tokens(model, (batch_size, filled)))
-    period = -(-reader.housekeeping_interval // seg_len)
-    warm_up_periods = 2 if reader.device.type == "cuda" else 1
+    period = math.ceil(reader.housekeeping_interval / seg_len)
+    periods = math.ceil(times.min_steps / period)
+    if warm_up is None:
+        warm_up = 2 * period if reader.device.type == "cuda" else period
     return measure(
         lambda: reader.losses(reader.read(tokens), targets),
         reader.device,
         tokens=tokens.numel(),
         repeat=times.repeat,
-        steps=-(-max(times.min_steps, period) // period) * period,
-        warm_up=warm_up or warm_up_periods * period,
+        steps=periods * period,
+        warm_up=warm_up,
     )
 
 
@@ -139,7 +145,8 @@ def time_evaluation(model: LanguageModel, settings: EvalSettings, times: Repetit
 
 def time_single_tokens(model: LanguageModel, settings: EvalSettings, times: Repetitions) -> Timing:
     """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory."""
-    reader, filled = reader_of_one_text(model, settings), settings.mem_len or settings.seg_len
+    reader = reader_of_one_text(model, settings)
+    filled = settings.mem_len or settings.seg_len
     warm_up = 2 if reader.device.type == "cuda" else 1  # the second token is captured
     return _time_reader(reader, 1, times, filled=filled, warm_up=warm_up)
 
@@ -171,14 +178,22 @@ def time_training(
     seconds: Callable[[], float] = time.perf_counter,
 ) -> Timing:
     """Time optimizer steps with a full memory. The weights of the model change."""
-    filling = -(-(settings.mem_len + settings.reread_len) // settings.seg_len)
+    filling = math.ceil((settings.mem_len + settings.reread_len) / settings.seg_len)
     captures = 2 if model.device.type == "cuda" else 0  # of the gradients in one step, of the update in the next
     warm_up = filling + captures + 1
     tokens = settings.batch_size * settings.seg_len
-    ids = _random_tokens(model, (tokens * (warm_up + times.repeat * times.min_steps + 1) + 1,)).cpu().numpy()
+    steps = warm_up + times.repeat * times.min_steps
+    ids = _random_tokens(model, (tokens * (steps + 1) + 1,)).cpu().numpy()
     training = Training(model, settings, TrainingSegments(ids, settings))
-    steps = {"repeat": times.repeat, "steps": times.min_steps, "warm_up": warm_up}
-    return measure(training.update, training.device, tokens=tokens, **steps, seconds=seconds)
+    return measure(
+        training.update,
+        training.device,
+        tokens=tokens,
+        repeat=times.repeat,
+        steps=times.min_steps,
+        warm_up=warm_up,
+        seconds=seconds,
+    )
 
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
@@ -201,7 +216,9 @@ def best_windows(
     def time_windows(windows: int, times: Repetitions) -> Timing:
         return time_vanilla(model, replace(settings, batch_size=windows), times, warm_up=int(on_cuda))
 
-    best, best_ms, windows = 1, single.median, 2
+    best = 1
+    best_ms = single.median
+    windows = 2
     while True:
         try:
             ms = time_windows(windows, times._replace(repeat=1)).median
@@ -212,9 +229,13 @@ def best_windows(
                 torch.cuda.empty_cache()
             break
         if ms < 0.95 * best_ms:
-            best, best_ms = windows, ms
+            best = windows
+            best_ms = ms
         elif windows >= MIN_SEARCHED:
             break
         windows *= 2
-    timed = single if best == 1 else time_windows(best, times)
-    return (best, timed) if timed.median < single.median else (1, single)  # the search may have been lucky
+    if best > 1:
+        timed = time_windows(best, times)
+        if timed.median < single.median:  # else the search was lucky
+            return best, timed
+    return 1, single
