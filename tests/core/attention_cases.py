@@ -12,7 +12,7 @@ import torch
 from tests import reference
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.score_buffer import CACHE_BYTES, MIN_QUERIES, Workspace
+from txlcli.core.kernels.score_buffer import CACHE_BYTES, MIN_QUERIES, ScoreBuffers
 from txlcli.core.model import backends
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14
@@ -34,7 +34,7 @@ def draw(*shape, seed=3, dtype=torch.float64):
 def workspace_of(tiling):
     """A workspace whose tiles hold at most so many bytes, and whose blocks at least so many queries."""
     cache_bytes, min_queries = tiling
-    return Workspace(cache_bytes=cache_bytes, min_queries=min_queries)
+    return ScoreBuffers(cache_bytes=cache_bytes, min_queries=min_queries)
 
 
 def draw_inputs(*, batch_size=B, seg_len=L, key_len=M + L, reach=None, heads=H, width=D):
@@ -52,7 +52,7 @@ def call(function, *, query, key, value, dropout=0.0, **terms):
 
 def attend(*tensors, reach, backend="auto", workspace=None, recompute=False, dropout=0.0):
     """The output of a backend for the tensors of ARGUMENTS."""
-    function = backends.make_backend(backend, workspace or Workspace(), recompute=recompute).attend
+    function = backends.make_backend(backend, workspace or ScoreBuffers(), recompute=recompute).attend
     return call(function, **dict(zip(ARGUMENTS, tensors, strict=True)), reach=reach, dropout=dropout)
 
 

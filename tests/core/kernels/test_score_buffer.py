@@ -24,7 +24,7 @@ from tests.core.attention_cases import (
     workspace_of,
 )
 from tests.core.builders import small_model
-from txlcli.core.kernels.score_buffer import ScoreBuffer, ScoreShape, Workspace
+from txlcli.core.kernels.score_buffer import ScoreBuffer, ScoreBuffers, ScoreShape
 
 
 @pytest.mark.parametrize("reach", range(1, M + L))
@@ -93,7 +93,7 @@ def test_gradients_that_are_not_finite_do_not_stay_in_a_workspace(tiling):
 
 
 def test_a_buffer_has_one_user_at_a_time_and_serves_training_after_evaluation():
-    workspace = Workspace()
+    workspace = ScoreBuffers()
 
     def acquire(fill=0.0, reach=9):
         return workspace.acquire(draw(1), ScoreShape(H, L, M + L, reach), fill=fill)
@@ -113,8 +113,8 @@ def test_a_buffer_has_one_user_at_a_time_and_serves_training_after_evaluation():
 def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():
     model = small_model()
     model.workspace.cache_bytes, model.workspace.min_queries = 17, 3
-    shared = {id(layer.attention.attend.tiles.workspace) for layer in model.layers}
-    copied = {layer.attention.attend.tiles.workspace for layer in copy.deepcopy(model).layers}
+    shared = {id(layer.attention.attend.tiles.buffers) for layer in model.layers}
+    copied = {layer.attention.attend.tiles.buffers for layer in copy.deepcopy(model).layers}
     assert shared == {id(model.workspace)}
     (workspace,) = copied
     assert workspace is not model.workspace

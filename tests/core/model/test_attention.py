@@ -16,7 +16,7 @@ from tests.core.builders import draw_tokens, make_decoder, small_model
 from txlcli.core import kernels
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.linear import linear
-from txlcli.core.kernels.score_buffer import Workspace
+from txlcli.core.kernels.score_buffer import ScoreBuffers
 from txlcli.core.model import attention, backends
 from txlcli.core.model.attention import Attention, distance_encoding, relative_shift, split_heads, visible_keys
 from txlcli.core.model.linear import merge
@@ -29,7 +29,7 @@ PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attent
 def relative_attention(width, heads, backend="reference"):
     """An Attention that computes with a backend, and the projection of distances that belongs to it."""
     module = Attention(d_model=width, n_heads=heads, d_head=D).double()
-    module.attend = backends.make_backend(backend, Workspace(), recompute=False).attend
+    module.attend = backends.make_backend(backend, ScoreBuffers(), recompute=False).attend
     return module, torch.nn.Linear(width, heads * D, bias=False).double()
 
 

@@ -21,11 +21,15 @@ def scaled_queries(
         width: D, padded.
     """
     rows = aligned(query * scale, width)
-    content, position = (
-        rows if bias is None else (rows + repeated(aligned(bias * scale, width), rows)).to(query.dtype)
-        for bias in (content_bias, position_bias)
-    )
-    return content, position
+    return _biased(rows, content_bias, scale), _biased(rows, position_bias, scale)
+
+
+def _biased(rows: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Return rows (B, L, H, D), scaled before, plus a bias (H, D) that is scaled and padded here."""
+    if bias is None:
+        return rows
+    padded = aligned(bias * scale, rows.shape[-1])
+    return (rows + repeated(padded, rows)).to(rows.dtype)
 
 
 class AttentionInputs(NamedTuple):
@@ -59,20 +63,38 @@ class AttentionInputs(NamedTuple):
 
         Zeros are appended to the head width D of all of them, up to a multiple: the scores do not change.
         """
-        scale, width = query.shape[3] ** -0.5, max(query.shape[3], key.shape[3])  # a decoder may have padded keys
+        dtype = query.dtype
+        scale = query.shape[3] ** -0.5
+        width = max(query.shape[3], key.shape[3])  # a decoder may have padded keys
         width += -width % row_multiple(key.device)
-        position_key, distance_bias = terms.position_key, terms.distance_bias
+        position_key = terms.position_key
+        distance_bias = terms.distance_bias
         if distance_bias is not None:
-            distance_bias = distance_bias.to(query.dtype)[:, None]
-            position_key = query.new_zeros(query.shape[1], 1, width) if position_key is None else position_key
+            distance_bias = distance_bias.to(dtype)[:, None]
+            if position_key is None:
+                position_key = query.new_zeros(query.shape[1], 1, width)
             position_key = nearest_rows(position_key, terms.reach)
-        biases = (terms.content_bias, terms.position_bias)
-        scaled = (None if bias is None else (bias * scale)[:, None] for bias in biases)
-        tensors = (query * scale, key, value, *scaled, position_key)
-        padded = (None if tensor is None else aligned(tensor.to(query.dtype), width) for tensor in tensors)
-        return cls(terms.reach, *padded, distance_bias)  # type: ignore[arg-type,call-arg]
+        if position_key is not None:
+            position_key = aligned(position_key.to(dtype), width)
+        return cls(
+            reach=terms.reach,
+            query=aligned(query * scale, width),
+            key=aligned(key.to(dtype), width),
+            value=aligned(value.to(dtype), width),
+            content_bias=_scaled_bias(terms.content_bias, scale, query, width),
+            position_bias=_scaled_bias(terms.position_bias, scale, query, width),
+            position_key=position_key,
+            distance_bias=distance_bias,
+        )
 
     @property
     def need_gradient(self) -> bool:
         """True if any of the tensors requires a gradient."""
         return any(tensor is not None and tensor.requires_grad for tensor in self[1:])
+
+
+def _scaled_bias(bias: Tensor | None, scale: float, query: Tensor, width: int) -> Tensor | None:
+    """Return a bias (H, D) scaled and padded, in the dtype of the queries: (H, 1, width)."""
+    if bias is None:
+        return None
+    return aligned((bias * scale)[:, None].to(query.dtype), width)

@@ -35,23 +35,36 @@ class SlotAttention:
         if runs_triton(query.device, query.dtype, width):
             return self._by_triton(query, key, value, terms)
         with torch.autocast(key.device.type, enabled=False):
-            biases, rows = (terms.content_bias, terms.position_bias), query.transpose(1, 2)
-            content, position = (q.transpose(1, 2) for q in scaled_queries(rows, *biases, width**-0.5, width))
-            scores = content @ key[..., :width].mT  # (B, H, 1, C)
+            content, position = scaled_queries(
+                query.transpose(1, 2), terms.content_bias, terms.position_bias, width**-0.5, width
+            )
+            scores = content.transpose(1, 2) @ key[..., :width].mT  # (B, H, 1, C)
             if terms.position_key is not None:
-                scores = scores + self._by_slot(position @ terms.position_key.to(query.dtype).mT)
+                by_distance = position.transpose(1, 2) @ terms.position_key.to(query.dtype).mT  # (B, H, 1, m)
+                scores = scores + self._by_slot(by_distance)
             if terms.distance_bias is not None:
                 scores = scores + self._by_slot(terms.distance_bias[:, None].to(query.dtype))
-            return scores.masked_fill(self._unseen, -math.inf).softmax(dim=-1) @ value[..., :width]
+            probability = scores.masked_fill(self._unseen, -math.inf).softmax(dim=-1)
+            return probability @ value[..., :width]
 
     def _by_triton(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> Tensor:
         from txlcli.core.kernels.attention_triton import attend_token  # noqa: PLC0415 - PyTorch for CPUs has no Triton
 
-        given = (terms.position_key, terms.content_bias, terms.position_bias, terms.distance_bias)
-        added = (None if tensor is None else tensor.contiguous() for tensor in given)
-        rows, keys, values = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        rows = rows if rows.stride()[2:] == (query.shape[3], 1) else rows.contiguous()
-        attended = attend_token(rows, keys, values, *added, self._distance, self._reach, 0)
+        rows = query.transpose(1, 2)
+        if rows.stride()[2:] != (query.shape[3], 1):
+            rows = rows.contiguous()
+        attended = attend_token(
+            rows,
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            _contiguous(terms.position_key),
+            _contiguous(terms.content_bias),
+            _contiguous(terms.position_bias),
+            _contiguous(terms.distance_bias),
+            self._distance,
+            self._reach,
+            0,
+        )
         return attended.transpose(1, 2)
 
     @functools.cached_property
@@ -63,3 +76,7 @@ class SlotAttention:
         """Return the scores (..., C) of all slots from those of m distances, (..., m), of which the first is last."""
         last = by_distance.shape[-1] - 1
         return by_distance.index_select(-1, (last - self._distance).clamp(0, last))
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()

@@ -21,19 +21,19 @@ from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.modes import computes_as_gpu
 from txlcli.core.kernels.private import softmax_backward
-from txlcli.core.kernels.score_buffer import HALF_DTYPES, ScoreShape, Workspace
+from txlcli.core.kernels.score_buffer import HALF_DTYPES, ScoreBuffers, ScoreShape
 
 
 class TiledAttention:
     """`core.model.attention.attend` in distance space.
 
     Args:
-        workspace: score buffers that other layers have used and will use again; a new one by default.
+        buffers: score buffers that other layers have used and will use again; a new one by default.
         recompute: keep no probabilities for the backward pass, which computes them again.
     """
 
-    def __init__(self, workspace: Workspace | None = None, *, recompute: bool = False) -> None:
-        self.workspace = workspace or Workspace()
+    def __init__(self, buffers: ScoreBuffers | None = None, *, recompute: bool = False) -> None:
+        self.buffers = buffers or ScoreBuffers()
         self.recompute = recompute
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
@@ -45,11 +45,11 @@ class TiledAttention:
                     inputs = inputs._replace(position_key=nearest_rows(inputs.position_key, inputs.reach))
                 out: Tensor = _Attention.apply(self, dropout, *inputs)
             else:
-                out = _attend(inputs, self.workspace, dropout=dropout, save=False)[0]
+                out = _attend(inputs, self.buffers, dropout=dropout, save=False)[0]
         return out[..., : query.shape[3]]
 
 
-class Tile(NamedTuple):
+class ScoreTile(NamedTuple):
     """Scores that are computed together."""
 
     sequences: slice
@@ -90,26 +90,35 @@ class Tiling(NamedTuple):
     """Sizes of the scores of the largest tile."""
 
     @classmethod
-    def of(cls, inputs: AttentionInputs, workspace: Workspace) -> "Tiling":
+    def of(cls, inputs: AttentionInputs, buffers: ScoreBuffers) -> "Tiling":
         """Put everything into one tile on a GPU, and on a CPU as much as the cache holds."""
-        (batch_size, heads, seg_len, _), key_len = inputs.query.shape, inputs.key.shape[2]
-        sequences, queries = batch_size, seg_len
+        batch_size, heads, seg_len, _ = inputs.query.shape
+        key_len = inputs.key.shape[2]
+        sequences = batch_size
+        queries = seg_len
         if not computes_as_gpu(inputs.key.device):
             row_bytes = heads * (key_len + seg_len - 1) * inputs.key.element_size()  # of one query
-            most = min(batch_size, max(1, workspace.cache_bytes // (row_bytes * seg_len)))
-            sequences = next(count for count in range(most, 0, -1) if batch_size % count == 0)
-            fitting = max(workspace.cache_bytes // row_bytes, workspace.min_queries)
-            queries = math.ceil(seg_len / max(1, seg_len // fitting))
+            fitting_sequences = min(batch_size, max(1, buffers.cache_bytes // (row_bytes * seg_len)))
+            sequences = _largest_divisor(batch_size, fitting_sequences)
+            fitting_queries = max(buffers.cache_bytes // row_bytes, buffers.min_queries)
+            queries = math.ceil(seg_len / max(1, seg_len // fitting_queries))
         return cls(sequences, queries, ScoreShape(sequences * heads, queries, key_len, inputs.reach))
 
-    def tiles(self, inputs: AttentionInputs) -> Iterator[Tile]:
+    def tiles(self, inputs: AttentionInputs) -> Iterator[ScoreTile]:
         """Yield the tiles of one sequence after the other, the last block of queries first: it sees all of the keys."""
         batch_size, _, seg_len, _ = inputs.query.shape
         others = inputs.key.shape[2] - seg_len  # keys that are not of the queries
         for first in range(0, batch_size, self.sequences):
             for end in range(seg_len, 0, -self.queries):
                 queries = slice(max(0, end - self.queries), end)
-                yield Tile(slice(first, first + self.sequences), queries, others + end)
+                yield ScoreTile(slice(first, first + self.sequences), queries, others + end)
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of a number up to a limit."""
+    while number % limit:
+        limit -= 1
+    return limit
 
 
 def _dense(rows: Tensor) -> Tensor:
@@ -122,7 +131,9 @@ def _dense(rows: Tensor) -> Tensor:
 
 def _repeat_for_sequences(by_distance: Tensor, sequences: int) -> Tensor:
     """Repeat (H, n, x) for each sequence of a tile: (b * H, n, x)."""
-    return _dense(by_distance) if sequences == 1 else by_distance.repeat(sequences, 1, 1)
+    if sequences == 1:
+        return _dense(by_distance)
+    return by_distance.repeat(sequences, 1, 1)
 
 
 def _multiply_into(target: Tensor, left: Tensor, right: Tensor) -> None:
@@ -136,9 +147,10 @@ def _multiply_into(target: Tensor, left: Tensor, right: Tensor) -> None:
 class _Probabilities:
     """Softmax of the scores, computed tile by tile, once or again."""
 
-    def __init__(self, inputs: AttentionInputs, tiling: Tiling, workspace: Workspace) -> None:
-        self._inputs, self._workspace = inputs, workspace
-        self._buffer = workspace.acquire(inputs.key, tiling.scores, fill=-math.inf)
+    def __init__(self, inputs: AttentionInputs, tiling: Tiling, buffers: ScoreBuffers) -> None:
+        self._inputs = inputs
+        self._buffers = buffers
+        self._buffer = buffers.acquire(inputs.key, tiling.scores, fill=-math.inf)
         self._out: Tensor | None = None  # probabilities of one tile, which the next one overwrites
         if inputs.position_key is None:
             self._buffer.by_distance.zero_()
@@ -148,9 +160,10 @@ class _Probabilities:
         if self._bias is not None:
             self._bias = _repeat_for_sequences(self._bias, tiling.sequences)  # (b*H, 1, n)
 
-    def compute(self, tile: Tile, *, keep: bool = False) -> Tensor:
+    def compute(self, tile: ScoreTile, *, keep: bool = False) -> Tensor:
         """Return the probabilities of a tile, (b*H, l, k); unless `keep`, the next tile overwrites them."""
-        inputs, query = self._inputs, tile.select_biased_queries(self._inputs.query, self._inputs.content_bias)
+        inputs = self._inputs
+        query = tile.select_biased_queries(inputs.query, inputs.content_bias)
         buffer = self._buffer.view(query.shape[1], tile.keys)
         shape = buffer.by_key.shape
         if keep or self._out is None:  # the first tile is the largest
@@ -165,18 +178,17 @@ class _Probabilities:
 
     def release(self) -> None:
         """Release the score buffer."""
-        self._workspace.release(self._buffer)
+        self._buffers.release(self._buffer)
 
 
 def _attend(
-    inputs: AttentionInputs, workspace: Workspace, *, dropout: float, save: bool
+    inputs: AttentionInputs, buffers: ScoreBuffers, *, dropout: float, save: bool
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Return the output (B, H, L, D), each tile's probabilities (b*H, l, k) if `save`, and the dropout mask."""
-    query, key = inputs.query, inputs.key
-    tiling = Tiling.of(inputs, workspace)
-    probabilities = _Probabilities(inputs, tiling, workspace)
-    mask = keep_mask(torch.Size((*query.shape[:3], key.shape[2])), dropout, key.device) if dropout else None
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    tiling = Tiling.of(inputs, buffers)
+    probabilities = _Probabilities(inputs, tiling, buffers)
+    mask = keep_mask(_score_shape(inputs), dropout, inputs.key.device) if dropout else None
+    out = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
     saved: list[Tensor] = []
     for tile in tiling.tiles(inputs):
         probability = probabilities.compute(tile, keep=save)
@@ -191,58 +203,101 @@ def _attend(
     return out, saved, mask
 
 
+def _score_shape(inputs: AttentionInputs) -> torch.Size:
+    """Return the shape of all scores, (B, H, L, K)."""
+    return torch.Size((*inputs.query.shape[:3], inputs.key.shape[2]))
+
+
 class _Attention(torch.autograd.Function):
     """Attention whose scores are in distance space; forward and backward go tile by tile."""
 
     @staticmethod
     def forward(ctx: Any, tiled: TiledAttention, dropout: float, reach: int, *tensors: Any) -> Tensor:
         inputs = AttentionInputs(reach, *tensors)
-        ctx.tiled, ctx.reach, ctx.dropout, recompute = tiled, reach, dropout, tiled.recompute
-        ctx.rng_state = generator_state(inputs.key.device) if recompute and dropout else None
-        out, probabilities, mask = _attend(inputs, tiled.workspace, dropout=dropout, save=not recompute)
-        ctx.save_for_backward(*tensors, None if recompute else mask, *probabilities)
+        ctx.tiled = tiled
+        ctx.reach = reach
+        ctx.dropout = dropout
+        ctx.rng_state = generator_state(inputs.key.device) if tiled.recompute and dropout else None
+        out, probabilities, mask = _attend(inputs, tiled.buffers, dropout=dropout, save=not tiled.recompute)
+        if tiled.recompute:
+            mask = None
+        ctx.save_for_backward(*tensors, mask, *probabilities)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors  # read once: a layer that is computed again gives them once
-        (*tensors, mask), saved = kept[:8], kept[8:]
-        inputs, workspace = AttentionInputs(ctx.reach, *tensors), ctx.tiled.workspace
-        query, key = inputs.query, inputs.key
-        tiling = Tiling.of(inputs, workspace)
-        recomputed = _Probabilities(inputs, tiling, workspace) if ctx.tiled.recompute else None
+        inputs = AttentionInputs(ctx.reach, *kept[:INPUT_TENSORS])
+        mask = kept[INPUT_TENSORS]
+        saved_probabilities = kept[INPUT_TENSORS + 1 :]
+        buffers = ctx.tiled.buffers
+        tiling = Tiling.of(inputs, buffers)
+        recomputed = _Probabilities(inputs, tiling, buffers) if ctx.tiled.recompute else None
         if ctx.rng_state is not None:
-            shape = torch.Size((*query.shape[:3], key.shape[2]))
-            mask = _sample_again(ctx.rng_state, shape, ctx.dropout, key.device)
-        exact = torch.promote_types(key.dtype, torch.float32)  # sums over tiles need more than 16 bits
-        keys_dtype = key.dtype if tiling.queries == query.shape[2] else exact
-        grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
-        grad_key, grad_value = (key.new_empty(key.shape, dtype=keys_dtype) for _ in range(2))
-        position = None if inputs.position_key is None else _PositionGradients(inputs, tiling, workspace)
-        # The scale of dropout is applied here, to rows of D, not of K.
-        grad_all = grad_outputs[0] if mask is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
+            mask = _sample_again(ctx.rng_state, _score_shape(inputs), ctx.dropout, inputs.key.device)
+        grad_all = grad_outputs[0]
+        if mask is not None:
+            grad_all = grad_all * (1 / (1 - ctx.dropout))  # the scale of dropout, applied to rows of D, not of K
+        grads = _Gradients(inputs, tiling, buffers)
         for number, tile in enumerate(tiling.tiles(inputs)):
             grad_out = tile.select_queries(grad_all)  # (b*H, l, D)
-            probability = recomputed.compute(tile) if recomputed else saved[number]  # (b*H, l, k)
+            probability = recomputed.compute(tile) if recomputed else saved_probabilities[number]  # (b*H, l, k)
             used = probability
             grad_probability = torch.bmm(_dense(grad_out), _dense(tile.select_keys(inputs.value)).mT)
             if mask is not None:
                 used = probability * tile.select_scores(mask)
                 grad_probability.mul_(tile.select_scores(mask))
-            grad_score = softmax_backward(grad_probability, probability)
-            _multiply_into(tile.select_queries(grad_query), grad_score, _dense(tile.select_keys(key)))
-            _accumulate(tile, grad_key, grad_score.mT, tile.select_biased_queries(query, inputs.content_bias))
-            _accumulate(tile, grad_value, used.mT, _dense(grad_out))
-            if position is not None:
-                position.add(grad_score, tile)
+            grads.add(tile, softmax_backward(grad_probability, probability), used, grad_out)
         if recomputed is not None:
             recomputed.release()
-        grad_content_bias = None if inputs.content_bias is None else _sum_over_queries(grad_query)
-        grads = (grad_key, grad_value, grad_content_bias)
-        if position is None:
-            return None, None, None, grad_query, *grads, None, None, None
-        return None, None, None, grad_query.add_(position.grad_query), *grads, *position.release()
+        return None, None, None, *grads.of_tensors()
+
+
+INPUT_TENSORS = len(AttentionInputs._fields) - 1
+"""Number of the tensors of attention that may have a gradient: all fields but `reach`."""
+
+
+class _Gradients:
+    """Gradients of the tensors of attention, accumulated tile by tile."""
+
+    def __init__(self, inputs: AttentionInputs, tiling: Tiling, buffers: ScoreBuffers) -> None:
+        self._inputs = inputs
+        key = inputs.key
+        keys_dtype = key.dtype
+        if tiling.queries != inputs.query.shape[2]:
+            keys_dtype = torch.promote_types(key.dtype, torch.float32)  # sums over tiles need more than 16 bits
+        self._of_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
+        self._of_key = key.new_empty(key.shape, dtype=keys_dtype)
+        self._of_value = key.new_empty(key.shape, dtype=keys_dtype)
+        self._position: _PositionGradients | None = None
+        if inputs.position_key is not None:
+            self._position = _PositionGradients(inputs, tiling, buffers)
+
+    def add(self, tile: ScoreTile, grad_score: Tensor, used: Tensor, grad_out: Tensor) -> None:
+        """Add what a tile contributes.
+
+        Args:
+            tile: the next one.
+            grad_score: gradient of its scores, (b*H, l, k).
+            used: its probabilities after dropout, (b*H, l, k).
+            grad_out: gradient of its outputs, (b*H, l, D).
+        """
+        inputs = self._inputs
+        _multiply_into(tile.select_queries(self._of_query), grad_score, _dense(tile.select_keys(inputs.key)))
+        query = tile.select_biased_queries(inputs.query, inputs.content_bias)
+        _accumulate(tile, self._of_key, grad_score.mT, query)
+        _accumulate(tile, self._of_value, used.mT, _dense(grad_out))
+        if self._position is not None:
+            self._position.add(grad_score, tile)
+
+    def of_tensors(self) -> tuple[Tensor | None, ...]:
+        """Return the gradients in the order of the fields of `AttentionInputs`, and release the buffers."""
+        of_content_bias = None if self._inputs.content_bias is None else _sum_over_queries(self._of_query)
+        if self._position is None:
+            return self._of_query, self._of_key, self._of_value, of_content_bias, None, None, None
+        of_query = self._of_query.add_(self._position.grad_query)
+        return of_query, self._of_key, self._of_value, of_content_bias, *self._position.release()
 
 
 def _sum_over_queries(grad_query: Tensor) -> Tensor:
@@ -250,7 +305,7 @@ def _sum_over_queries(grad_query: Tensor) -> Tensor:
     return grad_query.sum((0, 2))[:, None]
 
 
-def _accumulate(tile: Tile, grad: Tensor, left: Tensor, right: Tensor) -> None:
+def _accumulate(tile: ScoreTile, grad: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a tile's product to the gradient (B, H, K, D) of keys or values; a sequence's first tile has all keys."""
     target = tile.select_keys(grad)
     if tile.keys == grad.shape[2]:
@@ -269,19 +324,22 @@ def _sample_again(state: Tensor, shape: torch.Size, rate: float, device: torch.d
 class _PositionGradients:
     """Gradients of the position score, accumulated tile by tile."""
 
-    def __init__(self, inputs: AttentionInputs, tiling: Tiling, workspace: Workspace) -> None:
+    def __init__(self, inputs: AttentionInputs, tiling: Tiling, buffers: ScoreBuffers) -> None:
         assert inputs.position_key is not None
-        position_key, self._heads = inputs.position_key, len(inputs.position_key)
-        self._inputs, self._workspace = inputs, workspace
-        self._buffer = workspace.acquire(position_key, tiling.scores, fill=0.0)
+        position_key = inputs.position_key
+        self._heads = len(position_key)
+        self._inputs = inputs
+        self._buffers = buffers
+        self._buffer = buffers.acquire(position_key, tiling.scores, fill=0.0)
         self._key_rows = _repeat_for_sequences(position_key, tiling.sequences)  # (b*H, n, D)
         self.grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
         exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over tiles need more than 16 bits
         self._grad_key = torch.zeros(position_key.shape, dtype=exact, device=position_key.device)
-        bias = inputs.distance_bias
-        self._grad_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and bias.requires_grad else None
+        self._grad_bias: Tensor | None = None
+        if inputs.distance_bias is not None and inputs.distance_bias.requires_grad:
+            self._grad_bias = torch.zeros_like(inputs.distance_bias, dtype=exact)
 
-    def add(self, grad_score: Tensor, tile: Tile) -> None:
+    def add(self, grad_score: Tensor, tile: ScoreTile) -> None:
         """Add the gradient of the scores of a tile (b*H, l, k)."""
         buffer = self._buffer.view(grad_score.shape[1], tile.keys)
         buffer.write_by_key(grad_score)
@@ -299,10 +357,12 @@ class _PositionGradients:
 
     def _over_sequences(self, by_row: Tensor) -> Tensor:
         """Add up the sequences of a tile: (b*H, x, y) -> (H, x, y)."""
-        return by_row.unflatten(0, (-1, self._heads)).sum(0) if len(by_row) > self._heads else by_row
+        if len(by_row) == self._heads:
+            return by_row
+        return by_row.unflatten(0, (-1, self._heads)).sum(0)
 
     def release(self) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """Release the buffer; return the gradients of position bias (H, 1, D), keys (H, n, D) and distance bias."""
-        self._workspace.release(self._buffer)
+        self._buffers.release(self._buffer)
         of_bias = None if self._inputs.position_bias is None else _sum_over_queries(self.grad_query)
         return of_bias, self._grad_key, self._grad_bias

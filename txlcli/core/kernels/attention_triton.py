@@ -43,7 +43,7 @@ Kernel = Literal["forward", "keys", "queries"]
 """The forward kernel, and the backward kernels of keys and of queries."""
 
 
-class Tile(NamedTuple):
+class KernelConfig(NamedTuple):
     """Constants of a kernel: sides of its tile, and resources."""
 
     QUERIES: int
@@ -54,27 +54,27 @@ class Tile(NamedTuple):
     """Tiles that are loaded ahead."""
 
 
-TILES: dict[tuple[Kernel, bool, bool], Tile] = {  # kernel, 16 bits, head width over 64
-    ("forward", True, False): Tile(64, 64, 4, 3),
-    ("forward", True, True): Tile(64, 64, 8, 2),
-    ("forward", False, False): Tile(32, 16, 4, 2),
-    ("forward", False, True): Tile(16, 32, 8, 2),
-    ("keys", True, False): Tile(64, 64, 4, 1),
-    ("keys", True, True): Tile(32, 64, 8, 1),
-    ("keys", False, False): Tile(16, 16, 4, 1),
-    ("keys", False, True): Tile(16, 32, 8, 1),
-    ("queries", True, False): Tile(64, 64, 4, 2),
-    ("queries", True, True): Tile(64, 32, 8, 2),
-    ("queries", False, False): Tile(16, 32, 4, 1),
-    ("queries", False, True): Tile(16, 32, 8, 1),
+CONFIGS: dict[tuple[Kernel, bool, bool], KernelConfig] = {  # kernel, 16 bits, head width over 64
+    ("forward", True, False): KernelConfig(64, 64, 4, 3),
+    ("forward", True, True): KernelConfig(64, 64, 8, 2),
+    ("forward", False, False): KernelConfig(32, 16, 4, 2),
+    ("forward", False, True): KernelConfig(16, 32, 8, 2),
+    ("keys", True, False): KernelConfig(64, 64, 4, 1),
+    ("keys", True, True): KernelConfig(32, 64, 8, 1),
+    ("keys", False, False): KernelConfig(16, 16, 4, 1),
+    ("keys", False, True): KernelConfig(16, 32, 8, 1),
+    ("queries", True, False): KernelConfig(64, 64, 4, 2),
+    ("queries", True, True): KernelConfig(64, 32, 8, 2),
+    ("queries", False, False): KernelConfig(16, 32, 4, 1),
+    ("queries", False, True): KernelConfig(16, 32, 8, 1),
 }
 """The tiles of 16 bits and widths up to 64 were the fastest, or within 5 % of it, on an H100 for the recipes enwik8,
 wt103 and wt103-nvidia. The others have not been timed: they need no more registers and shared memory than compute
 capability 8.0 and 9.0 have."""
-AMPERE_TILES: dict[tuple[Kernel, bool, bool], Tile] = {
-    ("forward", True, False): Tile(64, 32, 4, 3),
-    ("forward", True, True): Tile(64, 32, 8, 2),
-    ("keys", True, False): Tile(64, 32, 4, 1),
+AMPERE_CONFIGS: dict[tuple[Kernel, bool, bool], KernelConfig] = {
+    ("forward", True, False): KernelConfig(64, 32, 4, 3),
+    ("forward", True, True): KernelConfig(64, 32, 8, 2),
+    ("keys", True, False): KernelConfig(64, 32, 4, 1),
 }
 """Instead of the tiles that spill registers before Hopper."""
 
@@ -82,10 +82,13 @@ AMPERE_TILES: dict[tuple[Kernel, bool, bool], Tile] = {
 def _constants_of(kernel: Kernel, query: Tensor) -> dict[str, Any]:
     """Return the constants of a kernel with tiles, for heads (B, x, H, D)."""
     *_, heads, width = query.shape
-    tiles = TILES if _has_wgmma() else TILES | AMPERE_TILES
-    tile = tiles[kernel, query.dtype.itemsize == 2, width > 64]
-    tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return {"HEADS": heads, "WIDTH": width, **tile._asdict(), "PRECISION": "tf32" if tf32 else "ieee"}
+    key = kernel, query.dtype.itemsize == 2, width > 64
+    config = CONFIGS[key]
+    if not _has_wgmma():
+        config = AMPERE_CONFIGS.get(key, config)
+    uses_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    precision = "tf32" if uses_tf32 else "ieee"
+    return {"HEADS": heads, "WIDTH": width, "PRECISION": precision, **config._asdict()}
 
 
 def _has_wgmma() -> bool:
@@ -104,8 +107,8 @@ def splits_of(programs: int, tiles: int, device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     wanted = PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
-    limit = min(wanted // programs, tiles // MIN_TILES_OF_SPLIT, MAX_SPLITS)
-    return 1 << max(1, limit).bit_length() - 1
+    limit = max(1, min(wanted // programs, tiles // MIN_TILES_OF_SPLIT, MAX_SPLITS))
+    return 1 << limit.bit_length() - 1  # the largest power of two up to the limit
 
 
 def attend(
@@ -122,17 +125,23 @@ def attend(
 
     Without a `value` it is `core.backend.AttendContext`: `key` is (B, K, 2, H, D), and `d_head` is D without zeros.
     """
-    scale, width = (d_head or query.shape[3]) ** -0.5, _padded(max(query.shape[3], key.shape[-1]))
+    scale = (d_head or query.shape[3]) ** -0.5
+    width = _padded(max(query.shape[3], key.shape[-1]))
     if value is not None:
         key, value = _rows(key), _rows(value)
         if key.stride() != value.stride() or key.stride(3) != 1:
             key, value = key.contiguous(), value.contiguous()
     with torch.autocast(query.device.type, enabled=False):
-        biases = terms.content_bias, terms.position_bias
-        content, position = compiled(scaled_queries, compiles)(_rows(query), *biases, scale, width)
-        key, value = aligned(key, width), None if value is None else aligned(value, width)
+        content, position = compiled(scaled_queries, compiles)(
+            _rows(query), terms.content_bias, terms.position_bias, scale, width
+        )
+        key = aligned(key, width)
+        if value is not None:
+            value = aligned(value, width)
+        position_key = terms.position_key
+        if position_key is not None:
+            position_key = aligned(position_key.to(query.dtype), width)
         columns = _count_columns(terms)
-        position_key = None if terms.position_key is None else aligned(terms.position_key.to(query.dtype), width)
         by_distance = _position_scores(position, position_key, terms, columns)
         seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
         dropped = round(dropout * 2**32)
@@ -152,10 +161,13 @@ def _padded(count: int) -> int:
 
 def _count_columns(terms: ScoreTerms) -> int:
     """Return the number of distances with a score of their own; 0 without position scores."""
-    key = terms.position_key
-    if terms.distance_bias is not None or (key is not None and torch.is_grad_enabled()):
+    if terms.distance_bias is not None:
         return terms.reach
-    return 0 if key is None else min(key.shape[1], terms.reach)
+    if terms.position_key is None:
+        return 0
+    if torch.is_grad_enabled():
+        return terms.reach
+    return min(terms.position_key.shape[1], terms.reach)
 
 
 def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerms, columns: int) -> Tensor | None:
@@ -164,17 +176,18 @@ def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerm
     Column c is distance m - 1 - c, from column m on is padding.
     """
     batch_size, seg_len, heads, width = rows.shape
-    pitch, bias = _padded(columns), None
-    if terms.distance_bias is not None:
-        bias = aligned(terms.distance_bias, pitch).to(rows.dtype)[:, None, None]  # (H, 1, 1, P)
-        bias = bias.expand(heads, batch_size, seg_len, pitch)
+    pitch = _padded(columns)
+    scores: Tensor | None = None
     if position_key is not None:
         if position_key.shape[1] != pitch:  # else it may have rows for the padding
             position_key = aligned(nearest_rows(position_key, columns), width, pitch)  # (H, P, D)
-        of_head = rows.reshape(batch_size * seg_len, heads, width).transpose(0, 1)
+        of_head = rows.reshape(batch_size * seg_len, heads, width).transpose(0, 1)  # (H, B * L, D)
         scores = torch.bmm(of_head, position_key.mT).view(heads, batch_size, seg_len, pitch)
-        return scores if bias is None else scores + bias
-    return None if bias is None else bias.contiguous()
+    if terms.distance_bias is not None:
+        bias = aligned(terms.distance_bias, pitch).to(rows.dtype)[:, None, None]  # (H, 1, 1, P)
+        bias = bias.expand(heads, batch_size, seg_len, pitch)
+        scores = bias.contiguous() if scores is None else scores + bias
+    return scores
 
 
 @torch.library.custom_op("txl::attention", mutates_args=())
@@ -204,16 +217,19 @@ def attention(
     """
     batch_size, seg_len, heads, _ = query.shape
     key_len = key.shape[1]
-    key, value = key.unbind(2) if value is None else (key, value)
+    if value is None:
+        key, value = key.unbind(2)
     constants = _constants_of("forward", query)
     blocks = batch_size * heads * triton.cdiv(seg_len, constants["QUERIES"])
-    splits = splits_of(blocks, min(key_len, seg_len + reach) // constants["KEYS"], query.device)
+    tiles = min(key_len, seg_len + reach) // constants["KEYS"]
+    splits = splits_of(blocks, tiles, query.device)
+    own_columns = columns if 0 < columns < reach else None
+    sizes = (seg_len, key_len, reach, own_columns, _pitch(by_distance, reach))
 
     def attend_part(out: Tensor, log_total: Tensor) -> None:
         kernels.forward_kernel[blocks, splits](
-            query, key, value, by_distance, seed, out, log_total, *key.stride()[:3], seg_len, key_len, reach,
-            columns if 0 < columns < reach else None, _pitch(by_distance, reach), **constants, DROPPED=dropped,
-            SPLITS=splits,
+            query, key, value, by_distance, seed, out, log_total, *key.stride()[:3], *sizes,
+            **constants, DROPPED=dropped, SPLITS=splits,
         )  # fmt: skip
 
     return _combined(query, splits, attend_part)
@@ -222,8 +238,9 @@ def attention(
 def _outputs(query: Tensor) -> tuple[Tensor, Tensor]:
     """Return memory for the output (B, L, H, D) and the log normalizers (B, H, L)."""
     batch_size, seg_len, heads, _ = query.shape
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
     log_total = query.new_empty(batch_size, heads, seg_len, dtype=torch.float32)
-    return torch.empty_like(query, memory_format=torch.contiguous_format), log_total
+    return out, log_total
 
 
 def _combined(query: Tensor, splits: int, attend_part: Callable[[Tensor, Tensor], None]) -> tuple[Tensor, Tensor]:
@@ -232,7 +249,8 @@ def _combined(query: Tensor, splits: int, attend_part: Callable[[Tensor, Tensor]
     if splits == 1:
         attend_part(out, log_total)
         return out, log_total
-    parts, logs = (log_total.new_empty(splits, *whole.shape) for whole in (out, log_total))
+    parts = log_total.new_empty(splits, *out.shape)
+    logs = log_total.new_empty(splits, *log_total.shape)
     attend_part(parts, logs)
     _, seg_len, heads, width = out.shape
     kernels.combine_kernel[log_total.numel(),](
@@ -271,27 +289,30 @@ def attention_backward(
         product: (B, H, L), the sum over D of output and its gradient, contiguous.
     """
     batch_size, seg_len, heads, _ = query.shape
-    key_len, pitch = key.shape[1], _pitch(by_distance, reach)
-    grads = grad_query, grad_key_value, grad_score = _gradients(query, key, by_distance, reach)
-    key, value = key.unbind(2) if value is None else (key, value)
-    sizes = (*key.stride()[:3], seg_len, key_len, reach, pitch)
+    key_len = key.shape[1]
+    sequences = batch_size * heads
+    grad_query, grad_key_value, grad_score = _gradients(query, key, by_distance, reach)
+    if value is None:
+        key, value = key.unbind(2)
+    sizes = (*key.stride()[:3], seg_len, key_len, reach, _pitch(by_distance, reach))
     constants = _constants_of("keys", query)
-    kernels.backward_of_keys_kernel[batch_size * heads * triton.cdiv(key_len, constants["KEYS"]),](
+    kernels.backward_of_keys_kernel[sequences * triton.cdiv(key_len, constants["KEYS"]),](
         query, key, value, by_distance, seed, log_total, grad_out, product, grad_key_value, grad_score, *sizes,
         **constants, DROPPED=dropped,
     )  # fmt: skip
     constants = _constants_of("queries", query)
-    kernels.backward_of_queries_kernel[batch_size * heads * triton.cdiv(seg_len, constants["QUERIES"]),](
+    kernels.backward_of_queries_kernel[sequences * triton.cdiv(seg_len, constants["QUERIES"]),](
         key, grad_score, grad_query, *sizes, **constants
     )
-    return grads
+    return grad_query, grad_key_value, grad_score
 
 
 def _gradients(query: Tensor, key: Tensor, by_distance: Tensor | None, reach: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for the gradients of `attention_backward`."""
     batch_size, seg_len, heads, width = query.shape
-    score_shape = (heads, batch_size, seg_len, _pitch(by_distance, reach))
-    key_value_shape = (batch_size, key.shape[1], 2, heads, width)
-    return torch.empty_like(query), query.new_empty(key_value_shape), query.new_empty(score_shape)
+    grad_key_value = query.new_empty(batch_size, key.shape[1], 2, heads, width)
+    grad_score = query.new_empty(heads, batch_size, seg_len, _pitch(by_distance, reach))
+    return torch.empty_like(query), grad_key_value, grad_score
 
 
 attention_backward.register_fake(
@@ -300,19 +321,25 @@ attention_backward.register_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.reach, _, ctx.dropped = inputs
+    *tensors, reach, _, dropped = inputs
+    ctx.reach = reach
+    ctx.dropped = dropped
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
 
 
 def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, out, log_total = ctx.saved_tensors
+    query, key, value, by_distance, seed, out, log_total = ctx.saved_tensors
     product = (grad_out.float() * out.float()).sum(-1).transpose(1, 2).contiguous()  # (B, H, L), sum over keys of P dP
-    grad_query, grad_key_value, grad_score = attention_backward(
-        *tensors, log_total, grad_out.contiguous(), product, ctx.reach, ctx.dropped
+    inputs = query, key, value, by_distance, seed
+    grad_query, grad_key, grad_score = attention_backward(
+        *inputs, log_total, grad_out.contiguous(), product, ctx.reach, ctx.dropped
     )
-    grads = (grad_key_value, None) if tensors[2] is None else grad_key_value.unbind(2)
-    return grad_query, *grads, None if tensors[3] is None else grad_score, None, None, None, None
+    grad_value: Tensor | None = None
+    if value is not None:
+        grad_key, grad_value = grad_key.unbind(2)
+    grad_by_distance = None if by_distance is None else grad_score
+    return grad_query, grad_key, grad_value, grad_by_distance, None, None, None, None
 
 
 attention.register_autograd(_differentiate, setup_context=_save)
@@ -347,14 +374,18 @@ def attend_token(
     """
     batch_size, _, heads, width = query.shape
     key_len = key.shape[1]
-    splits = splits or splits_of(batch_size * heads, key_len // KEYS_OF_TOKEN, query.device)
-    counts = [0 if tensor is None else tensor.shape[1] for tensor in (position_key, distance_bias)]
+    sequences = batch_size * heads
+    splits = splits or splits_of(sequences, key_len // KEYS_OF_TOKEN, query.device)
+    position_keys = 0 if position_key is None else position_key.shape[1]
+    biases = 0 if distance_bias is None else distance_bias.shape[1]
+    strides = (query.stride(0), *key.stride()[:3])
+    scale = width**-0.5
 
     def attend_part(out: Tensor, log_total: Tensor) -> None:
-        kernels.token_kernel[batch_size * heads, splits](
+        kernels.token_kernel[sequences, splits](
             query, key, value, position_key, content_bias, position_bias, distance_bias, distances, reach, out,
-            log_total, query.stride(0), *key.stride()[:3], key_len, *counts, width**-0.5, HEADS=heads,
-            WIDTH=width, KEYS=KEYS_OF_TOKEN, SPLITS=splits,
+            log_total, *strides, key_len, position_keys, biases, scale,
+            HEADS=heads, WIDTH=width, KEYS=KEYS_OF_TOKEN, SPLITS=splits,
         )  # fmt: skip
 
     return _combined(query, splits, attend_part)[0]

@@ -33,6 +33,16 @@ class ScoreShape(NamedTuple):
     """n."""
 
 
+class BufferRequest(NamedTuple):
+    """What a buffer is made for; it can be reused for an equal request only."""
+
+    fill: float
+    """Value of the columns that no product writes."""
+    shape: ScoreShape
+    dtype: torch.dtype
+    device: torch.device
+
+
 class ScoreBuffer:
     """Scores by distance, padded so that the same memory can be read by key.
 
@@ -43,15 +53,13 @@ class ScoreBuffer:
     """
 
     def __init__(self, like: Tensor, shape: ScoreShape, *, fill: float) -> None:
-        self.request = fill, shape, like.dtype, like.device
-        """The buffer can be reused for an equal request only."""
+        self.request = BufferRequest(fill, shape, like.dtype, like.device)
         rows, seg_len, key_len, reach = shape
         width = key_len + seg_len - 1
         columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
         self.by_distance = columns[:, :, key_len - reach : key_len]  # (rows, L, n)
-        self.by_key = columns.as_strided(  # (rows, L, K)
-            (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
-        )
+        strides = (seg_len * width, max(width - 1, 1), 1)
+        self.by_key = columns.as_strided((rows, seg_len, key_len), strides, seg_len - 1)  # (rows, L, K)
         self._stale_columns = 0  # first columns of by_distance that may hold values of another view, outside by_key
 
     def view(self, seg_len: int, key_len: int) -> "ScoreBuffer":
@@ -79,8 +87,9 @@ class ScoreBuffer:
             scratch: (rows, L, K), contiguous, overwritten: on a CPU, products that write rows with gaps are slow.
         """
         rows, seg_len, reach = self.by_distance.shape
-        shared = reach - position_key.shape[1]  # columns without a position key
-        scores = scratch.view(-1)[: rows * seg_len * (reach - shared)].view(rows, seg_len, -1)
+        count = position_key.shape[1]
+        shared = reach - count  # columns without a position key
+        scores = scratch.view(-1)[: rows * seg_len * count].view(rows, seg_len, count)
         if bias is None:
             torch.bmm(query, position_key.mT, out=scores)
         else:
@@ -96,7 +105,7 @@ MIN_QUERIES = 128
 """Smaller blocks of queries gain nothing on a CPU (measured)."""
 
 
-class Workspace:
+class ScoreBuffers:
     """Score buffers of a model, reused by all layers and segments: to allocate and fill one takes time.
 
     No use overwrites the padding. On CUDA no buffer is kept: the whole batch is scored at once, so that buffers are
@@ -110,13 +119,13 @@ class Workspace:
         self.min_queries = min_queries
         """Smallest block of queries into which a segment is divided on a CPU."""
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "Workspace":
-        return Workspace(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
+    def __deepcopy__(self, memo: dict[int, object]) -> "ScoreBuffers":
+        return ScoreBuffers(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
 
     def acquire(self, like: Tensor, shape: ScoreShape, *, fill: float) -> ScoreBuffer:
         """Return a buffer that has no other user until it is released; see `ScoreBuffer`."""
         idle = self._idle.pop(fill, None)
-        if idle is not None and idle.request == (fill, shape, like.dtype, like.device):
+        if idle is not None and idle.request == BufferRequest(fill, shape, like.dtype, like.device):
             return idle
         with torch.inference_mode(False):  # training may use it later
             return ScoreBuffer(like, shape, fill=fill)
@@ -124,4 +133,4 @@ class Workspace:
     def release(self, buffer: ScoreBuffer) -> None:
         """Make a buffer available to the next request."""
         if buffer.by_distance.device.type == "cpu":
-            self._idle[buffer.request[0]] = buffer
+            self._idle[buffer.request.fill] = buffer

@@ -14,14 +14,14 @@ from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import CUDA_MULTIPLE, cast, cast_for_products
 from txlcli.core.kernels.dropout import drop, relu_dropout
 from txlcli.core.kernels.linear import linear
-from txlcli.core.kernels.score_buffer import Workspace
+from txlcli.core.kernels.score_buffer import ScoreBuffers
 from txlcli.core.model import attention
 
 FAST = Backend(attend=TiledAttention(), linear=linear, dropout=drop, activation=relu_dropout)
 """The fast path, before a model shares its score buffers."""
 
 
-def make_backend(name: AttentionBackend, workspace: Workspace, *, recompute: bool) -> Backend:
+def make_backend(name: AttentionBackend, workspace: ScoreBuffers, *, recompute: bool) -> Backend:
     """Return the backend of a name.
 
     Args:

@@ -20,7 +20,7 @@ from txlcli.core.backend import Backend, ScoreTerms, aligned
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn, linear
-from txlcli.core.kernels.score_buffer import Workspace
+from txlcli.core.kernels.score_buffer import ScoreBuffers
 from txlcli.core.model import attention, backends
 from txlcli.core.model.backends import FastAttention
 from txlcli.core.model.base import LanguageModel, Memory
@@ -83,7 +83,7 @@ class TransformerXL(LanguageModel):
         super().__init__(settings, vocab_size)
         self.encoding = ENCODINGS[settings.position](settings)
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
-        self.workspace = Workspace()
+        self.workspace = ScoreBuffers()
         """Score buffers that all layers share."""
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
