@@ -29,10 +29,10 @@ from txlcli.errors import RecipeError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import evaluate as evaluation
-from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.rows import EvalRow, with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
+from txlcli.workflows.evaluation.texts import encode_text
 from txlcli.workflows.generate import Generation, encode_prompt
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import Split
@@ -103,11 +103,13 @@ class LoadedRun:
     """
 
     def __init__(self, opened: OpenRun, workspace: Workspace) -> None:
-        self._opened, self._workspace = opened, workspace
+        self._opened = opened
+        self._workspace = workspace
 
     def __repr__(self) -> str:
-        model, parameters = self.settings.model, self._opened.run.parameters
-        return f"<LoadedRun {self.folder}: {model.arch}, {model.n_layers} layers, {parameters:,} parameters>"
+        model = self.settings.model
+        size = f"{model.n_layers} layers, {self._opened.run.parameters:,} parameters"
+        return f"<LoadedRun {self.folder}: {model.arch}, {size}>"
 
     @property
     def folder(self) -> Path:
@@ -140,8 +142,8 @@ class LoadedRun:
         Raises:
             UsageError: the model cannot use a memory.
         """
-        settings = replace(one_lane(self._opened.run, mem_len=mem_len), batch_size=batch_size)
-        return make_reader(self.model, settings)
+        settings = one_lane(self._opened.run, mem_len=mem_len)
+        return make_reader(self.model, replace(settings, batch_size=batch_size))
 
     @checked
     def score(self, text: str | bytes, *, mem_len: int | None = None) -> TextScore:
@@ -159,9 +161,11 @@ class LoadedRun:
             UsageError: the model cannot use a memory.
         """
         data = to_bytes(text) if isinstance(text, str) else text
-        encoded = texts.encode_text(self._opened, UserText("text", data, label="text"), None, self._workspace.reporter)
+        source = UserText("text", data, label="text")
+        encoded = encode_text(self._opened, source, None, self._workspace.reporter)
         settings = one_lane(self._opened.run, mem_len=mem_len)
-        row = with_memory(Scoring(self._opened, encoded, settings, self._workspace), settings.mem_len)
+        scoring = Scoring(self._opened, encoded, settings, self._workspace)
+        row = with_memory(scoring, settings.mem_len)
         return TextScore(
             tokens=encoded.targets.astype(np.int64),
             loss_nats=row.losses_nats,
@@ -188,8 +192,11 @@ class LoadedRun:
         if not len(ids):
             raise UsageError("the text is empty; give at least one character")
         reader = self.reader(mem_len=mem_len)
-        segments = torch.from_numpy(ids)[None].to(reader.device).split(reader.seg_len, dim=1)
-        parts = [reader.log_probs(reader.read(segment))[0].float().cpu() for segment in segments]
+        tokens = torch.from_numpy(ids)[None].to(reader.device)  # (1, T)
+        parts = []
+        for segment in tokens.split(reader.seg_len, dim=1):
+            log_probs = reader.log_probs(reader.read(segment))  # (1, L, V)
+            parts.append(log_probs[0].float().cpu())
         return torch.cat(parts).numpy()
 
     def generate(self, prompt: str, **options: Unpack[Sampling]) -> str:
@@ -275,8 +282,9 @@ def prepare(
         UsageError: the options exclude each other, or a store of that name exists.
         CorpusInputError: the text cannot be downloaded, read or split.
     """
-    given, reporter = options or PrepareOptions(), Reporter(on_progress)
-    return preparing.run(os.fspath(source), given, Path(data_dir), reporter=reporter).store
+    given = options or PrepareOptions()
+    result = preparing.run(os.fspath(source), given, Path(data_dir), reporter=Reporter(on_progress))
+    return result.store
 
 
 @checked
@@ -308,9 +316,11 @@ def train(
         TrainingError: training cannot continue, such as after a loss that is not finite.
         Interrupted: Ctrl-C; the message says what was saved.
     """
-    given, reporter = options or TrainOptions(), Reporter(on_progress)
-    workspace = Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=reporter)
-    return train_recipe(None if recipe is None else os.fspath(recipe), given, workspace, on_report=on_report)
+    workspace = Workspace(
+        data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=Reporter(on_progress)
+    )
+    source = None if recipe is None else os.fspath(recipe)
+    return train_recipe(source, options or TrainOptions(), workspace, on_report=on_report)
 
 
 @checked
@@ -344,7 +354,8 @@ def load(
         precision=precision,
         reporter=Reporter(on_progress),
     )
-    return LoadedRun(workspace.open_run(None if run is None else os.fspath(run)), workspace)
+    run_name = None if run is None else os.fspath(run)
+    return LoadedRun(workspace.open_run(run_name), workspace)
 
 
 @checked
@@ -359,7 +370,9 @@ def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
         StoreError: it is missing, damaged, or not a token store.
     """
     path = Path(store)
-    return TokenStore.open(path if path.suffix == SUFFIX else Path(data_dir) / f"{store}{SUFFIX}")
+    if path.suffix != SUFFIX:
+        path = Path(data_dir) / f"{store}{SUFFIX}"
+    return TokenStore.open(path)
 
 
 @checked
@@ -377,7 +390,10 @@ def make_model(
         RecipeError: the recipe or a change is not valid, or it has no published vocabulary and none is given.
         UsageError: the vocabulary size is out of range.
     """
-    overrides = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()]
+    overrides = []
+    for key, value in changes.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        overrides.append(f"{key}={text}")
     settings = recipes.load(os.fspath(recipe), overrides)
     size = vocab_size or settings.published.vocab_size
     if size is None:
@@ -386,9 +402,12 @@ def make_model(
 
 
 def _lengths(name: str, lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:
+    """Return lengths as the options have them."""
     if lengths is None or isinstance(lengths, str):
         return lengths
+    if isinstance(lengths, int):
+        lengths = [lengths]
     try:
-        return tuple(map(operator.index, [lengths] if isinstance(lengths, int) else lengths))
+        return tuple(operator.index(length) for length in lengths)
     except TypeError as error:
         raise UsageError(f"`{name}`: give whole numbers ({error})") from error

@@ -62,13 +62,15 @@ def relative_attention(
         UsageError: if the types, shapes, dtypes or devices do not fit, or the window or the dropout is out of range.
     """
     sizes = _sizes(query, key, value, position_key, content_bias, position_bias, distance_bias)
-    seg_len, key_len = sizes["L"], sizes["K"]
+    seg_len = sizes["L"]
+    key_len = sizes["K"]
     if seg_len > key_len:
         raise UsageError(
             f"query has {seg_len} positions, key {key_len}; the last L of the K keys belong to the queries"
         )
-    fits = isinstance(window, int | None) and isinstance(dropout, int | float)
-    if not fits or not 0 <= dropout < 1 or (window is not None and window < 1):
+    is_window = window is None or (isinstance(window, int) and window >= 1)
+    is_share = isinstance(dropout, int | float) and 0 <= dropout < 1
+    if not (is_window and is_share):
         raise UsageError(
             f"window {window!r}, dropout {dropout!r}: give a whole window of at least 1, a dropout from 0 to below 1"
         )
@@ -76,7 +78,8 @@ def relative_attention(
     if distance_bias is not None and sizes["n"] != reach:
         raise UsageError(f"distance_bias needs {reach} columns, one for each distance, not {sizes['n']}")
     if position_key is not None:
-        position_key = position_key[:, max(0, position_key.shape[1] - reach) :]
+        too_far = max(0, position_key.shape[1] - reach)
+        position_key = position_key[:, too_far:]
     terms = ScoreTerms(reach, position_key, content_bias, position_bias, distance_bias)
     has_tiles = query.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling()
     attend = FastAttention(TiledAttention() if has_tiles else attention.attend)

@@ -38,7 +38,7 @@ def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
             f"head {layer}.{head} (layer.head), {maps.width[layer - 1, head - 1]:.0f} tokens wide": attention
             for (layer, head), attention in result.attention_of_shown.items()
         }
-        plot_heads(path, heads, targets=result.tokens[0], title=f"{subject}, from token {maps.at:,} on")
+        plot_heads(path, heads, targets=result.target_names, title=f"{subject}, from token {maps.at:,} on")
         return
     what, terms = ("Attention of", {"": maps.by_distance}) if figure == 5 else ("Softmax of each term,", maps.by_term)
     plot_by_distance(path, terms, title=f"{what} {subject}, averaged over {maps.queries:,} tokens")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
@@ -15,9 +16,8 @@ from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.attention_options import DEFAULT_QUERIES, AttentionOptions, Head
-from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
-from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.texts import ScoredText, split_text
 from txlcli.workflows.workspace import Workspace
 
 ROWS = 16
@@ -54,13 +54,23 @@ class AttentionResult:
         return {(layer, head): self.maps.rows[layer - 1, head - 1] for layer, head in self.shown}
 
     @property
-    def tokens(self) -> tuple[list[str], list[str]]:
-        """Names of the R target tokens, and of the n tokens before the first of them."""
-        at, rows, length = self.maps.at, self.maps.rows.shape[2], self.maps.distances
-        targets = self.text.targets[at : at + rows]
-        inputs = self.text.inputs[max(0, at - length + 1) : at + 1]  # may begin before the text without same_length
-        named, context = (list(map(self.opened.vocab.symbol, ids.tolist())) for ids in (targets, inputs))
-        return named, [""] * (length - len(context)) + context
+    def target_names(self) -> list[str]:
+        """Names of the R target tokens."""
+        at = self.maps.at
+        rows = self.maps.rows.shape[2]
+        return self._names(self.text.targets[at : at + rows])
+
+    @property
+    def context_names(self) -> list[str]:
+        """Names of the n tokens before the first target token; empty before the text begins."""
+        at = self.maps.at
+        length = self.maps.distances
+        names = self._names(self.text.inputs[max(0, at - length + 1) : at + 1])
+        before_text = length - len(names)  # without same_length
+        return [""] * before_text + names
+
+    def _names(self, ids: NDArray[np.integer]) -> list[str]:
+        return [self.opened.vocab.symbol(id_) for id_ in ids.tolist()]
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl attention --json` prints, apart from the paths of the figures.
@@ -69,12 +79,8 @@ class AttentionResult:
         "figure6" has "attention" per head, [row][column], null where a query sees no key, and "top", the columns in
         red. "figure7" is null if the score has one term. Columns and tokens of the split are counted from 0.
         """
-        maps, settings, measures = self.maps, self.settings, self.heads
-        heads = [
-            {"layer": layer + 1, "head": head + 1}
-            | {name: _rounded(float(values[layer, head])) for name, values in measures.items()}
-            for layer, head in np.ndindex(maps.width.shape)
-        ]
+        maps = self.maps
+        settings = self.settings
         return {
             "run": str(self.opened.run.directory),
             "step": self.opened.checkpoint.state["step"],
@@ -89,25 +95,40 @@ class AttentionResult:
             "precision": self.opened.precision,
             "first_position": maps.first,
             "positions": maps.queries,
-            "heads": heads,
+            "heads": self._measures_of_heads(),
             "figure5": _to_lists(maps.by_distance),
             "figure6": self._figure6(),
             "figure7": {name: _to_lists(term) for name, term in maps.by_term.items()} or None,
         }
 
+    def _measures_of_heads(self) -> list[dict[str, Any]]:
+        """Return the averages of each head by name."""
+        averages = self.heads
+        heads = []
+        for layer, head in np.ndindex(self.maps.width.shape):
+            measures: dict[str, Any] = {"layer": layer + 1, "head": head + 1}
+            for name, values in averages.items():
+                measures[name] = _rounded(float(values[layer, head]))
+            heads.append(measures)
+        return heads
+
     def _figure6(self) -> dict[str, Any]:
-        targets, context = self.tokens
         heads = []
         for (layer, head), attention in self.attention_of_shown.items():
             top = [np.flatnonzero(row).tolist() for row in strongest(attention)]
             heads.append({"layer": layer, "head": head, "attention": _to_lists(attention), "top": top})
-        return {"at": self.maps.at, "targets": targets, "context": context, "heads": heads}
+        return {
+            "at": self.maps.at,
+            "targets": self.target_names,
+            "context": self.context_names,
+            "heads": heads,
+        }
 
 
 def _to_lists(numbers: Numbers) -> list[Any]:
     """Convert an array to nested lists, NaN to None."""
     if numbers.ndim > 1:
-        return list(map(_to_lists, numbers))
+        return [_to_lists(row) for row in numbers]
     return [None if math.isnan(number) else _rounded(number) for number in numbers.tolist()]
 
 
@@ -128,13 +149,14 @@ def check_options(run: Run, options: AttentionOptions) -> None:
             f'{run.directory} has no attention to single tokens (arch = "{settings.arch}"); give a run with arch = '
             '"transformer"'
         )
-    layers, heads = settings.n_layers, settings.n_heads
-    unknown = [head for head in options.heads or () if not (1 <= head[0] <= layers and 1 <= head[1] <= heads)]
-    if unknown:
-        raise UsageError(
-            f"{run.directory} has {layers} layers of {heads} heads, 1.1 to {layers}.{heads}; select some of these with "
-            "`heads`"
-        )
+    layers = settings.n_layers
+    heads = settings.n_heads
+    for layer, head in options.heads or ():
+        if not (1 <= layer <= layers and 1 <= head <= heads):
+            raise UsageError(
+                f"{run.directory} has {layers} layers of {heads} heads, 1.1 to {layers}.{heads}; select some of these "
+                "with `heads`"
+            )
     one_lane(run, mem_len=options.mem_len)
 
 
@@ -144,8 +166,10 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
     check_options(opened.run, options)
     settings = one_lane(opened.run, mem_len=options.mem_len, seg_len=options.seg_len)
     first = first_query(settings)
-    text = texts.split_text(opened, options.split, first + (options.positions or DEFAULT_QUERIES), workspace)
-    count, at = len(text.inputs), options.at
+    positions = first + (options.positions or DEFAULT_QUERIES)
+    text = split_text(opened, options.split, positions, workspace)
+    count = len(text.inputs)
+    at = options.at
     if count - first < (options.positions or 1):
         raise UsageError(
             f"{text.title} has {count:,} tokens to predict, {first:,} of them without a full memory; give "
@@ -161,5 +185,7 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
     rows = min(ROWS, count - first)
     if at is None:
         at = random.Random(options.seed).randrange(first, count - rows + 1)
-    maps = Scoring(opened, text, settings, workspace).score(partial(observe, at=at, rows=rows), "attention")
-    return AttentionResult(opened, text, settings, options.heads or tuple(maps.widest(WIDEST)), maps)
+    scoring = Scoring(opened, text, settings, workspace)
+    maps = scoring.score(partial(observe, at=at, rows=rows), "attention")
+    shown = options.heads or tuple(maps.widest(WIDEST))
+    return AttentionResult(opened, text, settings, shown, maps)

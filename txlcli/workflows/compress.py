@@ -33,7 +33,8 @@ from txlcli.workflows.evaluation.scoring import one_lane
 from txlcli.workflows.user_text import read_user_text
 from txlcli.workflows.workspace import Workspace
 
-BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
+BYTES_PER_LANE = 1 << 13
+MAX_LANES = 64
 EXACT: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
 """Device and precision with which predictions are repeated to the bit."""
 CODECS = {"byte": ("latin-1", "strict"), "char": ("utf-8", "surrogateescape")}
@@ -79,7 +80,8 @@ def compress(
     opened = workspace.open_run(run_name)
     ids = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
-    started, coder = time.perf_counter(), Encoder()
+    started = time.perf_counter()
+    coder = Encoder()
     used = useful_threads(opened.model, settings.batch_size)
     with threads(used):
         probe = _code(opened, settings, workspace, coder, ids, f"compressing {source}")
@@ -129,12 +131,13 @@ def _code(
 
     An empty text has no probe.
     """
-    count, vocab = len(ids), opened.vocab
+    vocab = opened.vocab
+    count = len(ids)
     if not count:
         return ""
     predictor = Predictor(opened.model, settings, Lanes.of(count, settings))
     measured = predictor.probe()
-    if probe not in (None, measured):
+    if probe is not None and probe != measured:
         raise CompressedFileError(
             f"{title}: this machine rounds differently from the one that compressed it; decompress it there"
         )
@@ -184,8 +187,8 @@ def _check_target(target: Path, source: Path, options: DecompressOptions) -> Non
 
 def _encode(vocab: Vocab, data: bytes, source: Path) -> Ids:
     """Return the ids (T,) of a file."""
-    if codec := CODECS.get(vocab.tokenizer):
-        symbols = data.decode(*codec)
+    if vocab.tokenizer in CODECS:
+        symbols = data.decode(*CODECS[vocab.tokenizer])
         return np.array([vocab.ids_of.get(symbol, vocab.size + ord(symbol)) for symbol in symbols], dtype=np.int64)
     with contextlib.suppress(UnicodeError):
         ids: Ids = vocab.encode(data.decode("utf-8"))
@@ -199,16 +202,19 @@ def _encode(vocab: Vocab, data: bytes, source: Path) -> Ids:
 
 def _decode(vocab: Vocab, ids: Ids) -> bytes:
     """Return the bytes of a file."""
-    if codec := CODECS.get(vocab.tokenizer):
-        symbols, size = vocab.symbols, vocab.size
-        return "".join(symbols[id_] if id_ < size else chr(id_ - size) for id_ in ids.tolist()).encode(*codec)
-    return vocab.decode(ids).encode("utf-8")
+    if vocab.tokenizer not in CODECS:
+        return vocab.decode(ids).encode("utf-8")
+    symbols = []
+    for id_ in ids.tolist():
+        symbols.append(vocab.symbols[id_] if id_ < vocab.size else chr(id_ - vocab.size))
+    return "".join(symbols).encode(*CODECS[vocab.tokenizer])
 
 
 def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSettings:
     """Return the evaluation settings by which the model predicts a file of so many bytes."""
     lanes = options.lanes or min(MAX_LANES, size // BYTES_PER_LANE)
-    return replace(one_lane(opened.run, mem_len=options.mem_len), batch_size=max(1, min(lanes, size)))
+    settings = one_lane(opened.run, mem_len=options.mem_len)
+    return replace(settings, batch_size=max(1, min(lanes, size)))
 
 
 def _conditions(opened: OpenRun) -> dict[str, Any]:
@@ -223,7 +229,8 @@ def _conditions(opened: OpenRun) -> dict[str, Any]:
 
 def _restored(source: Path, header: CompressionHeader, coder: Decoder, opened: OpenRun, workspace: Workspace) -> bytes:
     for name, value in _conditions(opened).items():
-        if (expected := getattr(header, name)) != value:
+        expected = getattr(header, name)
+        if expected != value:
             raise CompressedFileError(
                 f"{source}: compressed with {name} {expected}, and {opened.run.directory} here has {value}; restore it "
                 "with the run and the releases that compressed it"

@@ -7,10 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.data import loss_file
+from txlcli.data.loss_file import Losses
 from txlcli.errors import UsageError
 
-MAX_BLOCKS, BLOCK_TOKENS = 200, 100
-"""Largest number of blocks that the text is divided into, and fewest tokens of a block."""
+MAX_BLOCKS = 200
+"""Largest number of blocks that the text is divided into."""
+BLOCK_TOKENS = 100
+"""Fewest tokens of a block."""
 MIN_TOKENS = 20 * BLOCK_TOKENS
 SAMPLES = 10_000
 
@@ -50,33 +53,42 @@ def mean_interval(differences: NDArray[np.floating], *, seed: int = 1111) -> tup
     """
     count = min(MAX_BLOCKS, len(differences) // BLOCK_TOKENS)
     blocks = np.array_split(differences.astype(np.float64), count)
-    sums, sizes = np.array([block.sum() for block in blocks]), np.array([len(block) for block in blocks])
-    times_drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=SAMPLES)
-    low, high = np.percentile(times_drawn @ sums / (times_drawn @ sizes), (2.5, 97.5))
+    sums = np.array([block.sum() for block in blocks])
+    sizes = np.array([len(block) for block in blocks])
+    rng = np.random.default_rng(seed)
+    times_drawn = rng.multinomial(count, np.full(count, 1 / count), size=SAMPLES)
+    means = times_drawn @ sums / (times_drawn @ sizes)
+    low, high = np.percentile(means, (2.5, 97.5))
     return float(low), float(high)
 
 
 def run(first: Path, second: Path) -> LossDifference:
     """Compare the best evaluations of two files that `txl eval --losses` wrote."""
-    files = [loss_file.read(path) for path in (first, second)]
-    if not np.array_equal(files[0].tokens, files[1].tokens):
+    first_file = loss_file.read(first)
+    second_file = loss_file.read(second)
+    if not np.array_equal(first_file.tokens, second_file.tokens):
         raise UsageError(f"{first} and {second} have losses of different tokens; evaluate both runs on the same text")
-    if len(files[0].tokens) < MIN_TOKENS:
-        raise UsageError(f"{first} has {len(files[0].tokens):,} tokens; evaluate at least {MIN_TOKENS:,}")
-    losses, sources = [], []
-    for path, file in zip((first, second), files, strict=True):
-        means = {name: float(values.mean(dtype=np.float64)) for name, values in file.losses_nats.items()}
-        best = min(means, key=means.__getitem__)
-        losses.append(file.losses_nats[best].astype(np.float64))
-        sources.append(LossSource(file=str(path), run=file.run, evaluation=best, loss_nats=means[best]))
-    differences = losses[1] - losses[0]
+    if len(first_file.tokens) < MIN_TOKENS:
+        raise UsageError(f"{first} has {len(first_file.tokens):,} tokens; evaluate at least {MIN_TOKENS:,}")
+    first_source = _best_source(first, first_file)
+    second_source = _best_source(second, second_file)
+    first_losses = first_file.losses_nats[first_source.evaluation].astype(np.float64)
+    second_losses = second_file.losses_nats[second_source.evaluation].astype(np.float64)
+    differences = second_losses - first_losses
     low, high = mean_interval(differences)
     return LossDifference(
-        first=sources[0],
-        second=sources[1],
+        first=first_source,
+        second=second_source,
         tokens=len(differences),
         difference_nats=float(differences.mean()),
         low_nats=low,
         high_nats=high,
         significant=low > 0 or high < 0,
     )
+
+
+def _best_source(path: Path, file: Losses) -> LossSource:
+    """Return the evaluation of a file with the lowest mean loss."""
+    means = {name: float(losses.mean(dtype=np.float64)) for name, losses in file.losses_nats.items()}
+    best = min(means, key=means.__getitem__)
+    return LossSource(file=str(path), run=file.run, evaluation=best, loss_nats=means[best])

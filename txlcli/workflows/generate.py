@@ -74,28 +74,36 @@ class Generation:
     def spell(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Yield the text of tokens as they arrive: by characters, or by lines if it must be detokenized."""
         pieces = self.opened.vocab.spell(tokens, after=after)
-        return pieces if self.detokenize is unchanged else detokenize_lines(pieces, self.detokenize)
+        if self.detokenize is unchanged:
+            return pieces
+        return detokenize_lines(pieces, self.detokenize)
 
     def result(self) -> GenerateResult:
         """Generate all texts."""
-
-        def text(tokens: list[int]) -> str:
-            return "".join(self.spell(tokens))
-
+        context = self._text(self.context)
+        samples = []
+        for sampled in self.samples():
+            tokens = list(sampled)
+            samples.append(Sample(text=self._text(tokens), tokens=tokens))
         return GenerateResult(
             run=str(self.opened.run.directory),
-            context=text(self.context),
-            samples=tuple(Sample(text=text(tokens), tokens=tokens) for tokens in map(list, self.samples())),
+            context=context,
+            samples=tuple(samples),
             position=self.position,
-            reference=text(self.continuation) if self.options.reference else None,
+            reference=self._text(self.continuation) if self.options.reference else None,
         )
+
+    def _text(self, tokens: list[int]) -> str:
+        return "".join(self.spell(tokens))
 
 
 class Conversation:
     """Prompts and their continuations in turn; the model remembers all of them, as far as its memory reaches."""
 
     def __init__(self, opened: OpenRun, options: GenerateOptions, reporter: Reporter) -> None:
-        self._opened, self._options, self._reporter = opened, options, reporter
+        self._opened = opened
+        self._options = options
+        self._reporter = reporter
         compile_reading(opened, options, options.compile)
         self._reader = _reader(opened)
         self._generator = torch.Generator(device=self._reader.device).manual_seed(options.seed)
@@ -113,14 +121,16 @@ class Conversation:
         if self._started and vocab.boundary is not None:
             context = context[1:] or context  # the boundary only begins a text
         self._started = True
-        options, read = self._options, torch.tensor(context)
-        tokens = continue_text(self._reader, read, _sampling(options), self._generator)
-        return vocab.spell(itertools.islice(tokens, options.tokens), after=context[-1])
+        tokens = continue_text(self._reader, torch.tensor(context), _sampling(self._options), self._generator)
+        first_tokens = itertools.islice(tokens, self._options.tokens)
+        return vocab.spell(first_tokens, after=context[-1])
 
 
 def _sampling(options: GenerateOptions) -> Sampling:
     """Return how tokens are selected."""
-    top_k = DEFAULT_TOP_K if options.top_k is None and options.top_p is None else options.top_k
+    top_k = options.top_k
+    if top_k is None and options.top_p is None:
+        top_k = DEFAULT_TOP_K
     temperature = 1.0 if options.temperature is None else options.temperature
     return Sampling(temperature=temperature, top_k=top_k or None, top_p=options.top_p, greedy=options.greedy)
 
@@ -153,7 +163,8 @@ def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> list[int]
     """Encode a prompt, after the boundary that every text follows in training."""
     vocab = opened.vocab
     ids: list[int] = vocab.encode(prompt).tolist()
-    if unknown := sum(token == vocab.unknown for token in ids):
+    unknown = sum(token == vocab.unknown for token in ids)
+    if unknown:
         reporter.say(f"{unknown} of {len(ids)} tokens of the prompt are not in the vocabulary and are read as <unk>")
     if vocab.boundary is not None:
         ids.insert(0, vocab.boundary)
@@ -166,8 +177,12 @@ def _after_passage(opened: OpenRun, options: GenerateOptions, workspace: Workspa
     """Continue a passage of the test split, at `options.at` or a random token."""
     store = opened.store(workspace.data_dir)
     warn_if_trained_on(opened, "test", workspace)
-    ids, at, length = store.ids("test"), options.at, options.context or DEFAULT_CONTEXT
-    latest = len(ids) - (options.tokens if options.reference else 0)
+    ids = store.ids("test")
+    length = options.context or DEFAULT_CONTEXT
+    latest = len(ids)
+    if options.reference:
+        latest -= options.tokens
+    at = options.at
     if at is None:
         earliest = min(length, max(latest, 1))
         at = random.Random(options.seed).randint(earliest, max(latest, earliest))
@@ -191,5 +206,6 @@ def detokenize_lines(pieces: Iterable[str], detokenize: Callable[[str], str]) ->
     line = ""
     for piece in pieces:
         *complete, line = (line + piece).split("\n")
-        yield from (detokenize(part + "\n") for part in complete)
+        for part in complete:
+            yield detokenize(part + "\n")
     yield detokenize(line)

@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
-from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.annotated import Pieces
 from txlcli.workflows.evaluation.rows import with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
+from txlcli.workflows.evaluation.texts import split_text
 from txlcli.workflows.probe_options import ProbeOptions
 from txlcli.workflows.workspace import Workspace
 
 Ids = NDArray[np.int64]
-FARTHER, NEW = "farther", "new"
+FARTHER = "farther"
+NEW = "new"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class ProbeResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl probe --json` prints."""
-        opened, settings = self.scoring.opened, self.scoring.settings
+        opened = self.scoring.opened
+        settings = self.scoring.settings
         return {
             "run": str(opened.run.directory),
             "step": opened.checkpoint.state["step"],
@@ -69,10 +71,11 @@ def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> Pr
     """Probe a run, by default the most recent one."""
     opened = workspace.open_run(run_name)
     settings = one_lane(opened.run, mem_len=options.mem_len)
-    text = texts.split_text(opened, options.split, options.positions, workspace)
+    text = split_text(opened, options.split, options.positions, workspace)
     scoring = Scoring(opened, text, settings, workspace)
-    marks = [number for number in (opened.vocab.boundary, opened.vocab.unknown) if number is not None]
-    symbols, rng = np.setdiff1d(text.targets, marks), np.random.default_rng(options.seed)
+    marks = [id_ for id_ in (opened.vocab.boundary, opened.vocab.unknown) if id_ is not None]
+    symbols = np.setdiff1d(text.targets, marks)
+    rng = np.random.default_rng(options.seed)
     distances = sorted(options.distances or default_distances(settings.seg_len + settings.mem_len))
     rows = _words(scoring, distances)
     for number, distance in enumerate(distances):
@@ -92,13 +95,16 @@ def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> Pr
 
 def default_distances(reach: int) -> tuple[int, ...]:
     """Return powers of two from 4 up to the first beyond `reach` tokens."""
-    return tuple(1 << power for power in range(2, max(3, reach.bit_length() + 1)))
+    last_power = max(2, reach.bit_length())
+    return tuple(1 << power for power in range(2, last_power + 1))
 
 
 def copy_texts(symbols: Ids, count: int, distance: int, rng: np.random.Generator) -> Ids:
     """Return B texts of n random tokens, twice, then B controls with other tokens the first time: (2B, 2n)."""
     once, other = rng.choice(symbols, (2, count, distance))
-    return np.vstack([np.hstack([once, once]), np.hstack([other, once])])
+    copies = np.hstack([once, once])
+    controls = np.hstack([other, once])
+    return np.vstack([copies, controls])
 
 
 def recall_texts(symbols: Ids, count: int, distance: int, rng: np.random.Generator) -> Ids:
@@ -108,10 +114,12 @@ def recall_texts(symbols: Ids, count: int, distance: int, rng: np.random.Generat
     """
     size = len(symbols)
     keys, values = rng.integers(size, size=(2, count, 1))
-    controls = (values + rng.integers(1, size, size=values.shape)) % size
+    other_values = (values + rng.integers(1, size, size=values.shape)) % size
     others = rng.integers(size - 1, size=(count, distance - 2))
     others += others >= keys
-    return np.vstack([symbols[np.hstack([keys, first, others, keys, values])] for first in (values, controls)])
+    recalls = np.hstack([keys, values, others, keys, values])
+    controls = np.hstack([keys, other_values, others, keys, values])
+    return symbols[np.vstack([recalls, controls])]
 
 
 def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple[float, float]:
@@ -119,29 +127,39 @@ def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple
 
     Return the share of tokens that are the likeliest, and the nats per token that the texts save.
     """
-    inputs, targets = generated[:, :-1], generated[:, 1:]
+    inputs = generated[:, :-1]
+    targets = generated[:, 1:]
     text = replace(scoring.text, inputs=inputs.ravel(), targets=targets.ravel())
     lanes = replace(scoring, text=text).changed(batch_size=len(generated))
     scores, likeliest, _ = lanes.score(partial(score_with_likeliest, count=1), title)
-    losses, control = np.split(scores.losses_nats.reshape(targets.shape)[:, -counted:].astype(np.float64), 2)
-    hits, _ = np.split((likeliest.reshape(targets.shape) == targets)[:, -counted:], 2)
+    all_losses = scores.losses_nats.reshape(targets.shape)[:, -counted:].astype(np.float64)
+    losses, control = np.split(all_losses, 2)
+    all_hits = likeliest.reshape(targets.shape) == targets
+    hits, _ = np.split(all_hits[:, -counted:], 2)
     return float(hits.mean()), float(control.mean() - losses.mean())
 
 
 def _words(scoring: Scoring, distances: list[int]) -> list[ProbeRow]:
     """Return the rows of words at each distance, then farther back, then of new words; the probes are missing."""
-    vocab, text = scoring.opened.vocab, scoring.text
-    evaluated = [with_memory(scoring, mem_len) for mem_len in dict.fromkeys((scoring.settings.mem_len, 0))]
-    pieces = Pieces.of(vocab, text)
-    back, nats = word_losses(pieces, pieces.sums([row.losses_nats for row in evaluated]), vocab)
+    vocab = scoring.opened.vocab
+    mem_lens = dict.fromkeys((scoring.settings.mem_len, 0))
+    evaluated = [with_memory(scoring, mem_len) for mem_len in mem_lens]
+    pieces = Pieces.of(vocab, scoring.text)
+    losses = pieces.sums([row.losses_nats for row in evaluated])
+    back, nats = word_losses(pieces, losses, vocab)
     groups = np.where(back == 0, len(distances) + 1, np.searchsorted(distances, back))
     labels: list[int | str] = [*distances, FARTHER, NEW]
     rows = []
     for group, distance in enumerate(labels):
         of_group = nats[:, groups == group]  # (R, W)
         means = of_group.mean(axis=1).tolist() if of_group.size else [None]
-        words, without = of_group.shape[1], means[-1]
-        rows.append(ProbeRow(distance=distance, words=words, word_nats=means[0], word_nats_without_memory=without))
+        row = ProbeRow(
+            distance=distance,
+            words=of_group.shape[1],
+            word_nats=means[0],
+            word_nats_without_memory=means[-1],
+        )
+        rows.append(row)
     return rows
 
 
@@ -151,11 +169,15 @@ def word_losses(pieces: Pieces, losses: NDArray[np.float64], vocab: Vocab) -> tu
     A word is a token of a word vocabulary, otherwise letters, digits and underscores, whose pieces add up. `losses` are
     those of the pieces, (R, P).
     """
-    is_word = vocab.tokenizer == "word"
-    unknown = vocab.symbols[vocab.unknown] if is_word and vocab.unknown is not None else None
-    matches = re.finditer(r"\S+" if is_word else r"\w+", "".join(pieces.texts))
+    pattern = r"\w+"
+    unknown = None
+    if vocab.tokenizer == "word":
+        pattern = r"\S+"
+        if vocab.unknown is not None:
+            unknown = vocab.symbols[vocab.unknown]
+    matches = re.finditer(pattern, "".join(pieces.texts))
     found = [match for match in matches if match[0] != unknown]
-    ends = np.cumsum(list(map(len, pieces.texts)))
+    ends = np.cumsum([len(text) for text in pieces.texts])
     firsts = np.searchsorted(ends, [match.start() for match in found], side="right")
     lasts = np.searchsorted(ends, [match.end() - 1 for match in found], side="right")
     totals = np.pad(losses.cumsum(axis=1), ((0, 0), (1, 0)))

@@ -16,10 +16,9 @@ from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.rows import non_finite_advice
 from txlcli.workflows.evaluation.scoring import Scoring
-from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.texts import ScoredText, split_text
 from txlcli.workflows.recl_options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.reporter import Step
 from txlcli.workflows.workspace import Workspace
@@ -43,7 +42,8 @@ class ReclModel:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of "models"."""
-        return {key: value for key, value in vars(self).items() if key != "source"} | self.source
+        facts = {key: value for key, value in vars(self).items() if key != "source"}
+        return facts | self.source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +64,13 @@ def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) ->
     """Measure the RECL of every run of a group."""
     group = _open_group(run_names, options, workspace)
     losses = _group_losses(group, options)
-    by_share = {share: gains(losses, options.contexts, share) for share in options.top_r}
+    gains_by_share = {share: gains(losses, options.contexts, share) for share in options.top_r}
     models = []
     for number, member in enumerate(group):
-        loss_nats = [float(at.mean(dtype="float64")) for at in losses[number]]
-        points = (recl(of_all[number], top_r=r, threshold=options.threshold) for r, of_all in by_share.items())
-        opened = member.opened
-        model = ReclModel(
-            run=str(opened.run.directory),
-            step=opened.checkpoint.state["step"],
-            parameters=opened.run.parameters,
-            source=_context_source(opened.run.settings.model, member.settings),
-            precision=opened.precision,
-            loss_nats=loss_nats,
-            ppl=list(map(metrics.perplexity, loss_nats)),
-            recl=tuple(points),
-        )
-        models.append(model)
+        points = []
+        for share, gains_of_all in gains_by_share.items():
+            points.append(recl(gains_of_all[number], top_r=share, threshold=options.threshold))
+        models.append(_model_result(member, losses[number], points))
     return ReclResult(
         text=group[0].text.title,
         unit=group[0].text.unit,
@@ -93,13 +83,29 @@ def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) ->
     )
 
 
+def _model_result(member: Scoring, losses: NDArray[np.float32], points: Sequence[Recl]) -> ReclModel:
+    """Return the entry of one model, with its losses, (C, P), and its RECL for each share."""
+    opened = member.opened
+    loss_nats = [float(of_context.mean(dtype="float64")) for of_context in losses]
+    return ReclModel(
+        run=str(opened.run.directory),
+        step=opened.checkpoint.state["step"],
+        parameters=opened.run.parameters,
+        source=_context_source(opened.run.settings.model, member.settings),
+        precision=opened.precision,
+        loss_nats=loss_nats,
+        ppl=[metrics.perplexity(nats) for nats in loss_nats],
+        recl=tuple(points),
+    )
+
+
 def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> list[Scoring]:
     """Open the runs, each with the text that all of them are scored on; M = 0 is a model without memory."""
     runs = run_directory.find_each(run_names, workspace.runs_dir)
     for run_ in runs:
         _check_comparable(runs[0], run_)
     all_opened = [workspace.open_run(name) for name in run_names]
-    text = texts.split_text(all_opened[0], options.split, None, workspace)
+    text = split_text(all_opened[0], options.split, None, workspace)
     group = []
     for opened in all_opened:
         settings = opened.run.settings.evaluation_settings()
@@ -111,10 +117,11 @@ def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Works
 
 def _check_comparable(first: Run, other: Run) -> None:
     """Reject runs that cannot be compared, before any weights are loaded."""
-    corpora = [run.settings.corpus.store for run in (first, other)]
-    if corpora[0] != corpora[1] or other.vocab_fingerprint != first.vocab_fingerprint:
+    store = first.settings.corpus.store
+    other_store = other.settings.corpus.store
+    if store != other_store or other.vocab_fingerprint != first.vocab_fingerprint:
         raise UsageError(
-            f"{first.directory} and {other.directory} have different texts ({', '.join(corpora)}) or vocabularies; "
+            f"{first.directory} and {other.directory} have different texts ({store}, {other_store}) or vocabularies; "
             "RECL compares losses on one text, leave one of them out"
         )
 
@@ -126,13 +133,19 @@ def _context_source(model: ModelSettings, settings: EvalSettings) -> dict[str, A
     if settings.mem_len == 0:
         longest = model.longest_window  # learned positions; None if a window may have any length
         return {"context": "window", "longest_window_tokens": longest, "max_distance": settings.max_distance}
-    names = ("seg_len", "mem_len", "same_length", "max_distance")
-    return {"context": "memory", **{name: getattr(settings, name) for name in names}}
+    return {
+        "context": "memory",
+        "seg_len": settings.seg_len,
+        "mem_len": settings.mem_len,
+        "same_length": settings.same_length,
+        "max_distance": settings.max_distance,
+    }
 
 
 def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
     """Sample the positions to score, which are the same for all models and context lengths."""
-    count, longest = len(text.targets), options.contexts[-1]
+    count = len(text.targets)
+    longest = options.contexts[-1]
     eligible = max(0, count - longest + 1)  # token t is predicted from inputs 0 .. t
     if eligible < (options.positions or 1):
         raise UsageError(
@@ -145,31 +158,41 @@ def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
 
 def _group_losses(group: Sequence[Scoring], options: ReclOptions) -> NDArray[np.float32]:
     """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions)."""
-    text, contexts, reporter = group[0].text, options.contexts, group[0].reporter
+    text = group[0].text
+    reporter = group[0].reporter
+    contexts = options.contexts
     positions = _positions(text, options)
-    read = [[read_length(member.opened.model, member.settings, length) for length in contexts] for member in group]
-    tokens = len(positions) * sum(sum({*lengths}) for lengths in read)  # each length is read once
+    read = [_read_lengths(member, contexts) for member in group]
+    tokens = len(positions) * sum(sum(set(lengths)) for lengths in read)  # each length is read once
+    models = f"{len(group)} models" if len(group) > 1 else "1 model"
     reporter.say(
         f"RECL on {text.title}: {len(positions):,} positions x {len(contexts)} context lengths ({contexts[0]:,} to "
-        f"{contexts[-1]:,} tokens) x {len(group)} model{'s' if len(group) > 1 else ''}, {tokens:,} tokens to read"
+        f"{contexts[-1]:,} tokens) x {models}, {tokens:,} tokens to read"
     )
     of_models = []
     with reporter.progress("RECL", total=tokens, unit="tokens") as bar:
         for member, lengths in zip(group, read, strict=True):
-            losses = {
-                length: _losses(member, positions, length, options.batch_size, bar) for length in dict.fromkeys(lengths)
-            }
+            losses = {}
+            for length in dict.fromkeys(lengths):
+                losses[length] = _losses(member, positions, length, options.batch_size, bar)
             of_models.append([losses[length] for length in lengths])
     return np.array(of_models)
+
+
+def _read_lengths(member: Scoring, contexts: Sequence[int]) -> list[int]:
+    """Return the number of tokens that a model reads for each context length."""
+    return [read_length(member.opened.model, member.settings, length) for length in contexts]
 
 
 def _losses(
     member: Scoring, positions: NDArray[np.int64], context_len: int, batch_size: int | None, bar: Step
 ) -> NDArray[np.float32]:
     """Return the losses of one model at a context length, (P,)."""
-    opened, text = member.opened, member.text
+    opened = member.opened
+    text = member.text
     windows = batch_size or windows_at_once(opened.model.device, context_len)
-    settings, before = replace(member.settings, batch_size=windows), bar.done
+    settings = replace(member.settings, batch_size=windows)
+    before = bar.done
 
     def on_tokens(count: int) -> None:
         bar.reach(before + count, f"{opened.run.name}, context {context_len:,}")

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -101,15 +100,20 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
     reporter = workspace.reporter
     title, settings, model = _open_subject(subject, options, workspace)
     lengths = _attention_lengths(settings, options, title)
-    if not settings.model.has_attention:
+    has_attention = settings.model.has_attention
+    if not has_attention:
         options.exclude("compile", because=f'{title} has no layers with attention (arch = "{settings.model.arch}")')
-    used, compiles = workspace.precision or settings.train.precision, options.compile or settings.train.compile
-    settings = replace(settings, train=replace(settings.train, precision=used, compile=compiles))
+    train = replace(
+        settings.train,
+        precision=workspace.precision or settings.train.precision,
+        compile=options.compile or settings.train.compile,
+    )
+    settings = replace(settings, train=train)
     model.reading_compile = options.compile or "auto"
-    model.set_attention_backend(settings.train.attention)
-    check_precision(used, model.device)
+    model.set_attention_backend(train.attention)
+    check_precision(train.precision, model.device)
     machine = describe(model.device)
-    reporter.say(f"timing {title} on {machine}, {used}")
+    reporter.say(f"timing {title} on {machine}, {train.precision}")
     if not lengths:
         reporter.say("Table 9 is left out: a model with a recurrent state has no attention length")
     bench = Bench(model, settings, reporter, repeat=options.repeat)
@@ -117,8 +121,8 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
         model=title,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         device=machine,
-        precision=used,
-        attention=settings.train.attention if settings.model.has_attention else None,
+        precision=train.precision,
+        attention=train.attention if has_attention else None,
         repeat=options.repeat,
         peak_gflops_per_s=bench.peak / 1e9,
         slowdown=tuple(bench.slowdown(length) for length in lengths),
@@ -148,15 +152,19 @@ def _open_subject(
 
 def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) -> tuple[int, ...]:
     """Return the lengths to compare at, by default those of Table 9 that the model allows, or its limit."""
-    model, given = settings.model, options.attn_len or ()
+    model = settings.model
     if model.recurrent_state:
         because = f"{title} has a recurrent state and no attention length (Table 9)"
         options.exclude("attn_len", "plot", because=because)
         return ()
     limit = smallest_limit(model.longest_window, model.attention_window) or MAX_COUNT
-    if max(given, default=0) > limit:
-        raise UsageError(f"`attn_len` {max(given)}: {title} attends to {limit:,} tokens at most; give at most that")
-    return given or tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit) or (limit,)
+    if options.attn_len is None:
+        allowed = tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit)
+        return allowed or (limit,)
+    longest = max(options.attn_len)
+    if longest > limit:
+        raise UsageError(f"`attn_len` {longest}: {title} attends to {limit:,} tokens at most; give at most that")
+    return options.attn_len
 
 
 class Bench:
@@ -168,18 +176,21 @@ class Bench:
         self, model: LanguageModel, settings: Settings, reporter: Reporter, *, repeat: int, peak: float | None = None
     ) -> None:
         precision = settings.train.precision
-        self.model, self.settings, self.device, self._reporter = model, settings, model.device, reporter
+        self.model = model
+        self.settings = settings
+        self.device = model.device
+        self._reporter = reporter
         model.precision = precision
         self._train = self._training_settings()  # may raise, so before anything is timed
         named_groups(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
-        self._times = Repetitions(repeat, MIN_STEPS if self.device.type == "cuda" else 1)
+        min_steps = MIN_STEPS if self.device.type == "cuda" else 1
+        self._times = Repetitions(repeat, min_steps)
 
     def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings, on a CPU with a smaller batch size."""
         train = self.settings.train
-        compiles = self.device.type == "cuda" and self.settings.model.has_attention and not triton_problem(self.device)
-        if train.compile == "auto" and compiles:  # as in a long run
+        if train.compile == "auto" and self._may_compile():  # as in a long run
             problem = compiler_problem(self.device)
             if problem is not None:
                 self._reporter.say(f"layers are not compiled: {problem}")
@@ -190,6 +201,12 @@ class Bench:
         if self.device.type == "cpu" and train.batch_size > most:
             train = replace(train, batch_size=most, accumulate=1)
         return train
+
+    def _may_compile(self) -> bool:
+        """Return True if a long run would compile its layers on this device."""
+        if self.device.type != "cuda" or not self.settings.model.has_attention:
+            return False
+        return not triton_problem(self.device)
 
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
@@ -204,14 +221,19 @@ class Bench:
             vanilla = time_vanilla(self.model, in_windows, self._times)
             bar.reach(3, "vanilla, batched windows")
             windows, batched = best_windows(self.model, in_windows, vanilla, self._times)
-        timed = {"xl": segments, "xl_single": tokens, "vanilla": vanilla, "vanilla_batched": batched}
-        times: dict[str, Any] = {f"{work}_ms_per_token": timing.median for work, timing in timed.items()}
         return SlowdownRow(
-            **times | {f"{work}_low_high_ms": timing.low_high for work, timing in timed.items()},
             attn_len=attn_len,
             seg_len=settings.seg_len,
+            xl_ms_per_token=segments.median,
+            xl_low_high_ms=segments.low_high,
             xl_share_of_peak=self._evaluation_flops(settings) * 1e3 / segments.median / self.peak,
+            xl_single_ms_per_token=tokens.median,
+            xl_single_low_high_ms=tokens.low_high,
+            vanilla_ms_per_token=vanilla.median,
+            vanilla_low_high_ms=vanilla.low_high,
             windows=windows,
+            vanilla_batched_ms_per_token=batched.median,
+            vanilla_batched_low_high_ms=batched.low_high,
             slowdown=vanilla.median / segments.median,
             slowdown_batched=batched.median / segments.median,
             slowdown_single=vanilla.median / tokens.median,
@@ -221,7 +243,8 @@ class Bench:
     def throughput(self) -> list[ThroughputRow]:
         """Time evaluation, one token at a time, and training: tokens/s, share of the peak rate, peak memory."""
         lane_counts = dict.fromkeys((1, self.settings.eval.batch_size))
-        rows = [*(self.evaluation(lanes) for lanes in lane_counts), self.single_tokens()]
+        rows = [self.evaluation(lanes) for lanes in lane_counts]
+        rows.append(self.single_tokens())
         try:
             rows.append(self.training())
         except (RuntimeError, MemoryError) as error:
@@ -236,7 +259,8 @@ class Bench:
     def evaluation(self, lanes: int) -> ThroughputRow:
         """Time segments of this many lanes with a full memory, with the other settings of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=lanes)
-        work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}, L {settings.seg_len}{self._memory(settings)}"
+        unit = "lanes" if lanes > 1 else "lane"
+        work = f"evaluation, {lanes} {unit}, L {settings.seg_len}{self._memory(settings)}"
         return self._timed(work, partial(time_evaluation, self.model, settings), self._evaluation_flops(settings))
 
     def single_tokens(self) -> ThroughputRow:
@@ -252,7 +276,8 @@ class Bench:
 
     def training(self) -> ThroughputRow:
         """Time optimizer steps with a full memory; they change the weights."""
-        train, full = self._train, self.settings.train.batch_size
+        train = self._train
+        full = self.settings.train.batch_size
         flops = step_flops_per_token(self.settings.model, self.model.vocab_size, train)
         lanes = f"{train.batch_size} of {full}" if train.batch_size < full else f"{full}"
         work = f"training, {lanes} lanes, L {train.seg_len}{self._memory(train)}"

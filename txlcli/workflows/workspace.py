@@ -101,7 +101,8 @@ def compile_reading(opened: "OpenRun", options: Options, choice: Compile | None)
 
     Raises a UsageError if the options have `compile` for a model that is read without compiled parts.
     """
-    directory, model = opened.run.directory, opened.run.settings.model
+    directory = opened.run.directory
+    model = opened.run.settings.model
     if model.recurrent_state or not model.keys_are_tokens:
         options.exclude("compile", because=f'{directory} is read without compiled parts (arch = "{model.arch}")')
     opened.model.reading_compile = choice or "auto"
@@ -112,6 +113,8 @@ def explain_attention(settings: Settings, device: "torch.device", reporter: Repo
     from txlcli.core.kernels.compilation import portable_reason
 
     width = settings.model.head_width
-    reason = None if width is None or settings.train.attention != "auto" else portable_reason(device, width)
+    if width is None or settings.train.attention != "auto":
+        return
+    reason = portable_reason(device, width)
     if reason is not None:
         reporter.say(reason)

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
 from txlcli.paper import metrics
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation.result import EvalResult
+from txlcli.workflows.evaluation.rows import EvalRow
 from txlcli.workflows.evaluation.texts import ScoredText
 
 Numbers = NDArray[np.number[Any]]
@@ -36,9 +38,14 @@ class Pieces:
     def of(cls, vocab: Vocab, text: ScoredText) -> "Pieces":
         """Join the tokens of a text."""
         before, *spelled = vocab.spell([int(text.inputs[0]), *text.targets.tolist()])
-        spelled[len(text.targets) - 1 :] = ["".join(spelled[len(text.targets) - 1 :])]
-        lasts = np.flatnonzero([*map(bool, spelled[:-1]), True])
-        return cls(before if vocab.boundary is None else "", [spelled[last] for last in lasts], lasts)
+        last = len(text.targets) - 1
+        spelled[last:] = ["".join(spelled[last:])]
+        is_visible = [bool(piece) for piece in spelled]
+        is_visible[last] = True
+        lasts = np.flatnonzero(is_visible)
+        if vocab.boundary is not None:
+            before = ""
+        return cls(before, [spelled[token] for token in lasts], lasts)
 
     @property
     def firsts(self) -> NDArray[np.int64]:
@@ -83,38 +90,42 @@ class AnnotatedText:
 
 def annotate(result: EvalResult) -> AnnotatedText:
     """Join the tokens of an evaluated text to visible pieces, and read it once more for the likeliest tokens."""
-    scoring, rows = result.scoring, sorted(result.rows, key=lambda row: row.mem_len)
-    opened, text = scoring.opened, scoring.text
+    rows = sorted(result.rows, key=lambda row: row.mem_len)
+    scoring = result.scoring
+    opened = scoring.opened
+    text = scoring.text
     at_longest = scoring.changed(mem_len=rows[-1].mem_len, temperature=rows[-1].temperature)
-    _, likeliest, probabilities = at_longest.score(
-        partial(score_with_likeliest, count=min(LIKELIEST, opened.vocab.size)), "likeliest tokens"
-    )
+    count = min(LIKELIEST, opened.vocab.size)
+    _, likeliest, probabilities = at_longest.score(partial(score_with_likeliest, count=count), "likeliest tokens")
     pieces = Pieces.of(opened.vocab, text)
     lasts = pieces.lasts
-    ids, numbers = np.unique(np.vstack([text.targets, likeliest])[:, lasts], return_inverse=True)
-    numbers = numbers.reshape(-1, len(lasts))
+    shown = np.vstack([text.targets, likeliest])[:, lasts]  # (1 + K, P)
+    ids, indices = np.unique(shown, return_inverse=True)
+    indices = indices.reshape(shown.shape)
     bits = pieces.sums([row.losses_nats for row in rows]) / np.log(2)
     scale = max(float(bits.max()), 1.0) / np.iinfo(np.uint16).max
     return AnnotatedText(
         title=f"{opened.run.name} on {text.title}",
         settings=f"{rows[0].tokens:,} tokens scored. {result.describe_settings(rows[-1])}",
         metric=metrics.METRIC_TITLES[opened.run.metric],
-        rows=[
-            {
-                "mem_len": None if opened.model.settings.recurrent_state else row.mem_len,
-                "bits": metrics.bits(row.loss_nats),
-                "measure": row.measures[opened.run.metric],
-            }
-            for row in rows
-        ],
+        rows=[_result_of(row, opened) for row in rows],
         before=pieces.before,
         text="".join(pieces.texts),
         lengths=np.array([len(piece.encode("utf-16-le")) // 2 for piece in pieces.texts]),
         tokens=lasts - pieces.firsts + 1,
         bits=np.rint(bits / scale),
         scale=scale,
-        names=[opened.vocab.symbol(number) for number in ids.tolist()],
-        targets=numbers[0],
-        likeliest=numbers[1:],
+        names=[opened.vocab.symbol(id_) for id_ in ids.tolist()],
+        targets=indices[0],
+        likeliest=indices[1:],
         probabilities=np.rint(255 * probabilities[:, lasts]),
     )
+
+
+def _result_of(row: EvalRow, opened: OpenRun) -> dict[str, float | None]:
+    """Return the result of a row, as `AnnotatedText.rows` has it."""
+    return {
+        "mem_len": None if opened.model.settings.recurrent_state else row.mem_len,
+        "bits": metrics.bits(row.loss_nats),
+        "measure": row.measures[opened.run.metric],
+    }

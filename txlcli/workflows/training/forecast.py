@@ -117,7 +117,9 @@ class ScaleForecast:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl recipes scale --json` prints."""
-        options, run, train = self.options, self.plan.run, self.plan.run.settings.train
+        options = self.options
+        run = self.plan.run
+        train = run.settings.train
         return {
             "recipe": run.recipe_name,
             "parameters": run.parameters,
@@ -140,7 +142,8 @@ def run(request: Request, workspace: Workspace, *, processes: int) -> TrainingFo
     """Return the plan of a training run and its cost; no run is made."""
     device = pick_device(workspace.device)
     plan = _plan(request, workspace, device, processes=processes)
-    settings, vocab_size = plan.run.settings, plan.run.vocab_size
+    settings = plan.run.settings
+    vocab_size = plan.run.vocab_size
     train = settings.train
     check_device(settings, device, processes=processes)
     of_one = of_one_process(train, processes)
@@ -181,10 +184,13 @@ def _plan(request: Request, workspace: Workspace, device: torch.device, *, proce
         initial_weights.read(request, store, workspace)
     run = new_run(request, directory, store)
     named_groups(settings.model, run.vocab_size, settings.train)
+    segments = None
+    if store is not None:
+        segments, _ = read_splits(settings, store, workspace.reporter)
     return Plan(
         run=run,
         store=store,
-        segments=read_splits(settings, store, workspace.reporter)[0] if store else None,
+        segments=segments,
         until_step=request.options.max_steps,
         device=device,
         processes=processes,
@@ -193,7 +199,8 @@ def _plan(request: Request, workspace: Workspace, device: torch.device, *, proce
 
 def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | None:
     """Open the store of a recipe; None if it is missing and the recipe declares the vocabulary size."""
-    name, vocab_size = settings.corpus.store, settings.published.vocab_size
+    name = settings.corpus.store
+    vocab_size = settings.published.vocab_size
     try:
         return workspace.open_store(name)
     except StoreError as error:
@@ -211,14 +218,17 @@ def _timed_share_of_peak(plan: Plan, train: TrainSettings, peak: float) -> float
     """
     if train.compile == "on":  # compiling takes longer than a forecast may
         return None
-    model, vocab_size, device = plan.run.settings.model, plan.run.vocab_size, plan.device
-    flops = step_flops_per_token(model, vocab_size, train)
-    n_steps = -(-train.mem_len // train.seg_len) + 1 + TIMED_STEPS  # to fill the memory, to warm up, to time
+    model_settings = plan.run.settings.model
+    vocab_size = plan.run.vocab_size
+    flops = step_flops_per_token(model_settings, vocab_size, train)
+    to_fill_memory = -(-train.mem_len // train.seg_len)
+    n_steps = to_fill_memory + 1 + TIMED_STEPS  # one to warm up
     if n_steps * train.batch_size * train.seg_len * flops > MAX_TIMED_S * CPU_SHARE * peak:
         return None
-    new = new_model(model, vocab_size, seed=train.seed, device=device)
-    with deterministic_kernels(device, enabled=train.deterministic):
-        step_ms = time_training(new, train, Repetitions(TIMED_STEPS), seconds=time.thread_time).low_high[0]
+    model = new_model(model_settings, vocab_size, seed=train.seed, device=plan.device)
+    with deterministic_kernels(plan.device, enabled=train.deterministic):
+        timing = time_training(model, train, Repetitions(TIMED_STEPS), seconds=time.thread_time)
+    step_ms, _ = timing.low_high
     return flops / (step_ms / 1e3) / peak
 
 
@@ -227,10 +237,13 @@ def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleFore
 
     What only the GPUs themselves can reject is not checked.
     """
-    plan = _plan(resolve(source, TrainOptions(overrides=options.overrides), workspace), workspace, GPU)
+    request = resolve(source, TrainOptions(overrides=options.overrides), workspace)
+    plan = _plan(request, workspace, GPU)
     train = plan.run.settings.train
     most = min(MAX_DEVICES, train.batch_size // train.accumulate)
-    counts = [2**power for power in range(1 if train.deterministic else most.bit_length())]
+    if train.deterministic:
+        most = 1
+    counts = [2**power for power in range(most.bit_length())]
     by_devices = tuple(_cost(plan, options, devices) for devices in counts)
     return ScaleForecast(plan=plan, options=options, by_devices=by_devices)
 
@@ -242,21 +255,32 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
     of_one = of_one_process(train, devices)
     needed = step_bytes(model, vocab_size, of_one, device=GPU, processes=devices)
     logits = logit_bytes(model, vocab_size, of_one)
-    by_purpose = needed.to_json() | {"activations": needed.activations - logits, "logits": logits}
-    weights, total = (by_purpose.pop(purpose) for purpose in ("weights", "total"))
+    by_purpose = needed.to_json()
+    weights = by_purpose.pop("weights")
+    total = by_purpose.pop("total")
+    by_purpose["activations"] = needed.activations - logits
+    by_purpose["logits"] = logits
     return {"parameters": weights, **by_purpose, "total": total}
 
 
 def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
-    run, train = plan.run, plan.run.settings.train
+    """Return the cost of the run on a number of GPUs."""
+    run = plan.run
+    train = run.settings.train
     needed = device_bytes(run.settings.model, run.vocab_size, train, devices)
     exchanged = PASSES[train.parallel] * (devices - 1) * FLOAT * run.parameters // devices
     of_one = of_one_process(train, devices)
     share, source = plan.expected_share(of_one)
-    step_s = None
+    step_s = tokens_per_s = seconds = fits = None
     if options.device_flops is not None:
-        compute_s = of_one.batch_size * train.seg_len * plan.flops_per_token / (share * options.device_flops)
-        step_s = compute_s + _visible_exchange_s(run, exchanged / (options.bandwidth or math.inf), compute_s)
+        flops = of_one.batch_size * train.seg_len * plan.flops_per_token
+        compute_s = flops / (share * options.device_flops)
+        exchange_s = exchanged / (options.bandwidth or math.inf)
+        step_s = compute_s + _visible_exchange_s(run, exchange_s, compute_s)
+        tokens_per_s = train.batch_size * train.seg_len / step_s
+        seconds = plan.steps * step_s
+    if options.device_memory is not None:
+        fits = needed["total"] <= USABLE * options.device_memory
     return DeviceCost(
         devices=devices,
         batch_size_per_device=of_one.batch_size,
@@ -265,9 +289,9 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
         device_bytes=needed,
         exchanged_bytes=exchanged,
         step_s=step_s,
-        tokens_per_s=train.batch_size * train.seg_len / step_s if step_s else None,
-        seconds=plan.steps * step_s if step_s else None,
-        fits=None if options.device_memory is None else needed["total"] <= USABLE * options.device_memory,
+        tokens_per_s=tokens_per_s,
+        seconds=seconds,
+        fits=fits,
     )
 
 
@@ -278,6 +302,9 @@ def _visible_exchange_s(run: Run, exchange_s: float, compute_s: float) -> float:
     of a tied table is ready at the end of the backward pass only.
     """
     train = run.settings.train
-    in_backward = ALL_REDUCE / PASSES[train.parallel] if train.parallel == "zero" else 1.0  # then come the weights
+    in_backward = 1.0
+    if train.parallel == "zero":
+        in_backward = ALL_REDUCE / PASSES[train.parallel]  # then come the weights
     late_share = parameters_by_part(run.settings.model, run.vocab_size)["embedding"] / run.parameters
-    return exchange_s - min((1 - late_share) * in_backward * exchange_s, BACKWARD_SHARE * compute_s / train.accumulate)
+    backward_s = BACKWARD_SHARE * compute_s / train.accumulate
+    return exchange_s - min((1 - late_share) * in_backward * exchange_s, backward_s)

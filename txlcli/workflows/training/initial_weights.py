@@ -74,31 +74,38 @@ class InitialWeights:
     @torch.no_grad()
     def copy_into(self, model: LanguageModel) -> None:
         """Copy the weights into a new model; rows of new symbols keep their values."""
-        own, saved = dict(model.named_parameters()), self.checkpoint.group(self.checkpoint.weights_to_evaluate)
-        of_symbols = [match for name in own if (match := OF_SYMBOLS.fullmatch(name))]
-        for name in own.keys() - {match[0] for match in of_symbols}:
-            own[name].copy_(saved[name])
-        for number, rows, old_number, old_rows in self._rows():
-            for match in of_symbols:
-                if int(match[2]) == number:
-                    values = saved[f"{match[1]}{old_number}"][torch.from_numpy(old_rows)]
-                    own[match[0]][torch.from_numpy(rows)] = values.to(own[match[0]])
+        saved = self.checkpoint.group(self.checkpoint.weights_to_evaluate)
+        rows_of_bands = list(self._rows())
+        for name, parameter in model.named_parameters():
+            match = OF_SYMBOLS.fullmatch(name)
+            if match is None:
+                parameter.copy_(saved[name])
+                continue
+            prefix, band = match.groups()
+            for number, rows, old_number, old_rows in rows_of_bands:
+                if number == int(band):
+                    values = saved[f"{prefix}{old_number}"][torch.from_numpy(old_rows)]
+                    parameter[torch.from_numpy(rows)] = values.to(parameter)
 
 
 def read(request: Request, store: TokenStore, workspace: Workspace) -> InitialWeights | None:
     """Read the weights that a new run begins with, and say what is new in it; None for new weights."""
     if request.options.begin_from is None:
         return None
-    run, settings = run_directory.find(request.options.begin_from, workspace.runs_dir), request.settings.model
+    run = run_directory.find(request.options.begin_from, workspace.runs_dir)
+    settings = request.settings.model
     check_shapes(run, settings, workspace.reporter)
     path = run.best_or_last
     saved = checkpoint.load(path, to_evaluate=True)
     check_checkpoint(run, saved, path)
     vocab = read_vocabulary(run)
-    weights = InitialWeights(run=run, checkpoint=saved, settings=settings, old_ids=_old_ids(store, vocab, run))
+    old_ids = _old_ids(store, vocab, run)
+    weights = InitialWeights(run=run, checkpoint=saved, settings=settings, old_ids=old_ids)
     begin = f"beginning from {path} (step {saved.state['step']:,})"
     if store.fingerprint != run.vocab_fingerprint:
-        unit, size, new = UNITS[vocab.tokenizer], store.vocab.size, weights.origin.new_symbols
+        unit = UNITS[vocab.tokenizer]
+        size = store.vocab.size
+        new = weights.origin.new_symbols
         if new == size:
             raise VocabularyError(f"{store.path} has no {unit} in common with {run.directory}; {_same_vocabulary(run)}")
         begin += f": {size - new:,} of {size:,} {unit} keep their rows, {new:,} are new"
@@ -108,14 +115,17 @@ def read(request: Request, store: TokenStore, workspace: Workspace) -> InitialWe
 
 def check_shapes(run: Run, settings: ModelSettings, reporter: Reporter) -> None:
     """Reject a model that weights of a run do not fit, and say which settings change what they compute."""
-    functions = [{"model": recipe.function_keys(model)} for model in (run.settings.model, settings)]
-    old, new = (recipe.to_keys(model) for model in (run.settings.model, settings))
+    trained = run.settings.model
+    functions = [{"model": recipe.function_keys(model)} for model in (trained, settings)]
+    old_keys = recipe.to_keys(trained)
+    new_keys = recipe.to_keys(settings)
     changes = []
     for name in recipe.differences(functions):
         key = name.removeprefix("model.")
-        values = [recipe.format_value(keys.get(key)) for keys in (new, old)]
-        changes.append(f"{name} is {values[0]}, there it is {values[1]}")
-    if parameter_shapes(settings) != parameter_shapes(run.settings.model):
+        old = recipe.format_value(old_keys.get(key))
+        new = recipe.format_value(new_keys.get(key))
+        changes.append(f"{name} is {new}, there it is {old}")
+    if parameter_shapes(settings) != parameter_shapes(trained):
         raise RecipeError(
             f"the weights of {run.directory} do not fit this model: {'; '.join(changes)}; leave out the recipe to keep "
             "the settings of that run, or change these settings"

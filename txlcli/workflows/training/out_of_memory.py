@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 from typing import get_args
 
 import torch
@@ -40,14 +40,17 @@ def explained(
         if not is_out_of_memory(error):
             raise
         error.__traceback__ = None  # which holds the tensors of the block
-        what, batch_size = f"out of memory{requested_size(error)}", plan.run.settings.train.valid_batch_size
-        if training and training.validation_is_due() and training.valid is not None and batch_size > 1:
+        what = f"out of memory{requested_size(error)}"
+        batch_size = plan.run.settings.train.valid_batch_size
+        validates = training is not None and training.valid is not None and training.validation_is_due()
+        if training and validates and batch_size > 1:
             raise TrainingError(
                 f"{what} in the validation after step {training.step:,}; resume with `overrides` "
                 f"train.valid_batch_size={batch_size // 2}"
             ) from error
         advised = advise(plan, available(plan.device))
-        if (size := others(plan.device)) > MIN_OTHERS:
+        size = others(plan.device)
+        if size > MIN_OTHERS:
             what += f"; other processes use {format_size(size)} of the GPU (nvidia-smi lists them)"
         raise TrainingError(f"{what}; {advised}") from error
 
@@ -57,7 +60,9 @@ def advise(plan: Plan, available: int | None) -> str:
 
     `available` are the bytes that this process can use; None if the system does not say.
     """
-    run, train, processes = plan.run, plan.run.settings.train, plan.processes
+    run = plan.run
+    train = run.settings.train
+    processes = plan.processes
 
     def forecast(settings: TrainSettings) -> int:
         of_one = of_one_process(settings, processes)
@@ -65,12 +70,18 @@ def advise(plan: Plan, available: int | None) -> str:
 
     needed = forecast(train)
     most = USABLE * min(available or needed, needed)
-    sizes = ((smaller, forecast(smaller)) for smaller in smaller_steps(train, processes))
-    fitting = islice(((smaller, size) for smaller, size in sizes if size <= most), MAX_SHOWN)
-    named = [f"{_options(train, smaller)} (about {format_size(size)})" for smaller, size in fitting]
-    needs = f"a step needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
-    if named:
-        return f"{needs}; try {', or '.join(named)}"
+    needs = f"a step needs about {format_size(needed)}"
+    if available:
+        needs += f" of {format_size(available)}"
+    fitting: list[str] = []
+    for smaller in smaller_steps(train, processes):
+        size = forecast(smaller)
+        if size <= most:
+            fitting.append(f"{_options(train, smaller)} (about {format_size(size)})")
+        if len(fitting) == MAX_SHOWN:
+            break
+    if fitting:
+        return f"{needs}; try {', or '.join(fitting)}"
     return f"{needs}, and no division of the batch fits; use shorter lengths or a smaller model"
 
 
@@ -80,10 +91,13 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
     Several processes may then divide more of the state.
     """
     recomputes: tuple[Recompute, ...] = (False, True, "layers")  # each needs less than the one before, as modes do
-    modes = get_args(Parallel)
-    modes = modes[modes.index(train.parallel) :] if processes > 1 else (train.parallel,)
+    recomputes = recomputes[recomputes.index(train.recompute) :]
+    modes: tuple[Parallel, ...] = (train.parallel,)
+    if processes > 1:
+        all_modes = get_args(Parallel)
+        modes = all_modes[all_modes.index(train.parallel) :]
     divisions = range(train.accumulate, train.batch_size // processes + 1)
-    for parallel, accumulate, recompute in product(modes, divisions, recomputes[recomputes.index(train.recompute) :]):
+    for parallel, accumulate, recompute in product(modes, divisions, recomputes):
         if train.batch_size % (accumulate * processes) == 0:
             with suppress(RecipeError):  # such as fp16 with fsdp, or recompute = true with the reference
                 smaller = replace(train, parallel=parallel, accumulate=accumulate, recompute=recompute)
@@ -93,5 +107,9 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
 
 def _options(before: TrainSettings, after: TrainSettings) -> str:
     """Return the options that lead from one of these settings to the other."""
-    values = {name: (getattr(before, name), getattr(after, name)) for name in ("parallel", "accumulate", "recompute")}
-    return " ".join(f"`overrides` train.{name}={str(new).lower()}" for name, (old, new) in values.items() if new != old)
+    options = []
+    for name in ("parallel", "accumulate", "recompute"):
+        value = getattr(after, name)
+        if value != getattr(before, name):
+            options.append(f"`overrides` train.{name}={str(value).lower()}")
+    return " ".join(options)

@@ -23,7 +23,8 @@ from txlcli.system.plain_json import parse_json
 
 IDS = "trackers.json"
 PROJECT = "txl"
-
+LEFT_OUT = ("step", "best", "averaged")
+"""Keys of a line of metrics.jsonl that are not sent as metrics."""
 
 Log = Callable[[dict[str, float], int], None]
 """Records metrics, named like "train/loss_nats", at a step."""
@@ -93,7 +94,8 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
 
     A tracker that fails is reported once and receives nothing more; the training continues.
     """
-    trackers: dict[str, tuple[Log, contextlib.ExitStack]] = {}
+    logs: dict[str, Log] = {}
+    stacks: dict[str, contextlib.ExitStack] = {}
 
     @contextlib.contextmanager
     def continuing(name: str) -> Iterator[None]:
@@ -101,32 +103,33 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
             with contextlib.redirect_stdout(sys.stderr):  # stdout has the results of txl
                 yield
         except Exception as error:
-            trackers.pop(name, None)
+            logs.pop(name, None)
+            stacks.pop(name, None)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             say(f"{name} failed ({reason}); training continues without it")
 
     def write(line: dict[str, Any]) -> None:
-        for name, (log, _) in list(trackers.items()):
+        for name, log in list(logs.items()):
             with continuing(name):
                 log(scalars(line), line["step"])
 
     for requested in dict.fromkeys(run.settings.log.to):
         with continuing(requested):
             stack = contextlib.ExitStack()
-            trackers[requested] = stack.enter_context(BACKENDS[requested](run, after)), stack
+            logs[requested] = stack.enter_context(BACKENDS[requested](run, after))
+            stacks[requested] = stack
     try:
         yield write
     finally:
-        for name, (_, stack) in list(trackers.items()):
+        for name, stack in list(stacks.items()):
             with continuing(name):
                 stack.close()
 
 
 def scalars(line: dict[str, Any]) -> dict[str, float]:
     """Return the numbers in a line of metrics.jsonl, by names such as "train/loss_nats"."""
-    left_out = ("step", "best", "averaged")
-    return {
-        f"{line['kind']}/{key}": value
-        for key, value in line.items()
-        if isinstance(value, int | float) and key not in left_out
-    }
+    numbers = {}
+    for key, value in line.items():
+        if isinstance(value, int | float) and key not in LEFT_OUT:
+            numbers[f"{line['kind']}/{key}"] = value
+    return numbers
