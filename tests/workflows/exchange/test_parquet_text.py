@@ -186,7 +186,7 @@ def test_bytes_that_are_not_utf8_are_written_as_binary(tmp_path, data):
 def test_other_programs_read_lines_and_parts_of_long_ones_that_end_between_characters(tmp_path):
     parquet_text.write(tmp_path / "a.parquet", lambda: [JOINED])
     assert parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist() == JOINED.decode().splitlines(keepends=True)
-    line = "語é🦊a" * (parquet_text.LONGEST_ROW // 3)
+    line = "語é🦊a" * (parquet_text.MIN_CUT_ROW // 3)
     parquet_text.write(tmp_path / "a.parquet", lambda: [line.encode()[:-1001], line.encode()[-1001:]])
     rows = parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist()
     assert len(rows) == 2

@@ -28,15 +28,15 @@ BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CS
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
-MAX_LISTED = 10
-"""Most columns that an error names."""
-UNPACKERS: dict[str | None, Callable[..., Any]] = {
-    None: io.FileIO,
-    **{name: OPENERS[name] for name in ("gzip", "bzip2", "xz")},
+MAX_COLUMNS_LISTED = 10
+UNPACKERS: dict[str, Callable[..., Any]] = {
+    "gzip": OPENERS["gzip"],
+    "bzip2": OPENERS["bzip2"],
+    "xz": OPENERS["xz"],
     "zstd": lambda path, _mode: arrow.CompressedInputStream(str(path), "zstd"),
 }
 BLOCK = 1 << 20  # bytes or characters that are read at once
-LONGEST_ROW = 64 << 20
+MAX_ROW_LEN = 64 << 20
 """Most characters of a line or a field."""
 ARROW_BYTES = 8 << 20
 """Bytes of an Arrow file that are converted together."""
@@ -77,21 +77,30 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     If files of a directory have rows, only these are read. CSV and JSON lines in a directory that also has text are
     plain text, unless `column` is given.
     """
-    files = [
-        _describe(path, encoding)
-        for path in text_files(source)
-        if path.exists() and path.stat().st_size and not (source.is_dir() and format_of(path, "other"))
-    ]
-    rows = [file for file in files if file.format in ("Parquet", "Arrow")]
-    records = [
-        file for file in files if file.format in BY_ENDING.values() and (column is not None or file.format != "JSON")
-    ]
-    has_text = any(file.format == TEXT and not is_companion(file.path) for file in files)
-    if rows or (records and (column is not None or not has_text)):
-        return tuple(_with_column(file, column) for file in rows or records)
+    files = []
+    for path in text_files(source):
+        is_other = source.is_dir() and format_of(path, "other")
+        if path.exists() and path.stat().st_size and not is_other:
+            files.append(_describe(path, encoding))
+    with_rows = [file for file in files if file.format in ("Parquet", "Arrow")]
+    if not with_rows and (column is not None or not any(map(_is_plain_text, files))):
+        with_rows = [file for file in files if _has_records(file, column)]
+    if with_rows:
+        return tuple(_with_column(file, column) for file in with_rows)
     if any(file.packing or file.encoding for file in files):
         return tuple(replace(file, format=TEXT) for file in files)
     return ()
+
+
+def _is_plain_text(file: TextFile) -> bool:
+    return file.format == TEXT and not is_companion(file.path)
+
+
+def _has_records(file: TextFile, column: str | None) -> bool:
+    """Return True for a file of records; a JSON file may be anything, unless a column is named."""
+    if file.format == "JSON":
+        return column is not None
+    return file.format in BY_ENDING.values()
 
 
 def _describe(path: Path, encoding: str | None) -> TextFile:
@@ -101,9 +110,10 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
         return TextFile(path, found)
     if found == "Parquet" or path.suffix.lower() == ".parquet":  # a damaged one, too
         return TextFile(path, "Parquet")
-    packing = found if found in UNPACKERS else None
-    ending = Path(path.stem if packing else path.name).suffix.lower()
-    return TextFile(path, BY_ENDING.get(ending, TEXT), packing, encoding)
+    if found in UNPACKERS:
+        ending = Path(path.stem).suffix.lower()
+        return TextFile(path, BY_ENDING.get(ending, TEXT), found, encoding)
+    return TextFile(path, BY_ENDING.get(path.suffix.lower(), TEXT), None, encoding)
 
 
 def _with_column(file: TextFile, column: str | None) -> TextFile:
@@ -113,19 +123,20 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
         raise CorpusInputError(
             f"{file.path}: no column has text; write the text as a column of strings, or as a text file"
         )
-    if file.format in DELIMITERS and column is None and len(names) == 1 and re.search(r"[;,|\t]", names[0]):
+    has_one = len(names) == 1
+    if file.format in DELIMITERS and column is None and has_one and re.search(r"[;,|\t]", names[0]):
         raise CorpusInputError(
             f'{file.path}: its only column is "{shortened(names[0])}"; if these are several, write the file with the '
             f"delimiter of {file.format}, else give that name as `column`"
         )
-    chosen = column or (names[0] if len(names) == 1 else TEXT)
-    if names.count(chosen) != 1:
-        listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_LISTED])
+    chosen = column or (names[0] if has_one else TEXT)
+    if names.count(chosen) > 1:
         raise CorpusInputError(
             f'{file.path}: several columns are called "{shortened(chosen)}"; rename all but one of them'
-            if chosen in names
-            else f'{file.path}: no column "{shortened(chosen)}" has text; give `column` one of: {listed}'
         )
+    if chosen not in names:
+        listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_COLUMNS_LISTED])
+        raise CorpusInputError(f'{file.path}: no column "{shortened(chosen)}" has text; give `column` one of: {listed}')
     return replace(file, column=chosen, is_pieces=is_pieces)
 
 
@@ -135,7 +146,8 @@ def _columns(file: TextFile) -> tuple[list[str], bool]:
         if file.format == "Parquet":
             return parquet_text.columns(file.path)
         if file.format == "Arrow":
-            return parquet_text.columns_of(_open_arrow(file.path)[0])
+            schema, _, _ = _open_arrow(file.path)
+            return parquet_text.columns_of(schema)
         with _open_text(file) as stream:
             if file.format in ("JSONL", "JSON"):
                 _, first = next(_json_records(file, stream), (0, {}))
@@ -156,13 +168,16 @@ def _reading(file: TextFile) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = " ".join(str(error).replace("\t", "a tab").split())[:160]
-        way = "; write each quotation mark inside a quoted text twice" if isinstance(error, csv.Error) else ""
-        raise CorpusInputError(f"{file.path}: damaged, or not {file.packing or file.format} ({reason}){way}") from error
+        message = f"{file.path}: damaged, or not {file.packing or file.format} ({reason})"
+        if isinstance(error, csv.Error):
+            message += "; write each quotation mark inside a quoted text twice"
+        raise CorpusInputError(message) from error
 
 
 def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file."""
-    stream = io.BufferedReader(UNPACKERS[file.packing](file.path, "rb"), BLOCK)
+    unpacked = UNPACKERS[file.packing](file.path, "rb") if file.packing else io.FileIO(file.path, "rb")
+    stream = io.BufferedReader(unpacked, BLOCK)
     head = stream.peek(HEAD)[:HEAD]
     if file.packing and (inside := format_in(head, "packed", "rows", "other")):
         raise CorpusInputError(f"{file.path}: contains another file ({inside}), not text; unpack it first")
@@ -173,29 +188,40 @@ def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
 
 def _open_text(file: TextFile) -> io.TextIOWrapper:
     """Open the characters of a file; bytes that are not UTF-8 are kept as surrogates unless there is an encoding."""
-    encoding, errors = (file.encoding, "strict") if file.encoding else ("utf-8-sig", "surrogateescape")
-    return io.TextIOWrapper(_open_bytes(file), encoding=encoding, errors=errors, newline="")
+    binary = _open_bytes(file)
+    if file.encoding:
+        return io.TextIOWrapper(binary, encoding=file.encoding, newline="")
+    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
     """Yield lines, cut where they are too long for a row, which their reader rejects."""
-    return iter(lambda: stream.readline(LONGEST_ROW + 1), "")
+    return iter(lambda: stream.readline(MAX_ROW_LEN + 1), "")
 
 
 def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the number of each line, or of each item of an array, from 1, and its object."""
-    lines = enumerate(_lines(stream), 1)
-    records: Iterator[tuple[int, Any]] = ((number, _parsed(line)) for number, line in lines if not line.isspace())
-    if file.format == "JSON":
-        array = _parsed(stream.read(LONGEST_ROW))
-        records = enumerate(array if isinstance(array, list) else [None], 1)
-    for number, record in records:
-        if not isinstance(record, dict):
+    unit = "item" if file.format == "JSON" else "line"
+    values = _json_items(stream) if file.format == "JSON" else _json_lines(stream)
+    for number, value in values:
+        if not isinstance(value, dict):
             raise CorpusInputError(
-                f"{file.path}: {'item' if file.format == 'JSON' else 'line'} {number:,} is not a JSON object; "
-                "repair it, or name the file .txt"
+                f"{file.path}: {unit} {number:,} is not a JSON object; repair it, or name the file .txt"
             )
-        yield number, record
+        yield number, value
+
+
+def _json_lines(stream: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each line that is not blank, and its value."""
+    for number, line in enumerate(_lines(stream), 1):
+        if not line.isspace():
+            yield number, _parsed(line)
+
+
+def _json_items(stream: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each item of an array, and the item."""
+    array = _parsed(stream.read(MAX_ROW_LEN))
+    yield from enumerate(array if isinstance(array, list) else [None], 1)
 
 
 def _parsed(text: str) -> Any:
@@ -223,33 +249,44 @@ def _rows(file: TextFile) -> Iterator[bytes | None]:
 
 def _texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None]:
     if file.format == TEXT:
-        yield from iter(lambda: stream.read(BLOCK), "")
-    elif file.format in ("JSONL", "JSON"):
-        for number, record in _json_records(file, stream):
-            text = record.get(file.column)
-            if not isinstance(text, str | None):
-                raise CorpusInputError(f'{file.path}: "{file.column}" of line {number:,} is not a text; repair it')
-            yield text
-    else:
-        csv.field_size_limit(LONGEST_ROW)
-        reader = csv.reader(_lines(stream), delimiter=DELIMITERS[file.format], strict=True)
-        header = next(reader, [])
-        place = header.index(file.column)
-        for fields in filter(None, reader):
-            if len(fields) != len(header):
-                raise CorpusInputError(
-                    f"{file.path}: the row that ends on line {reader.line_num:,} has {len(fields):,} fields, the first "
-                    f"one {len(header):,}; quote texts that contain a delimiter or a line end"
-                )
-            yield fields[place]
+        return iter(lambda: stream.read(BLOCK), "")
+    if file.format in ("JSONL", "JSON"):
+        return _json_texts(file, stream)
+    return _delimited_texts(file, stream)
+
+
+def _json_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None]:
+    for number, record in _json_records(file, stream):
+        text = record.get(file.column)
+        if not isinstance(text, str | None):
+            raise CorpusInputError(f'{file.path}: "{file.column}" of line {number:,} is not a text; repair it')
+        yield text
+
+
+def _delimited_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
+    csv.field_size_limit(MAX_ROW_LEN)
+    reader = csv.reader(_lines(stream), delimiter=DELIMITERS[file.format], strict=True)
+    header = next(reader, [])
+    index = header.index(file.column)
+    for fields in reader:
+        if not fields:
+            continue
+        if len(fields) != len(header):
+            raise CorpusInputError(
+                f"{file.path}: the row that ends on line {reader.line_num:,} has {len(fields):,} fields, the first "
+                f"one {len(header):,}; quote texts that contain a delimiter or a line end"
+            )
+        yield fields[index]
 
 
 def _encode(text: str | None) -> bytes | None:
-    """Encode a text; half a character, which JSON can have, becomes the replacement character."""
+    """Encode a text; an unpaired surrogate, which JSON can have, becomes the replacement character."""
+    if text is None:
+        return None
     try:
-        return text if text is None else text.encode("utf-8", "surrogateescape")
+        return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def _open_arrow(path: Path) -> tuple[Any, Iterator[Any], mmap.mmap]:
@@ -271,7 +308,9 @@ def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
         count = max(1, ARROW_BYTES * len(column) // max(1, column.nbytes))
         for start in range(0, len(column), count):
             part = column.slice(start, count)
-            yield from parquet_text.values(part.dictionary_decode() if arrow.types.is_dictionary(part.type) else part)
+            if arrow.types.is_dictionary(part.type):
+                part = part.dictionary_decode()
+            yield from parquet_text.values(part)
             mapped.madvise(mmap.MADV_DONTNEED)
 
 
@@ -283,13 +322,17 @@ def extract(
     A line end follows each row that has none, unless the rows are pieces; an empty row becomes the line `blank`. With
     `only_utf8`, other bytes are rejected.
     """
-    decoder, starts, most = codecs.getincrementaldecoder("utf-8")(), array("q"), max_bytes(file.path)
-    rows = size = missing = 0
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    limit = max_bytes(file.path)
     has_rows = bool(file.column) and not file.is_pieces
+    starts = array("q")
+    n_rows = 0
+    missing = 0
+    size = 0
     with target.open("ab") as output:
         try:
             for row in _rows(file):
-                rows += 1
+                n_rows += 1
                 if row is None:
                     missing += 1
                     continue
@@ -297,13 +340,19 @@ def extract(
                     decoder.decode(row, final=has_rows)
                 if has_rows and with_starts:
                     starts.append(size)
-                has_end = not has_rows or row.endswith(b"\n")
-                size += output.write(row if has_end else row + b"\n" if row else blank)
-                if size > most:
+                size += output.write(_as_line(row, blank) if has_rows else row)
+                if size > limit:
                     raise too_large(file.path)
         except UnicodeDecodeError:
-            place = f'row {rows:,} of the column "{shortened(file.column)}"' if file.column else "its text"
+            place = f'row {n_rows:,} of the column "{shortened(file.column)}"' if file.column else "its text"
             raise CorpusInputError(
                 f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
             ) from None
     return Written(size, missing, starts)
+
+
+def _as_line(row: bytes, blank: bytes) -> bytes:
+    """Return a row with a line end; an empty row is the line `blank`."""
+    if not row:
+        return blank
+    return row if row.endswith(b"\n") else row + b"\n"

@@ -22,7 +22,8 @@ def fill(
     `files` are the names of all other files that exports of this format may write. `write` gets a draft directory with
     the vocabulary, so that an error leaves the earlier export as it was.
     """
-    real, names = directory.resolve(), {VOCABULARY, *files}
+    real = directory.resolve()
+    names = {VOCABULARY, *files}
     lock = real.with_name(f".{real.name}.lock")
     with errors_of_writing(directory):
         real.parent.mkdir(parents=True, exist_ok=True)
@@ -39,10 +40,13 @@ def fill(
 
 def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
     """Reject a directory that is not empty, unless `force` may replace an earlier export and nothing else is in it."""
+    if not directory.exists():
+        return
     held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-    if (held and not force) or (directory.exists() and not directory.is_dir()):
+    if not directory.is_dir() or (held and not force):
         raise ExportError(f"{directory} exists; give another folder, or replace an earlier export with `force`")
-    if other := sorted(held - files):
+    other = sorted(held - files)
+    if other:
         raise ExportError(
             f"{directory} holds {other[0]}, which no export of this format writes; give another folder, or empty this "
             "one"

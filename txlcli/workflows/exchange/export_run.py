@@ -25,11 +25,14 @@ from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import replacing
 from txlcli.workflows.exchange import export_directory, huggingface
 from txlcli.workflows.exchange.conversion import missing_setting, to_hugging_face
+from txlcli.workflows.exchange.huggingface import CONFIG
 from txlcli.workflows.exchange.options import ExportOptions
 
-CONFIG, WEIGHTS, WORDS = "config.json", "model.safetensors", "vocab.txt"
-PROGRAM, LOADER = "model.pt2", "load.py"
-FILES = {"huggingface": (CONFIG, WEIGHTS, WORDS), "pt2": (PROGRAM, LOADER)}
+WEIGHTS = "model.safetensors"
+WORDS = "vocab.txt"
+PROGRAM = "model.pt2"
+LOADER = "load.py"
+FILES_BY_FORMAT = {"huggingface": (CONFIG, WEIGHTS, WORDS), "pt2": (PROGRAM, LOADER)}
 EMPTY_START = (
     "Hugging Face's memory starts with M zero vectors that are attended to, this run's memory started empty: "
     "predictions differ near the beginning of a text"
@@ -52,24 +55,42 @@ class ExportedRun:
 def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
     """Write a run as a Hugging Face directory, or as a program with the file that runs it."""
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
-    settings, source = opened.model.settings, opened.run.directory
-    is_transformer = settings.arch == "transformer"
     if options.format == "pt2":
-        if not is_transformer:
-            raise RunError(f'{source}: only arch = "transformer" can be exported, not "{settings.arch}"')
-        write, note = _write_program, "" if opened.vocab.tokenizer in ("byte", "char", "word") else ONLY_IDS
+        _check_architecture(opened)
+        write = _write_program
+        has_text = opened.vocab.tokenizer in ("byte", "char", "word")
+        note = None if has_text else ONLY_IDS
     else:
-        if (missing := missing_setting(settings, "hugging_face")) is not None:
-            raise RunError(f"{source}: {missing}" + "; export it with `format` pt2" * is_transformer)
-        write, note = _write, "" if opened.model.memory_starts_full else EMPTY_START
-    names, fill = FILES[options.format], functools.partial(write, opened)
+        _check_settings(opened)
+        write = _write_hugging_face
+        note = None if opened.model.memory_starts_full else EMPTY_START
+    fill = functools.partial(write, opened)
+    names = FILES_BY_FORMAT[options.format]
     return ExportedRun(
-        run=str(source),
+        run=str(opened.run.directory),
         folder=str(directory),
         files=export_directory.fill(directory, names, fill, opened.vocab, force=options.force),
         parameters=opened.run.parameters,
-        notes=(note,) if note else (),
+        notes=() if note is None else (note,),
     )
+
+
+def _check_architecture(opened: OpenRun) -> None:
+    arch = opened.model.settings.arch
+    if arch != "transformer":
+        raise RunError(f'{opened.run.directory}: only arch = "transformer" can be exported, not "{arch}"')
+
+
+def _check_settings(opened: OpenRun) -> None:
+    """Reject a model that Hugging Face does not have."""
+    settings = opened.model.settings
+    missing = missing_setting(settings, "hugging_face")
+    if missing is None:
+        return
+    message = f"{opened.run.directory}: {missing}"
+    if settings.arch == "transformer":
+        message += "; export it with `format` pt2"
+    raise RunError(message)
 
 
 class Program(nn.Module):
@@ -116,7 +137,8 @@ class AttendWithoutFirst:
 
 def _write_program(opened: OpenRun, draft: Path) -> None:
     """Export a model on the CPU in float32; the example inputs are those at the beginning of a text."""
-    model, settings = opened.transformer, opened.run.settings.evaluation_settings()
+    model = opened.transformer
+    settings = opened.run.settings.evaluation_settings()
     memory = model.full_memory(2, settings.mem_len)
     remembered = memory[0].shape[1] if model.memory_starts_full else 0
     inputs = (
@@ -126,15 +148,16 @@ def _write_program(opened: OpenRun, draft: Path) -> None:
         memory,
     )
     batch = {0: torch.export.Dim("batch", min=1)}
-    shapes = batch, None, None, [batch for _ in memory]
+    shapes = (batch, None, None, [batch] * len(memory))
     with torch.no_grad():
         program = torch.export.export(Program(model, settings).eval(), inputs, dynamic_shapes=shapes, strict=False)
     torch.export.save(program, draft / PROGRAM)
     shutil.copyfile(str(files("txlcli.workflows.exchange") / "standalone.py"), draft / LOADER)
 
 
-def _write(opened: OpenRun, draft: Path) -> None:
-    model, evaluation = opened.transformer, opened.run.settings.evaluation_settings()
+def _write_hugging_face(opened: OpenRun, draft: Path) -> None:
+    model = opened.transformer
+    evaluation = opened.run.settings.evaluation_settings()
     config = huggingface.config_of(model.settings, evaluation, model.vocab_size, opened.vocab.boundary)
     exponents = torch.arange(0.0, model.settings.d_model, 2.0) / model.settings.d_model
     constant = {"transformer.pos_emb.inv_freq": 1.0 / 10_000.0**exponents}  # otherwise Hugging Face warns
@@ -145,4 +168,5 @@ def _write(opened: OpenRun, draft: Path) -> None:
             raise OSError(0, str(error)) from error
     (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if opened.vocab.tokenizer == "word":
-        (draft / WORDS).write_text("".join(f"{word}\n" for word in opened.vocab.symbols), encoding="utf-8")
+        lines = "".join(f"{word}\n" for word in opened.vocab.symbols)
+        (draft / WORDS).write_text(lines, encoding="utf-8")

@@ -1,10 +1,8 @@
 """Makes a run of weights that another system trained."""
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -61,12 +59,13 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     system = weights.system_of(imported, path)
     vocab, store = _vocabulary(source, options, settings, workspace)
     padding = weights.padding_of(imported, vocab.size, path)
-    if (missing := conversion.missing_setting(settings.model, system)) is not None:
+    missing = conversion.missing_setting(settings.model, system)
+    if missing is not None:
         raise RecipeError(f"{path}: {missing}")
     assert isinstance(settings.model, TransformerSettings)
     tensors = conversion.Layout(system, settings.model, vocab.size).read(imported, str(path), padding)
     store_name = store.path.stem if store else _free_store(directory.name, workspace)
-    made = Run(
+    new_run = Run(
         directory=directory,
         recipe_name=recipe.read_text(options.recipe)[0] if options.recipe else directory.name,
         settings=dataclasses.replace(settings, corpus=dataclasses.replace(settings.corpus, store=store_name)),
@@ -75,29 +74,25 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         parameters=sum(tensor.numel() for tensor in tensors.values()),
         metric=metrics.metric_of(vocab.tokenizer),
     )
-    _write(made, vocab, tensors, path, force=options.force)
-    prepare = (
-        None
-        if store
-        else command_line(
-            "prepare", "CORPUS", vocab=directory / run_directory.VOCAB, name=store_name, data_dir=workspace.data_dir
-        )
-    )
-    boundary, unknown = (None if id is None else vocab.symbol(id) for id in (vocab.boundary, vocab.unknown))
+    _write(new_run, vocab, tensors, path, force=options.force)
+    prepare = None
+    if store is None:
+        vocab_file = directory / run_directory.VOCAB
+        prepare = command_line("prepare", "CORPUS", vocab=vocab_file, name=store_name, data_dir=workspace.data_dir)
     return ImportedRun(
         run=str(directory),
         source=str(source),
         system=SYSTEMS[system],
-        parameters=made.parameters,
+        parameters=new_run.parameters,
         vocab_size=vocab.size,
         store=str(store.path) if store else None,
         prepare=prepare,
         notes=[f"the last {padding} ids of the weights pad the vocabulary and were dropped"] if padding else [],
-        boundary=boundary,
-        unknown=unknown,
+        boundary=None if vocab.boundary is None else vocab.symbol(vocab.boundary),
+        unknown=None if vocab.unknown is None else vocab.symbol(vocab.unknown),
         norm=settings.model.norm,
         cutoffs=settings.model.cutoffs,
-        settings_from="its configuration" if source.is_dir() else f"the recipe {made.recipe_name}",
+        settings_from="its configuration" if source.is_dir() else f"the recipe {new_run.recipe_name}",
         next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
     )
 
@@ -120,15 +115,18 @@ def _settings(source: Path, options: ImportOptions) -> Settings:
             )
         return recipe.load(options.recipe, options.overrides)
     keys = huggingface.read_keys(source)
-    table: dict[str, Any] = {
-        "corpus": {"store": _name_of(source)},
-        # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
-        "train": {name: keys["eval"][name] for name in ("seg_len", "mem_len")} | {"batch_size": 1, "max_steps": 1},
-        "eval": keys["eval"],
-    }
     if options.recipe is not None:
         table = recipe.to_table(recipe.load(options.recipe))
-    return recipe.resolve(table | {"model": keys["model"]}, str(source / huggingface.CONFIG), options.overrides)
+    else:
+        # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
+        lengths = {name: keys["eval"][name] for name in ("seg_len", "mem_len")}
+        table = {
+            "corpus": {"store": _name_of(source)},
+            "train": lengths | {"batch_size": 1, "max_steps": 1},
+            "eval": keys["eval"],
+        }
+    table["model"] = keys["model"]
+    return recipe.resolve(table, str(source / huggingface.CONFIG), options.overrides)
 
 
 def _vocabulary(
@@ -155,19 +153,22 @@ def _vocabulary(
 
 def _free_store(name: str, workspace: Workspace) -> str:
     """Return a name that no store in the data directory has."""
-    names = (f"{name}-{number}" if number > 1 else name for number in itertools.count(1))
-    return next(free for free in names if not workspace.store_path(free).exists())
+    free = name
+    number = 1
+    while workspace.store_path(free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free
 
 
-def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
+def _write(new_run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
     state = {
-        "recipe": made.recipe_name,
-        "model": recipe.function_keys(made.settings.model),
-        "vocab_fingerprint": made.vocab_fingerprint,
+        "recipe": new_run.recipe_name,
+        "model": recipe.function_keys(new_run.settings.model),
+        "vocab_fingerprint": new_run.vocab_fingerprint,
         "step": 0,
         "imported_from": source.name,
     }
-    with run_directory.locked(made.directory), run_directory.created(made, vocab.to_json(), force=force):
-        checkpoint.save(
-            made.directory / run_directory.BEST, checkpoint.Checkpoint(checkpoint.grouped("model", tensors), state)
-        )
+    with run_directory.locked(new_run.directory), run_directory.created(new_run, vocab.to_json(), force=force):
+        weights_only = checkpoint.Checkpoint(checkpoint.grouped("model", tensors), state)
+        checkpoint.save(new_run.directory / run_directory.BEST, weights_only)

@@ -5,7 +5,6 @@ text and are joined as they are, which a key of the file's metadata says.
 """
 
 import codecs
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,16 +17,20 @@ from txlcli.corpora.unpack import max_bytes, too_large
 
 COLUMN = "text"
 """Column that is written."""
-ROWS, PIECES = b"txl.rows", b"pieces"
-"""Key and value of the metadata of files whose rows are pieces of one text."""
+ROWS = b"txl.rows"
+"""Key of the metadata that says what rows are."""
+PIECES = b"pieces"
+"""Its value for rows that are pieces of one text."""
 DELTAS = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
 """Encodings that cannot be read as a dictionary."""
 LIMITS = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 1 << 20}
 """Most bytes of a text, and most entries of a list, in the metadata."""
 BUFFER = 1 << 20  # bytes of a file that are read at once
-BYTES_PER_BATCH, MAX_ROWS = 16 << 20, 1 << 14
-"""Most text of rows of mean length, and most rows, that are read at once."""
-LONGEST_ROW = 1 << 20  # characters of a part of a line, at least, that is written as a row
+BYTES_PER_BATCH = 16 << 20
+"""Most text of rows of mean length that is read at once."""
+MAX_ROWS = 1 << 14
+"""Most rows that are read at once."""
+MIN_CUT_ROW = 1 << 20  # characters of a part of a line, at least, that is written as a row
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
 
 
@@ -39,11 +42,15 @@ def columns(path: Path) -> tuple[list[str], bool]:
 
 def columns_of(schema: Any) -> tuple[list[str], bool]:
     """Return the names of the columns of an Arrow schema that have text; True if the rows are pieces of one text."""
-    kinds = ((field.name, field.type) for field in schema)
-    names = [
-        name for name, kind in kinds if (kind.value_type if arrow.types.is_dictionary(kind) else kind) in TEXT_TYPES
-    ]
-    return names, (schema.metadata or {}).get(ROWS) == PIECES
+    names = [field.name for field in schema if _is_text(field.type)]
+    metadata = schema.metadata or {}
+    return names, metadata.get(ROWS) == PIECES
+
+
+def _is_text(arrow_type: Any) -> bool:
+    if arrow.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    return arrow_type in TEXT_TYPES
 
 
 def _open(path: Path, **options: Any) -> Any:
@@ -59,8 +66,7 @@ def rows(path: Path, column: str) -> Iterator[bytes | None]:
         declared = sum(group.total_byte_size for group in groups)
         if declared > max_bytes(path):
             raise too_large(path)
-        chunks = (group.column(number) for group in groups for number in range(group.num_columns))
-        has_deltas = any(chunk.path_in_schema == column and DELTAS & {*chunk.encodings} for chunk in chunks)
+        has_deltas = any(_has_deltas(group, column) for group in groups)
         count = max(1, min(MAX_ROWS, BYTES_PER_BATCH * file.metadata.num_rows // max(1, declared)))
     # Few bytes with a dictionary may be many long rows, so rows are read as references to its values.
     with _open(path, read_dictionary=[] if has_deltas else [column]) as file:
@@ -68,11 +74,21 @@ def rows(path: Path, column: str) -> Iterator[bytes | None]:
             yield from values(batch.column(column))
 
 
+def _has_deltas(group: Any, column: str) -> bool:
+    """Return True if a group of rows encodes the column as differences."""
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        if chunk.path_in_schema == column and not DELTAS.isdisjoint(chunk.encodings):
+            return True
+    return False
+
+
 def values(column: Any) -> list[bytes | None]:
     """Return the texts of an Arrow array; None for a row without one."""
     if arrow.types.is_dictionary(column.type):
         distinct = values(column.dictionary)
-        return [None if index is None else distinct[index] for index in column.indices.to_pylist()]
+        indices = column.indices.to_pylist()
+        return [None if index is None else distinct[index] for index in indices]
     if arrow.types.is_string_view(column.type):
         column = column.cast(arrow.large_string())
     texts: list[bytes | None] = column.cast(arrow.large_binary()).to_pylist()
@@ -91,16 +107,26 @@ def write(path: Path, blocks: Callable[[], Iterable[bytes]]) -> None:
         _write(path, codecs.iterdecode(blocks(), "latin-1"), arrow.binary())
 
 
-def _write(path: Path, parts: Iterable[str], kind: Any) -> None:
+def _write(path: Path, parts: Iterable[str], arrow_type: Any) -> None:
     """Write parts of a text, none of them empty; characters of a binary column are bytes."""
-    schema = arrow.schema([(COLUMN, kind)], metadata={ROWS: PIECES})
-    encoding, rest = "utf-8" if kind == arrow.string() else "latin-1", ""
+    schema = arrow.schema([(COLUMN, arrow_type)], metadata={ROWS: PIECES})
+    encoding = "utf-8" if arrow_type == arrow.string() else "latin-1"
     with parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
-        for part in itertools.chain(parts, [""]):
-            text = rest + part
-            is_row = not part or (len(text) > LONGEST_ROW and "\n" not in text)
-            end = len(text) if is_row else text.rfind("\n") + 1
-            rows, rest = re.findall(r"[^\n]*\n|[^\n]+", text[:end]), text[end:]
-            if rows:
-                column = arrow.array([row.encode(encoding) for row in rows], kind)
-                writer.write_batch(arrow.record_batch([column], schema=schema))
+        for rows in _rows_of(parts):
+            column = arrow.array([row.encode(encoding) for row in rows], arrow_type)
+            writer.write_batch(arrow.record_batch([column], schema=schema))
+
+
+def _rows_of(parts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the rows that are complete after each part: lines, and what has become too long to wait for their ends."""
+    rest = ""
+    for part in parts:
+        text = rest + part
+        end = text.rfind("\n") + 1
+        if end == 0 and len(text) > MIN_CUT_ROW:
+            end = len(text)
+        rest = text[end:]
+        if end:
+            yield re.findall(r"[^\n]*\n|[^\n]+", text[:end])
+    if rest:
+        yield [rest]

@@ -54,13 +54,14 @@ def load(path: Path) -> Any:
     if zipfile.is_zipfile(path):
         check_zip(path)
         with zipfile.ZipFile(path) as archive:
-            content = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "data.pkl")
-            data = io.BytesIO(archive.read(content))
+            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            data = io.BytesIO(archive.read(names[0] if names else "data.pkl"))
     else:
         data = io.BytesIO(read_bytes(path, MAX_VOCABULARY))
     loaded = _PlainUnpickler(data, encoding="utf-8").load()  # some were written by Python 2
-    for _ in range(3 if loaded == TORCH_MAGIC else 0):
-        loaded = _PlainUnpickler(data, encoding="utf-8").load()
+    if loaded == TORCH_MAGIC:
+        for _ in range(3):
+            loaded = _PlainUnpickler(data, encoding="utf-8").load()
     return loaded
 
 

@@ -17,7 +17,11 @@ AS_TEXT = "give the words as a text file in UTF-8, one per line"
 
 def find(directory: Path) -> Path | None:
     """Return the vocabulary file of a directory; None if there is none."""
-    return next(filter(Path.exists, map(directory.joinpath, FILES)), None)
+    for name in FILES:
+        path = directory / name
+        if path.exists():
+            return path
+    return None
 
 
 def read(path: Path) -> Vocab:
@@ -25,15 +29,16 @@ def read(path: Path) -> Vocab:
     if not check_regular(path).is_file():
         raise VocabularyError(f"no vocabulary file at {path}; give `vocab` a file")
     try:
-        return Vocab.from_json(read_text(path, MAX_VOCABULARY)) if path.suffix == ".json" else _read_words(path)
+        if path.suffix == ".json":
+            return Vocab.from_json(read_text(path, MAX_VOCABULARY))
+        return _read_words(path)
     except VocabularyError as error:
         raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
     except UsageError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        raise VocabularyError(
-            f"{path}: not readable as a vocabulary ({' '.join(str(error).split())[:160]}); {AS_TEXT}"
-        ) from error
+        reason = " ".join(str(error).split())[:160]
+        raise VocabularyError(f"{path}: not readable as a vocabulary ({reason}); {AS_TEXT}") from error
 
 
 def _read_words(path: Path) -> Vocab:
@@ -41,17 +46,30 @@ def _read_words(path: Path) -> Vocab:
 
     Further fields are counts. The list of One Billion Word contains a word twice; as in the released code, once counts.
     """
+    lower_case = False
     if path.suffix in PICKLES:
         fields = pickles.load(path)
         if not isinstance(fields, dict) or not isinstance(fields.get("idx2sym"), list):
             raise VocabularyError("has no list idx2sym")
+        words = fields["idx2sym"]
+        lower_case = bool(fields.get("lower_case"))
     else:
-        lines = map(str.split, read_text(path, MAX_VOCABULARY).split("\n"))
-        fields = {"idx2sym": list(dict.fromkeys(line[0] for line in lines if line))}
-    words = fields["idx2sym"]
+        lines = [line.split() for line in read_text(path, MAX_VOCABULARY).split("\n")]
+        words = list(dict.fromkeys(line[0] for line in lines if line))
     if not words or not all(isinstance(word, str) for word in words):
         raise VocabularyError("does not hold a list of words")
-    boundary, unknown = (
-        next((words.index(symbol) for symbol in known if symbol in words), None) for known in (BOUNDARIES, UNKNOWNS)
+    return Vocab(
+        "word",
+        words,
+        boundary=_first_index(words, BOUNDARIES),
+        unknown=_first_index(words, UNKNOWNS),
+        lower_case=lower_case,
     )
-    return Vocab("word", words, boundary=boundary, unknown=unknown, lower_case=bool(fields.get("lower_case")))
+
+
+def _first_index(words: list[str], symbols: tuple[str, ...]) -> int | None:
+    """Return the place of the first of the symbols that is a word; None if none is."""
+    for symbol in symbols:
+        if symbol in words:
+            return words.index(symbol)
+    return None

@@ -29,8 +29,10 @@ POSITION_KEYS = ("dec_attn.r_net.weight", "rel_attn/r/kernel")
 """Ends of names that only models with the attention of the paper have (attn_type 0 of the released code)."""
 EMBEDDING = re.compile(r"(.*?)(?:(?<![^.])word_emb\.|(?<![^/])transformer/adaptive_embed)")
 """A name of the embedding, after the names of what surrounds the model."""
-MULTIPLE, MAX_PADDING = 8, 128
-"""Vocabularies are padded to a multiple of 8 (NVIDIA), 64 (nanoGPT) or 128 (Megatron), by less than 128 rows."""
+MULTIPLE = 8
+"""Vocabularies are padded to a multiple of 8 (NVIDIA), 64 (nanoGPT) or 128 (Megatron)."""
+MAX_PADDING = 128
+"""Vocabularies are padded by fewer rows."""
 TABLE = re.compile(r"(?:emb|out)_layers\.(\d+)\.weight$|adaptive_embed/(.*)lookup_table$")
 
 
@@ -40,7 +42,8 @@ def read(path: Path) -> dict[str, Tensor]:
     An index of shards gives the tensors of all shards. The names are those of the bare model, without wrappers.
     """
     bare = {WRAPPERS.sub("", name).removesuffix(":0"): tensor for name, tensor in _load(path).items()}
-    outer = next((match[1] for name in bare if (match := EMBEDDING.match(name))), "")
+    matches = [EMBEDDING.match(name) for name in bare]
+    outer = next((match[1] for match in matches if match), "")
     # Hugging Face's model has the softmax next to `transformer`, any other has it inside.
     if outer.endswith("transformer.") and not any(name.startswith(f"{outer}crit.") for name in bare):
         outer = outer.removesuffix("transformer.")
@@ -52,28 +55,35 @@ def _load(path: Path) -> dict[str, Tensor]:
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.name.endswith(INDEX):
-            shards = set(parse_json(read_text(path, MAX_VOCABULARY))["weight_map"].values())
-            return {name: tensor for shard in sorted(shards) for name, tensor in _load(path.parent / shard).items()}
+            return _read_shards(path)
         if path.suffix == ".safetensors":
             return load_file(path)
-        return _read_npz(path) if path.suffix == ".npz" else _read_torch(path)
+        if path.suffix == ".npz":
+            return _read_npz(path)
+        return _read_torch(path)
     except RunError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        raise RunError(
-            f"{path}: damaged, or not a file of weights ({' '.join(str(error).split())[:200]}); download it again"
-        ) from error
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{path}: damaged, or not a file of weights ({reason}); download it again") from error
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    names = set(parse_json(read_text(index, MAX_VOCABULARY))["weight_map"].values())
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(names):
+        tensors |= _load(index.parent / name)
+    return tensors
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     check_zip(path)
     with np.load(path, allow_pickle=False) as archive, np.errstate(over="ignore"):
-        # What is too large for float32 becomes infinite, which is rejected later.
-        return {
-            name: torch.from_numpy(array.astype(np.float32))
-            for name, array in archive.items()
-            if array.dtype.kind == "f"
-        }
+        tensors = {}
+        for name, array in archive.items():
+            if array.dtype.kind == "f":  # what is too large for float32 becomes infinite, which is rejected later
+                tensors[name] = torch.from_numpy(array.astype(np.float32))
+        return tensors
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
@@ -84,17 +94,22 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            if (code := re.search(r"GLOBAL (\S+)", str(error))) is None:
+            code = re.search(r"GLOBAL (\S+)", str(error))
+            if code is None:
                 raise ValueError("it holds more than tensors, or is damaged") from error
             raise RunError(
                 f"{path}: holds {code[1]} besides tensors; rejected, nothing of it was run; {STATE_DICT_HINT}"
             ) from error
-    if not isinstance(loaded, Mapping) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
-    ):
+    if not _is_state_dict(loaded):
         raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
     check_unpacked(sum(tensor.nbytes for tensor in loaded.values()), path)
     return dict(loaded)
+
+
+def _is_state_dict(loaded: object) -> bool:
+    if not isinstance(loaded, Mapping):
+        return False
+    return all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items())
 
 
 def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
@@ -107,7 +122,9 @@ def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
         )
     if key.startswith("transformer/"):
         return "tf"
-    return "hugging_face" if key.startswith("transformer.") else "pytorch"
+    if key.startswith("transformer."):
+        return "hugging_face"
+    return "pytorch"
 
 
 def padding_of(tensors: Mapping[str, Tensor], vocab_size: int, path: Path) -> int:
@@ -115,10 +132,15 @@ def padding_of(tensors: Mapping[str, Tensor], vocab_size: int, path: Path) -> in
 
     Each table may have two names.
     """
-    tables = {match.groups(): tensor for name, tensor in tensors.items() if (match := TABLE.search(name))}
+    tables = {}
+    for name, tensor in tensors.items():
+        match = TABLE.search(name)
+        if match:
+            tables[match.groups()] = tensor
     size = sum(tensor.shape[:1].numel() for tensor in tables.values()) or vocab_size
     rows = size - vocab_size
-    if rows and not (0 < rows < MAX_PADDING and size % MULTIPLE == 0):
+    is_padding = 0 < rows < MAX_PADDING and size % MULTIPLE == 0
+    if rows and not is_padding:
         raise VocabularyError(
             f"{path}: the weights have {size:,} ids and the vocabulary {vocab_size:,}; "
             "give the vocabulary that they were trained with"
