@@ -56,17 +56,13 @@ def _reject_directory(error: OSError) -> None:
 
 def reject_special(path: Path) -> Path:
     """Return a path that is not a pipe, socket or device, which may never end, or may be missing."""
-    if (kind := special_kind(path)) is not None:
+    try:
+        kind = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+    except (OSError, ValueError):  # it is reported when it is read
+        return path
+    if kind is not None:
         raise CorpusError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
     return path
-
-
-def special_kind(path: Path) -> str | None:
-    """Return "pipe", "socket" or "device" if a path is, or links to, one; None for all others."""
-    try:
-        return SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
-    except (OSError, ValueError):
-        return None
 
 
 def printable(name: str) -> str:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.hdf5_files import flip
 from tests.samples import sampled
+from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import SPLITS
-from txlcli.data.token_store import SplitInfo, StoreFacts, TokenStore, prepare_command, writing
+from txlcli.data.token_store import BENCHMARKS, SplitInfo, StoreFacts, TokenStore, prepare_command, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError
 
@@ -252,3 +253,7 @@ def test_packed_arrays_that_are_larger_than_the_file_are_rejected(tmp_path, part
 )
 def test_the_command_that_prepares_a_store_follows_from_its_name(name, command):
     assert prepare_command(name) == command
+
+
+def test_the_corpora_of_prepare_are_known_by_name():
+    assert set(CORPORA) == BENCHMARKS

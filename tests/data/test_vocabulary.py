@@ -135,7 +135,7 @@ BYTES = {"kind": "byte", "bytes": list(range(256)), "dropped": [], "boundary": N
 WRONG = {
     "a boundary of -1": WORDS | {"boundary": -1},
     "a word that is a number": WORDS | {"symbols": ["<eos>", 7, "b", "c"]},
-    "half a character": WORDS | {"symbols": ["<eos>", "\ud800", "b", "c"]},
+    "unpaired surrogate": WORDS | {"symbols": ["<eos>", "\ud800", "b", "c"]},
     "a word twice": WORDS | {"symbols": ["<eos>", "a", "a", "c"]},
     "no words": WORDS | {"symbols": [], "boundary": None},
     "bytes above 255": BYTES | {"bytes": [0, 1, 2, 256]},

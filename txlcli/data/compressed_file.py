@@ -21,7 +21,8 @@ from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.system.plain_json import parse_json
 
 MAGIC = b"TXLZ1"
-LENGTH_BYTES, CHECKSUM_BYTES = 4, 8
+LENGTH_BYTES = 4
+CHECKSUM_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ def digest(*parts: bytes) -> str:
 def write(path: Path, header: CompressionHeader, words: NDArray[np.uint32]) -> int:
     """Write a file atomically, and return its length in bytes."""
     text = json.dumps(asdict(header), separators=(",", ":")).encode()
-    content = MAGIC + len(text).to_bytes(LENGTH_BYTES, "little") + text + words.astype("<u4").tobytes()
+    length = len(text).to_bytes(LENGTH_BYTES, "little")
+    content = MAGIC + length + text + words.astype("<u4").tobytes()
     with replacing(path) as draft:
         draft.write_bytes(content + bytes.fromhex(digest(content)))
     return len(content) + CHECKSUM_BYTES
@@ -68,12 +70,14 @@ def read(path: Path) -> tuple[CompressionHeader, NDArray[np.uint32]]:
     content = read_bytes(path, MAX_TEXT)
     if not content.startswith(MAGIC):
         raise CompressedFileError(f'{path}: no file of this version of "txl compress"; give the file that it wrote')
-    if bytes.fromhex(digest(content[:-CHECKSUM_BYTES])) != content[-CHECKSUM_BYTES:]:
+    checked = content[:-CHECKSUM_BYTES]
+    if bytes.fromhex(digest(checked)) != content[-CHECKSUM_BYTES:]:
         raise CompressedFileError(f"{path}: truncated or altered (its checksum differs); restore it from a copy")
     start = len(MAGIC) + LENGTH_BYTES
-    stop = start + int.from_bytes(content[len(MAGIC) : start], "little")
-    words = content[stop:-CHECKSUM_BYTES]
+    stop = start + int.from_bytes(checked[len(MAGIC) : start], "little")
     try:
-        return CompressionHeader(**parse_json(content[start:stop])), np.frombuffer(words, dtype="<u4").astype(np.uint32)
+        header = CompressionHeader(**parse_json(checked[start:stop]))
+        words = np.frombuffer(checked[stop:], dtype="<u4").astype(np.uint32)
+        return header, words
     except (ValueError, TypeError) as error:
         raise CompressedFileError(f"{path}: its header cannot be read ({error}); restore it from a copy") from error

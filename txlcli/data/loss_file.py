@@ -76,8 +76,8 @@ def read(path: Path) -> Losses:
         with reading(check_regular(path)) as file:
             if file.attrs.get("format") != FORMAT:
                 raise UsageError(f"{path}: not a file of losses; write one with txl eval --losses")
-            tokens = read_array(file, "tokens")
-            losses = {name: read_array(file, name) for name in file if name != "tokens"}
+            losses = {name: read_array(file, name) for name in file}
+            tokens = losses.pop("tokens")
             run = file.attrs["run"].decode()
     except READ_ERRORS as error:
         reason = error if path.exists() else "no such file"

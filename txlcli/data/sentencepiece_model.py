@@ -15,7 +15,8 @@ import sentencepiece
 
 from txlcli.errors import CorpusInputError, UsageError
 
-BOUNDARY, UNKNOWN = 0, 1
+BOUNDARY = 0
+UNKNOWN = 1
 SPACE = "\u2581"  # stands for a blank inside pieces
 AS_BYTES = f"{SPACE}\0"
 """Characters that are always encoded as bytes."""
@@ -44,7 +45,8 @@ class SentencePieceModel:
 
     def __init__(self, model: bytes) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self.symbols: list[str] = list(map(self._processor.id_to_piece, range(self._processor.vocab_size())))
+        size = self._processor.vocab_size()
+        self.symbols: list[str] = [self._processor.id_to_piece(number) for number in range(size)]
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -53,22 +55,26 @@ class SentencePieceModel:
 
     def _piece(self, number: int, symbol: str) -> bytes:
         if self._processor.is_byte(number):
-            return bytes([int(symbol[3:5], 16)])
-        return b"\n" if number == BOUNDARY else symbol.replace(SPACE, " ").encode()
+            return bytes([int(symbol[3:5], 16)])  # of <0x1F>
+        if number == BOUNDARY:
+            return b"\n"
+        return symbol.replace(SPACE, " ").encode()
 
     @cached_property
     def _marks(self) -> dict[str, list[int]]:
         """Ids of the line end, and of characters that are bytes, since the library would change them."""
-        marks = {
-            mark: [int(self._processor.piece_to_id(f"<0x{value:02X}>")) for value in mark.encode()] for mark in AS_BYTES
-        }
-        return {"\n": [BOUNDARY], **marks}
+        marks = {"\n": [BOUNDARY]}
+        for mark in AS_BYTES:
+            marks[mark] = [int(self._processor.piece_to_id(f"<0x{value:02X}>")) for value in mark.encode()]
+        return marks
 
     def encode(self, text: str) -> list[int]:
         """Encode a text; each line end becomes the boundary piece."""
-        parts = re.split(f"([\n{AS_BYTES}])", text)
+        parts = re.split(f"([\n{AS_BYTES}])", text)  # text, mark, text, mark, ..., text
+        texts = self._processor.encode(parts[::2], num_threads=1)
+        marks = ["", *parts[1::2]]
         ids: list[int] = []
-        for mark, encoded in zip(["", *parts[1::2]], self._processor.encode(parts[::2], num_threads=1), strict=True):
+        for mark, encoded in zip(marks, texts, strict=True):
             ids += self._marks.get(mark, [])
             ids += encoded
         return ids
@@ -80,7 +86,8 @@ def train(lines: Iterable[str], *, size: int, model_type: str) -> bytes:
     The library cannot be interrupted, so it runs in a process of its own, which ends with this one.
     """
     command = [sys.executable, "-m", __name__, str(size), model_type]
-    text = "".join(f"{line}\n" for line in _short_lines(lines)).encode()
+    short = _short_lines(lines)
+    text = "".join(f"{line}\n" for line in short).encode()
     process = subprocess.run(command, input=text, stdout=subprocess.PIPE, check=False)
     if process.returncode == FAILED:
         raise _explain(process.stdout.decode(), size)
@@ -98,13 +105,14 @@ def _train_on_stdin(size: int, model_type: str) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     model = io.BytesIO()
+    options = tomllib.loads(Path(__file__).with_name("sentencepiece.toml").read_text(encoding="utf-8"))
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(line[:-1].decode() for line in sys.stdin.buffer),
             model_writer=model,
             vocab_size=size,
             model_type=model_type,
-            **tomllib.loads(Path(__file__).with_name("sentencepiece.toml").read_text(encoding="utf-8")),
+            **options,
         )
     except RuntimeError as error:
         sys.stdout.write(str(error))
@@ -120,12 +128,14 @@ def _explain(error: str, size: int) -> UsageError | CorpusInputError:
             "the train split has no text that SentencePiece can be trained on; give more text, or choose another "
             "`tokenizer`"
         )
-    if needed := re.search(r"required_chars\. \d+ vs (\d+)", reason):
+    needed = re.search(r"required_chars\. \d+ vs (\d+)", reason)
+    if needed:
         return UsageError(
             f"`vocab_size` {size} is too small for this text: its characters and the 256 byte pieces need "
             f"{needed[1]}; give `vocab_size` {needed[1]} or more"
         )
-    if largest := re.search(r"too high.*<= (\d+)", reason):
+    largest = re.search(r"too high.*<= (\d+)", reason)
+    if largest:
         return UsageError(
             f"`vocab_size` {size} is too large for this text; the largest possible is `vocab_size` {largest[1]}"
         )

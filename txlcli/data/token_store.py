@@ -13,8 +13,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from txlcli.corpora import CORPORA
-from txlcli.corpora.corpus import SPLITS, Corpus, Slice
 from txlcli.data.hdf5 import (
     READ_ERRORS,
     DiskFile,
@@ -33,8 +31,14 @@ from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json
 
 FORMAT = "txl token store"
-IDS, SENTENCE_STARTS, STARTS_DIGEST = "ids", "sentence_starts", "sentence_starts_sha256"
 VERSION = 1
+IDS = "ids"
+SENTENCE_STARTS = "sentence_starts"
+STARTS_DIGEST = "sentence_starts_sha256"
+SPLITS = ("train", "valid", "test")
+BENCHMARKS = frozenset({"enwik8", "text8", "wt103", "lm1b", "ptb", "stdlib"})
+"""Corpora that `txl prepare` knows by name."""
+BLOCK = 1 << 22  # bytes that are read at once
 SUFFIX = ".h5"
 NAME = re.compile(r"(?s)^(.+?)(?:-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8}))?$")
 """Name of a store: the corpus, and, if it is a benchmark with another convention, that one, and its size or digest."""
@@ -84,12 +88,32 @@ class StoreFacts:
 
 @dataclass(frozen=True)
 class _Array:
-    """Place and type of numbers in the file."""
+    """Place and type of the elements of a dataset in the file."""
 
-    place: Slice
+    path: Path
+    offset: int
+    """First byte of the elements in the file."""
+    size: int
+    """In bytes."""
     dtype: np.dtype[Any]
     sha256: str
-    """Digest of the numbers."""
+    """Digest of the elements."""
+
+    def is_intact(self) -> bool:
+        """Return True if the digest is right; blocks are read, since pages of a memory map would count as memory."""
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for start in range(0, self.size, BLOCK):
+                digest.update(file.read(min(BLOCK, self.size - start)))
+        return digest.hexdigest() == self.sha256
+
+    def map(self) -> Ids:
+        """Map the elements into memory, read-only."""
+        if not self.size:  # HDF5 gives it no place
+            return np.empty(0, self.dtype)
+        count = self.size // self.dtype.itemsize
+        return np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=(count,))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,16 +155,20 @@ class TokenStore(StoreFacts):
 
     @classmethod
     def _read(cls, path: Path, file: h5py.File, is_verified: bool) -> "TokenStore":
-        facts, splits, arrays = parse_json(file.attrs["facts"].decode()), {}, {}
+        facts = parse_json(file.attrs["facts"].decode())
+        facts["notes"] = tuple(facts["notes"])
+        splits = {}
+        arrays = {}
         for split in sorted(file["splits"], key=SPLITS.index):
             group = file["splits"][split]
-            splits[split] = info = SplitInfo(**parse_json(group.attrs["info"].decode()))
+            info = SplitInfo(**parse_json(group.attrs["info"].decode()))
+            splits[split] = info
             arrays[split, IDS] = _describe(path, group, IDS, info.sha256)
             if SENTENCE_STARTS in group:
                 sha256 = group.attrs[STARTS_DIGEST].decode()
                 arrays[split, SENTENCE_STARTS] = _describe(path, group, SENTENCE_STARTS, sha256)
         return cls(
-            **facts | {"notes": tuple(facts["notes"])},
+            **facts,
             path=path,
             splits=splits,
             arrays=arrays,
@@ -199,31 +227,26 @@ class TokenStore(StoreFacts):
         """
         self.info(split)
         array = self.arrays.get((split, SENTENCE_STARTS))
-        return None if array is None else self._map(array, f"the list of sentences of the {split} split")
+        if array is None:
+            return None
+        return self._map(array, f"the list of sentences of the {split} split")
 
     def _map(self, array: _Array, what: str) -> Ids:
         """Map an array into memory, after verifying its digest unless another process does."""
-        if not self.is_verified:
-            digest = hashlib.sha256()
-            for block in array.place.blocks():  # not from a memory map, whose pages would count as memory
-                digest.update(block)
-            if digest.hexdigest() != array.sha256:
-                raise StoreError(f"{self.path}: {what} is damaged (wrong checksum); {_again(self.path)}")
-        if not array.place.size:  # HDF5 gives it no place
-            return np.empty(0, array.dtype)
-        count = array.place.size // array.dtype.itemsize
-        return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.place.start, shape=(count,))
+        if not self.is_verified and not array.is_intact():
+            raise StoreError(f"{self.path}: {what} is damaged (wrong checksum); {_again(self.path)}")
+        return array.map()
 
 
 def _describe(path: Path, group: h5py.Group, name: str, sha256: str) -> _Array:
     dataset = array(group, name)
-    start = dataset.id.get_offset() or 0
-    return _Array(Slice(path, start, start + dataset.nbytes), dataset.dtype, sha256)
+    offset = dataset.id.get_offset() or 0
+    return _Array(path, offset, dataset.nbytes, dataset.dtype, sha256)
 
 
-def corpus_of(name: str) -> Corpus | None:
-    """Return the benchmark whose text a store of that name has; None for own text."""
-    return CORPORA.get(NAME.sub(r"\1", name))
+def corpus_name(store: str) -> str:
+    """Return the name of the corpus whose text a store of that name has."""
+    return NAME.sub(r"\1", store)
 
 
 def _again(path: Path) -> str:
@@ -232,8 +255,10 @@ def _again(path: Path) -> str:
 
 def prepare_command(name: str, *, force: bool | None = None) -> str:
     """Return the command that prepares the store of that name; the path of own text is left for the user to fill in."""
-    ((corpus, convention, size),) = NAME.findall(name)
-    if corpus not in CORPORA:
+    match = NAME.match(name)
+    assert match is not None
+    corpus, convention, size = match.groups(default="")
+    if corpus not in BENCHMARKS:
         return command_line("prepare", "PATH", name=name, force=force)
     sentencepiece = {"tokenizer": "sentencepiece", "vocab_size": size}
     options: dict[str, dict[str, Any]] = {
@@ -243,7 +268,8 @@ def prepare_command(name: str, *, force: bool | None = None) -> str:
         "sp": sentencepiece,
         "bpe": {**sentencepiece, "sp_type": "bpe"},
     }
-    return command_line("prepare", corpus, **options.get(convention, {"tokenizer": convention}), force=force)
+    chosen = options.get(convention, {"tokenizer": convention})
+    return command_line("prepare", corpus, **chosen, force=force)
 
 
 def _short(error: BaseException) -> str:
@@ -269,16 +295,19 @@ class StoreWriter:
 
         Also write the offsets of documents, `starts`, but for those behind the last id.
         """
-        group, size = self.splits.create_group(split), self.vocab.size
-        used, unknown = np.zeros(size, dtype=np.bool_), 0
+        group = self.splits.create_group(split)
+        size = self.vocab.size
+        used = np.zeros(size, dtype=np.bool_)
+        unknown = 0
 
         def counted() -> Iterator[Ids]:
             nonlocal unknown
             for block in blocks:
-                if missing := int((block < 0).sum()):
+                is_unknown = block < 0
+                if is_unknown.any():
                     assert self.vocab.unknown is not None
-                    unknown += missing
-                    block[block < 0] = self.vocab.unknown
+                    unknown += int(is_unknown.sum())
+                    block[is_unknown] = self.vocab.unknown
                 used[block] = True
                 yield block
 
@@ -293,14 +322,15 @@ class StoreWriter:
     def _write(self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[Ids]) -> str:
         """Write a dataset from consecutive blocks and return its digest."""
         dataset = group.create_dataset(name, shape=(count,), dtype=dtype)
-        digest, done = hashlib.sha256(), 0
+        digest = hashlib.sha256()
+        done = 0
         for block in blocks:
-            numbers = np.ascontiguousarray(block, dtype=dtype)
-            if numbers.size:
-                dataset.write_direct(numbers, dest_sel=np.s_[done : done + numbers.size])
+            elements = np.ascontiguousarray(block, dtype=dtype)
+            if elements.size:
+                dataset.write_direct(elements, dest_sel=np.s_[done : done + elements.size])
                 self.disk.raise_error()
-            digest.update(numbers.data)
-            done += numbers.size
+            digest.update(elements.data)
+            done += elements.size
         if done < count:
             raise StoreError(f"{group.name}: {done:,} of {count:,} numbers; a source became shorter while it was read")
         return digest.hexdigest()
@@ -314,7 +344,9 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
     a link: the file that it leads to, often on another disk, is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path, work = (path.resolve(), None) if path.is_symlink() else (path, work)
+    if path.is_symlink():
+        path = path.resolve()
+        work = None
     attributes: Facts = {
         "format": FORMAT,
         "version": VERSION,
@@ -322,14 +354,15 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
         "fingerprint": vocab.fingerprint,
     }
     try:
-        with replacing(path, work and work / path.name) as draft:
+        temporary = None if work is None else work / path.name
+        with replacing(path, temporary) as draft:
             with creating(draft) as (file, disk):
                 set_attributes(file, attributes)
                 file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
                 yield StoreWriter(file.create_group("splits"), disk, vocab)
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or _short(error)
+        reason = (isinstance(error, OSError) and error.strerror) or _short(error)
         raise StoreError(f"could not write {path} ({reason}); free some space or give another `data_dir`") from error
 
 

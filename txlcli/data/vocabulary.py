@@ -92,14 +92,19 @@ class Vocab:
         self.check_has_text()
         symbols, numbers, _ = self.number([text])
         ids = self.table(symbols)[numbers]
-        return ids if self.unknown is None else np.where(ids < 0, self.unknown, ids)
+        if self.unknown is None:
+            return ids
+        return np.where(ids < 0, self.unknown, ids)
 
     def table(self, symbols: Iterable[str]) -> NDArray[np.int64]:
         """Return the id of each symbol; -1 for one that is unknown."""
         ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
         if self.unknown is None and ids.size and ids.min() < 0:
-            symbol = [*symbols][int(np.argmin(ids))]
-            name = f"byte 0x{ord(symbol):02x}" if self.tokenizer == "byte" else json.dumps(symbol, ensure_ascii=False)
+            symbol = list(symbols)[int(np.argmin(ids))]
+            if self.tokenizer == "byte":
+                name = f"byte 0x{ord(symbol):02x}"
+            else:
+                name = json.dumps(symbol, ensure_ascii=False)
             raise VocabularyError(
                 f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {name}; leave it out of the text"
             )
@@ -116,8 +121,10 @@ class Vocab:
         parts = [self._split(text) for text in texts]
         encoded = arrow.concat_arrays(parts).dictionary_encode()
         symbols = encoded.dictionary.to_pylist()
-        if self.tokenizer != "word":
-            symbols = [self.symbols[code] if self.model else chr(code) for code in symbols]
+        if self.model:
+            symbols = [self.symbols[code] for code in symbols]
+        elif self.tokenizer != "word":
+            symbols = list(map(chr, symbols))
         return symbols, encoded.indices.to_numpy(), [len(part) for part in parts]
 
     def _split(self, text: str | bytes) -> Any:
@@ -126,22 +133,32 @@ class Vocab:
         A boundary that the text itself has at the end of a line is the same boundary as that of the line end.
         """
         import pyarrow as arrow
-        from pyarrow import compute
 
         if self.tokenizer == "byte":
             data = text if isinstance(text, bytes) else to_bytes(text)
-            return arrow.array(np.frombuffer(data.translate(None, self.dropped), dtype=np.uint8))
+            kept = data.translate(None, self.dropped)
+            return arrow.array(np.frombuffer(kept, dtype=np.uint8))
         try:
-            text = (text if isinstance(text, bytes) else to_bytes(text, "strict")).decode()
+            data = text if isinstance(text, bytes) else to_bytes(text, "strict")
+            text = data.decode()
         except UnicodeDecodeError as error:
             raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
         if self.tokenizer == "char":
             return arrow.array(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
         if self.tokenizer == "sentencepiece":
             return arrow.array(self.sentencepiece.encode(text), arrow.int32())
+        return self._split_words(text)
+
+    def _split_words(self, text: str) -> Any:
+        """Return the words of a text, and the boundary for each of its line ends, as an Arrow array."""
+        import pyarrow as arrow
+        from pyarrow import compute
+
         boundary = "" if self.boundary is None else self.symbols[self.boundary]
-        text = text.lower() if self.lower_case else text
-        text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+        if self.lower_case:
+            text = text.lower()
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
         if boundary and boundary in text:
             text = re.sub(rf"(?<!\S){re.escape(boundary)}[^\S\n]*\n", "\n", text)
         words = text.replace("\n", f" {boundary} ").strip()
@@ -174,8 +191,10 @@ class Vocab:
         """Yield the bytes of each token, with a blank between two words; `after` is the id before them."""
         has_blanks = self.tokenizer in ("word", "ids")
         for number in ids:
-            is_inside = has_blanks and after is not None and self.boundary not in (after, number)
-            yield b" " * is_inside + self.pieces[number]
+            piece = self.pieces[number]
+            if has_blanks and after is not None and self.boundary not in (after, number):
+                piece = b" " + piece
+            yield piece
             after = number
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -188,8 +207,10 @@ class Vocab:
     def decode_blocks(self, blocks: Iterable[Ids]) -> Iterator[bytes]:
         """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary."""
         self.check_has_text()
-        spelled = self._bytes((number for block in blocks for number in block.tolist()), None)
-        yield from iter(lambda: b"".join(itertools.islice(spelled, BLOCK)), b"")
+        ids = itertools.chain.from_iterable(block.tolist() for block in blocks)
+        spelled = self._bytes(ids, None)
+        while data := b"".join(itertools.islice(spelled, BLOCK)):
+            yield data
 
     def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Decode ids one at a time; bytes are held back until they form a complete character.
@@ -205,7 +226,9 @@ class Vocab:
         if self.tokenizer == "byte":
             return repr(self.pieces[number])[2:-1]
         symbol = self.symbols[number]
-        return symbol if symbol.isprintable() else repr(symbol)[1:-1]
+        if symbol.isprintable():
+            return symbol
+        return repr(symbol)[1:-1]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -238,9 +261,10 @@ class Vocab:
     @classmethod
     def _from_facts(cls, facts: dict[str, Any]) -> "Vocab":
         """Return a vocabulary after checking its facts, which may come from another program."""
-        kind, named = facts["kind"], {"boundary": facts["boundary"], "unknown": facts["unknown"]}
+        kind = facts["kind"]
+        named = {"boundary": facts["boundary"], "unknown": facts["unknown"]}
         if kind == "byte":
-            vocab = cls.of_bytes(bytes([*facts["bytes"]]), dropped=bytes([*facts["dropped"]]))
+            vocab = cls.of_bytes(bytes(list(facts["bytes"])), dropped=bytes(list(facts["dropped"])))
         elif kind == "sentencepiece":
             from txlcli.data import sentencepiece_model
 
@@ -248,13 +272,14 @@ class Vocab:
             sentencepiece_model.check(model)
             vocab = cls(kind, model=model, **named)
         elif kind == "ids":
-            if type(facts["size"]) is not int or not 0 < facts["size"] <= MAX_IDS:
-                raise ValueError(f"its size is {facts['size']!r}, not a number up to {MAX_IDS:,}")
-            vocab = cls.of_ids(facts["size"])
+            size = facts["size"]
+            if type(size) is not int or not 0 < size <= MAX_IDS:
+                raise ValueError(f"its size is {size!r}, not a number up to {MAX_IDS:,}")
+            vocab = cls.of_ids(size)
         elif kind not in get_args(TokenizerName):
             raise ValueError(f"its kind is {kind!r}; a newer txl may have written it")
         else:
-            "".join(facts["symbols"]).encode()  # symbols are texts, none of them half a character
+            "".join(facts["symbols"]).encode()  # symbols are texts without unpaired surrogates
             vocab = cls(kind, facts["symbols"], lower_case=bool(facts["lower_case"]), **named)
         if not 0 < vocab.size == len(set(vocab.symbols)):
             raise ValueError("it has no symbols, or one of them twice")
@@ -269,8 +294,10 @@ def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:
     try:
         return text.encode(errors=errors)
     except UnicodeEncodeError as error:
-        half = ascii(text[error.start])
-        raise VocabularyError(f"the text has half a character, {half}, at {error.start}; leave it out") from error
+        surrogate = ascii(text[error.start])
+        raise VocabularyError(
+            f"the text has an unpaired surrogate, {surrogate}, at {error.start}; leave it out"
+        ) from error
 
 
 def count_words(data: bytes, tokens: int, tokenizer: TokenizerName, *, has_boundary: bool) -> tuple[int, int]:
@@ -279,12 +306,18 @@ def count_words(data: bytes, tokens: int, tokenizer: TokenizerName, *, has_bound
     Words are those of str.split, where bytes that are not UTF-8 belong to words. Of a tokenizer of words, all tokens
     but the line ends are words.
     """
-    lines = data.count(b"\n") + (data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0)
+    lines = data.count(b"\n")
+    if b"\r" in data:
+        lines += data.count(b"\r") - data.count(b"\r\n")
     if tokenizer == "word":
-        return tokens - lines * has_boundary, lines
+        words = tokens - lines if has_boundary else tokens
+        return words, lines
     codes = np.frombuffer(data.decode(errors="replace").encode("utf-32-le"), dtype=np.uint32)
     is_blank = IS_BLANK[np.minimum(codes, len(IS_BLANK) - 1)]
-    return int(np.count_nonzero(is_blank[:-1] < is_blank[1:]) + (codes.size and not is_blank[-1])), lines
+    words = int(np.count_nonzero(is_blank[:-1] < is_blank[1:]))  # each of these is followed by a blank
+    if codes.size and not is_blank[-1]:
+        words += 1
+    return words, lines
 
 
 def smallest_dtype(size: int) -> np.dtype[Any]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from txlcli.corpora.locate import special_kind
 from txlcli.errors import TxlError, UsageError
+from txlcli.system.input_files import special_kind
 
 
 @contextmanager
@@ -60,7 +60,8 @@ def check_output(path: Path, asked: str) -> None:
     """
     if path.is_dir():
         raise UsageError(f"{asked} is a folder; name a file")
-    if (kind := special_kind(path)) is not None:
+    kind = special_kind(path)
+    if kind is not None:
         raise UsageError(f"{asked} is a {kind}, not a regular file; name another")
     if not path.parent.is_dir():
         raise UsageError(f"{asked}: there is no folder {path.parent}; make it first")

@@ -1,14 +1,15 @@
 """Reads the files that the user names: regular files only, and texts up to a documented size."""
 
+import stat
 import sys
 from pathlib import Path
 from typing import IO
 
-from txlcli.corpora.corpus import CorpusError
-from txlcli.corpora.locate import reject_special
 from txlcli.errors import UsageError
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
 MAX_SETTINGS = 256 * KIB
 """Largest recipe, configuration or prompt, in bytes."""
 MAX_REPORT = 64 * MIB
@@ -19,12 +20,24 @@ MAX_TEXT = GIB
 """Largest text of `txl eval --text`, in bytes; it is held in memory."""
 
 
+SPECIAL = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+"""Names of files that may never end, by type."""
+
+
+def special_kind(path: Path) -> str | None:
+    """Return "pipe", "socket" or "device" if a path is, or links to, one; None for all others."""
+    try:
+        return SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+    except (OSError, ValueError):
+        return None
+
+
 def check_regular(path: Path) -> Path:
     """Return a path that is not a special file; a missing path and a directory are left to the reader of the path."""
-    try:
-        return reject_special(path)
-    except CorpusError as error:
-        raise UsageError(str(error)) from error
+    kind = special_kind(path)
+    if kind is not None:
+        raise UsageError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
+    return path
 
 
 def read_bytes(path: Path, most: int) -> bytes:

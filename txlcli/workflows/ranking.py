@@ -127,9 +127,10 @@ def _short(parameters: int) -> str:
 
 def corpus_of(history: History) -> Corpus | None:
     """Return the corpus of a run, as recorded by an evaluation or else from the store's name; None for own text."""
-    from txlcli.data import token_store
+    from txlcli.corpora import CORPORA
+    from txlcli.data.token_store import corpus_name
 
     for row in reversed(history.evals):
         if row.get("corpus"):
-            return token_store.corpus_of(row["corpus"])
-    return token_store.corpus_of(history.run.settings.corpus.store)
+            return CORPORA.get(corpus_name(row["corpus"]))
+    return CORPORA.get(corpus_name(history.run.settings.corpus.store))

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from txlcli.config import recipe
 from txlcli.core.reading.scoring import scored_stream
+from txlcli.corpora import CORPORA
 from txlcli.corpora.locate import printable
 from txlcli.corpora.signatures import HEAD, conversion, encoding_of, format_in
-from txlcli.data.token_store import TokenStore, corpus_of, prepare_command
+from txlcli.data.token_store import TokenStore, corpus_name, prepare_command
 from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.runs.loading import OpenRun
@@ -183,7 +184,7 @@ def _count_words(data: bytes, tokens: int, opened: OpenRun) -> int:
     """Return the number of words of a user's text, and of its line ends if the run's corpus counts them."""
     vocab = opened.vocab
     words, lines = count_words(data, tokens, vocab.tokenizer, has_boundary=vocab.boundary is not None)
-    corpus = corpus_of(opened.run.settings.corpus.store)
+    corpus = CORPORA.get(corpus_name(opened.run.settings.corpus.store))
     if vocab.keeps_line_ends and (corpus is None or corpus.counts_line_ends):
         words += lines
     return words
