@@ -12,6 +12,7 @@ from txlcli.config.model_settings import ModelSettings, register_model_settings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.architectures.operations import LayerProducts
 from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.transformer_xl import TransformerXL
 
 
 class MakeReader(Protocol):
@@ -58,10 +59,13 @@ def register_architecture(
             memory. Or a class of readers.
 
     Raises:
-        ValueError: the name is taken, an operation has no formula, or a setting has no description.
+        ValueError: the name is taken, an operation has no formula, a setting has no description, or the reader does
+            not fit the memory.
     """
     if name in ARCHITECTURES:
         raise ValueError(f'the architecture "{name}" is registered already')
+    if reader == "keys":
+        _check_memory_of_keys(name, model)
     if inspect.isabstract(products):
         missing = ", ".join(sorted(products.__abstractmethods__))
         raise ValueError(
@@ -70,6 +74,17 @@ def register_architecture(
         )
     register_model_settings(name, settings)
     ARCHITECTURES[name] = Architecture(model=model, products=products, reader=reader)
+
+
+def _check_memory_of_keys(name: str, model: type[LanguageModel]) -> None:
+    """Check that a model has the memory of TransformerXL: the reader "keys" keeps it, and calls no rule of memory."""
+    if not issubclass(model, TransformerXL):
+        raise ValueError(f'the architecture "{name}": reader = "keys" is for subclasses of TransformerXL; use "states"')
+    if model.remember is not TransformerXL.remember or model.pasts is not TransformerXL.pasts:
+        raise ValueError(
+            f'the architecture "{name}" has a memory of its own, by the contract of TransformerXL.remember, which the '
+            'reader "keys" never calls; use reader = "states"'
+        )
 
 
 def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:

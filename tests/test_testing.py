@@ -1,0 +1,110 @@
+"""The checks of architectures and encodings: all of txl pass, and so do right changes from outside the package."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.core.builders import V, draw_tokens, model_settings
+from tests.extensions import SlopesEncoding, registered_architecture, registered_encoding, registered_slopes
+from txlcli.config.model_settings import MODELS, TransformerSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.traits import ENCODINGS
+from txlcli.core.architectures.operations import MatrixProducts
+from txlcli.core.architectures.registry import make_model
+from txlcli.core.model.layer import update_memory
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.sampling import reader_of_one_text
+from txlcli.errors import UnknownNameError
+from txlcli.testing import ContractError, check_architecture, check_encoding
+
+every_second = partial(registered_architecture, "every-second", settings=TransformerSettings)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_architecture_keeps_the_contract(name):
+    check_architecture(name)
+
+
+@pytest.mark.parametrize("name", list(ENCODINGS))
+def test_every_encoding_keeps_the_contract(name):
+    check_encoding(name)
+
+
+def test_an_encoding_from_outside_keeps_the_contract():
+    with registered_slopes():
+        check_encoding("slopes")
+
+
+class EverySecondState(TransformerXL):
+    """A memory of every second state."""
+
+    def remember(self, pasts, outputs, goal):
+        """Keep the states at odd positions of the segment."""
+        pairs = zip(pasts, outputs, strict=True)
+        return [update_memory(past.positions, out.kept[:, 1::2], mem_len=goal.mem_len) for past, out in pairs]
+
+
+def test_a_memory_of_every_second_state_is_read_right():
+    with every_second(model=EverySecondState):
+        check_architecture("every-second")
+
+
+def test_text_is_generated_with_a_memory_of_every_second_state_as_it_was_trained():
+    with every_second(model=EverySecondState):
+        model = make_model(model_settings(arch="every-second"), V).double().eval()
+        reader = reader_of_one_text(model, EvalSettings(seg_len=5, mem_len=7, same_length="off"))
+        tokens = draw_tokens(1, 23)
+        given = torch.cat([reader.read(token) for token in tokens.split(1, dim=1)], dim=1)
+        memory, expected = model.first_memory(1, 7), []
+        for segment in tokens.split(5, dim=1):
+            hidden, memory = model(segment, memory, mem_len=7)
+            expected.append(hidden)
+        torch.testing.assert_close(given, torch.cat(expected, dim=1), rtol=0, atol=1e-10)
+
+
+def test_the_reader_of_keys_is_refused_for_another_memory():
+    with pytest.raises(ValueError, match=r"contract of TransformerXL\.remember"):
+        every_second(model=EverySecondState, reader="keys").__enter__()
+
+
+class LastTokenOfSegment(TransformerXL):
+    """A model whose part of a segment is read as if it were a segment."""
+
+    def read_part(self, tokens, memory, before, *, mem_len, ends, **limits):
+        """Read tokens as a segment of their own."""
+        return *self(tokens, memory, mem_len=mem_len, **limits), []
+
+
+def test_a_segment_in_parts_that_leaves_another_memory_breaks_the_contract():
+    class ForgetsParts(LastTokenOfSegment, EverySecondState):
+        pass
+
+    with every_second(model=ForgetsParts), pytest.raises(ContractError, match="contract of memory") as raised:
+        check_architecture("every-second")
+    assert raised.value.name == "every-second"
+
+
+def test_a_wrong_count_of_operations_breaks_the_contract():
+    settings = {"settings": TransformerSettings, "model": TransformerXL, "reader": "keys"}
+    with (
+        registered_architecture("miscounted", products=MatrixProducts, **settings),
+        pytest.raises(ContractError, match="count of operations"),
+    ):
+        check_architecture("miscounted")
+
+
+def test_a_term_that_depends_on_how_far_a_query_sees_breaks_the_contract():
+    class Relative(SlopesEncoding):
+        def score_terms(self, reach, *, max_distance, like):
+            (terms, *_) = super().score_terms(reach, max_distance=max_distance, like=like)
+            return [terms.__class__(reach, distance_bias=terms.distance_bias / reach)] * self.settings.n_layers
+
+    with registered_encoding("shrinking", Relative), pytest.raises(ContractError, match="shrinking"):
+        check_encoding("shrinking")
+
+
+def test_a_name_that_is_not_registered_is_unknown():
+    for check in (check_architecture, check_encoding):
+        with pytest.raises(UnknownNameError, match="relativ"):
+            check("relativ")
