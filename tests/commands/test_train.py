@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.commands.novel import card, done, refusal, reports, txl
-from tests.commands.test_eval import count_definitions
 from tests.commands.test_quickstart import small_library
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
@@ -193,14 +192,13 @@ def test_a_run_is_trained_and_validated_on_one_text_only(here):
     assert step_of(here / "runs/tiny/last.safetensors") == 4
 
 
-def test_attention_is_computed_by_the_requested_backend(here, monkeypatch):
-    calls = count_definitions(monkeypatch)
+def test_the_definition_of_attention_trains_alike_but_for_rounding(here):
     train("--name", "defined", "--attention", "reference")
-    assert calls["gradient"]
     assert card("runs/defined")["settings"]["train"]["attention"] == "reference"
-    assert [line["loss_nats"] for line in reports("runs/defined")] == pytest.approx(
-        [line["loss_nats"] for line in reports("runs/byte")], rel=1e-4
-    )
+    defined = [line["loss_nats"] for line in reports("runs/defined")]
+    fast = [line["loss_nats"] for line in reports("runs/byte")]
+    assert defined == pytest.approx(fast, rel=1e-4)
+    assert defined != fast
 
 
 def test_a_dry_run_writes_nothing(here):
