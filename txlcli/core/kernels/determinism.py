@@ -38,18 +38,22 @@ def deterministic_kernels(
     environ.setdefault(WORKSPACES, FIXED_WORKSPACE)
     cudnn: Any = torch.backends.cudnn
     memory: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    before_cudnn, before_fill = (cudnn.deterministic, cudnn.benchmark), memory.fill_uninitialized_memory
+    was_enabled = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn_before = (cudnn.deterministic, cudnn.benchmark)
+    filled_before = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    cudnn.deterministic, cudnn.benchmark = True, False
+    cudnn.deterministic = True
+    cudnn.benchmark = False
     memory.fill_uninitialized_memory = False  # every element is written before it is read
     try:
         yield
     except RuntimeError as error:
         if NO_KERNEL not in str(error):
             raise
-        raise UsageError(f"train.deterministic: {str(error).split(NO_KERNEL)[0]}{NO_KERNEL}; {WITHOUT}") from error
+        operation = str(error).split(NO_KERNEL)[0]
+        raise UsageError(f"train.deterministic: {operation}{NO_KERNEL}; {WITHOUT}") from error
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        cudnn.deterministic, cudnn.benchmark = before_cudnn
-        memory.fill_uninitialized_memory = before_fill
+        torch.use_deterministic_algorithms(was_enabled, warn_only=only_warned)
+        cudnn.deterministic, cudnn.benchmark = cudnn_before
+        memory.fill_uninitialized_memory = filled_before

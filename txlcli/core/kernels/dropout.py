@@ -47,11 +47,13 @@ def drop(hidden: Tensor, rate: float, *, variational: bool, in_place: bool = Fal
         return hidden
     if variational:
         shape = torch.Size((*hidden.shape[:-2], 1, hidden.shape[-1]))
-        return (hidden * mask_scale(keep_mask(shape, rate, hidden.device), rate, hidden.dtype)).to(hidden.dtype)
+        scale = mask_scale(keep_mask(shape, rate, hidden.device), rate, hidden.dtype)
+        return (hidden * scale).to(hidden.dtype)
     if hidden.device.type != "cpu":
         return F.dropout(hidden, rate)
     mask = keep_mask(hidden.shape, rate, hidden.device)
-    return torch.mul(hidden, mask, out=hidden if in_place else None).mul_(1 / (1 - rate))
+    kept = torch.mul(hidden, mask, out=hidden if in_place else None)
+    return kept.mul_(1 / (1 - rate))
 
 
 class _ReluDropout(torch.autograd.Function):
@@ -70,7 +72,9 @@ class _ReluDropout(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         (out,) = ctx.saved_tensors
         grad: Tensor = torch.ops.aten.threshold_backward(grad_outputs[0], out, 0)
-        return grad.mul_(1 / (1 - ctx.rate)) if ctx.rate else grad, None, None
+        if ctx.rate:
+            grad.mul_(1 / (1 - ctx.rate))
+        return grad, None, None
 
 
 def relu_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:

@@ -30,8 +30,8 @@ def gated_sum(keep: Tensor, new: Tensor, before: Tensor) -> Tensor:
 class _GatedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keep: Tensor, new: Tensor, before: Tensor) -> Tensor:
-        started = torch.cat([torch.addcmul(new[:, 0], keep[:, 0], before)[:, None], new[:, 1:]], dim=1)
-        sums = _scan(keep, started)
+        first = torch.addcmul(new[:, 0], keep[:, 0], before)[:, None]
+        sums = _scan(keep, torch.cat([first, new[:, 1:]], dim=1))
         ctx.save_for_backward(keep, sums, before)
         return sums
 
@@ -40,7 +40,8 @@ class _GatedSum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keep, sums, before = ctx.saved_tensors
         # A gated sum from the end: the gradient of c_t is grad_t + keep_(t+1) * the gradient of c_(t+1).
-        total = _scan(torch.cat([keep[:, :1], keep[:, 1:].flip(1)], dim=1), grad.flip(1)).flip(1)
+        keep_after = torch.cat([keep[:, :1], keep[:, 1:].flip(1)], dim=1)
+        total = _scan(keep_after, grad.flip(1)).flip(1)
         earlier = torch.cat([before[:, None], sums[:, :-1]], dim=1)
         return total * earlier, total, total[:, 0] * keep[:, 0]
 
@@ -52,9 +53,9 @@ def _scan(keep: Tensor, new: Tensor) -> Tensor:
         return new
     paired = slice(0, length - 1, 2)  # 1, 3, ..., each with its successor; an odd last one has no partner
     # The c at the second of each pair is a gated sum over pairs.
-    seconds = _scan(
-        keep[:, 1::2] * keep[:, paired], torch.addcmul(new[:, 1::2], keep[:, 1::2], new[:, paired])
-    )  # (B, L // 2, W)
+    keep_of_pair = keep[:, 1::2] * keep[:, paired]  # (B, L // 2, W)
+    new_of_pair = torch.addcmul(new[:, 1::2], keep[:, 1::2], new[:, paired])
+    seconds = _scan(keep_of_pair, new_of_pair)
     sums = torch.empty_like(new)
     sums[:, 0] = new[:, 0]
     sums[:, 1::2] = seconds

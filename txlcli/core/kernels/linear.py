@@ -75,7 +75,9 @@ def by_onednn(weight: Tensor, dtype: torch.dtype) -> bool:
     use = _onednn_use.get() or _measured_use()
     if weight.shape[1] < use.min_columns or weight.device.type != "cpu":
         return False
-    return use.fp32 if dtype == torch.float32 else dtype == torch.bfloat16 and use.bf16
+    if dtype == torch.float32:
+        return use.fp32
+    return dtype == torch.bfloat16 and use.bf16
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -109,7 +111,8 @@ def _multiply_aligned(rows: Tensor, weight: Tensor, bias: Tensor | None, multipl
     Returns (..., T, out), followed by columns of zeros.
     """
     dtype = autocast_dtype(rows)
-    rows, weight = pad_columns(rows, dtype, multiple), pad_columns(weight, dtype, multiple, rows=True)
+    rows = pad_columns(rows, dtype, multiple)
+    weight = pad_columns(weight, dtype, multiple, rows=True)
     if bias is not None:
         bias = pad_columns(bias[None], dtype, multiple)[0]
     with torch.autocast(rows.device.type, enabled=False):
@@ -119,20 +122,25 @@ def _multiply_aligned(rows: Tensor, weight: Tensor, bias: Tensor | None, multipl
 def pad_columns(matrix: Tensor, dtype: torch.dtype, multiple: int, *, rows: bool = False) -> Tensor:
     """Cast a matrix (..., T, in) and append zeros to each row up to a multiple, and rows of zeros if `rows`."""
     height, width = matrix.shape[-2:]
-    return aligned(matrix.to(dtype), width + -width % multiple, height + -height % multiple if rows else None)
+    padded_height = height + -height % multiple if rows else None
+    return aligned(matrix.to(dtype), width + -width % multiple, padded_height)
 
 
 def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
     """Return the dtype in which oneDNN multiplies, or None if PyTorch chooses library and dtype."""
     if weight.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() < 2 or torch.compiler.is_compiling():
         return None
-    if not torch.is_autocast_enabled("cpu"):
-        dtype = rows.dtype if rows.dtype == torch.float32 else None
-    else:
+    if torch.is_autocast_enabled("cpu"):
         # Autocast caches its cast of the weight for the backward pass; without gradients it may.
         recast = torch.is_grad_enabled() and not computes_as_gpu(rows.device)
-        dtype = torch.bfloat16 if recast and torch.get_autocast_dtype("cpu") == torch.bfloat16 else None
-    return dtype if dtype is not None and by_onednn(weight, dtype) else None
+        if not recast or torch.get_autocast_dtype("cpu") != torch.bfloat16:
+            return None
+        dtype = torch.bfloat16
+    else:
+        if rows.dtype != torch.float32:
+            return None
+        dtype = torch.float32
+    return dtype if by_onednn(weight, dtype) else None
 
 
 class _Linear(torch.autograd.Function):
@@ -143,7 +151,9 @@ class _Linear(torch.autograd.Function):
         cast = rows.to(dtype)
         ctx.save_for_backward(cast, weight)
         ctx.rows_dtype = rows.dtype
-        product = onednn_linear(cast, weight.to(dtype), None if bias is None else bias.to(dtype))
+        if bias is not None:
+            bias = bias.to(dtype)
+        product = onednn_linear(cast, weight.to(dtype), bias)
         return product.detach()  # not a view, so that it can be modified in place
 
     @staticmethod
@@ -153,9 +163,11 @@ class _Linear(torch.autograd.Function):
         rows_need_grad, weight_needs_grad, bias_needs_grad, _ = ctx.needs_input_grad
         grad = grad_outputs[0]
         flat = grad.flatten(0, -2)  # (T, out)
-        return (
-            onednn_linear(grad, weight.to(rows.dtype).mT, None).to(ctx.rows_dtype) if rows_need_grad else None,
-            (flat.mT @ rows.flatten(0, -2)).to(weight.dtype) if weight_needs_grad else None,
-            flat.sum(dim=0).to(weight.dtype) if bias_needs_grad else None,
-            None,
-        )
+        grad_rows = grad_weight = grad_bias = None
+        if rows_need_grad:
+            grad_rows = onednn_linear(grad, weight.to(rows.dtype).mT, None).to(ctx.rows_dtype)
+        if weight_needs_grad:
+            grad_weight = (flat.mT @ rows.flatten(0, -2)).to(weight.dtype)
+        if bias_needs_grad:
+            grad_bias = flat.sum(dim=0).to(weight.dtype)
+        return grad_rows, grad_weight, grad_bias, None

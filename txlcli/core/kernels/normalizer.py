@@ -8,7 +8,7 @@ of `normalizer_triton`.
 Axes: T tokens, w width, n ids; in one block t tokens and c ids.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +39,13 @@ class BlockSize:
 
     def blocks(self, hidden: Tensor, ids: int) -> Iterator[tuple[slice, slice]]:
         """Yield the tokens and ids of each block of hidden (T, w) and n ids, all ids of some tokens before the next."""
-        tokens, on_cpu = len(hidden), hidden.device.type == "cpu"
-        height = max(1, min(tokens, self.cpu_tokens) if on_cpu else tokens)
-        fitting = (self.cpu_bytes if on_cpu else self.gpu_bytes) // (4 * height)
+        tokens = len(hidden)
+        height = max(1, tokens)
+        size = self.gpu_bytes
+        if hidden.device.type == "cpu":
+            height = min(height, self.cpu_tokens)
+            size = self.cpu_bytes
+        fitting = size // (4 * height)
         width = max(self.id_multiple, fitting // self.id_multiple * self.id_multiple)
         for first in range(0, tokens, height):
             for begin in range(0, ids, width):
@@ -59,9 +63,11 @@ class SpareGradient:
 
     def acquire(self, like: Tensor) -> Tensor:
         """Return uninitialized memory for the gradient of this tensor."""
-        spare, self._tensor = self._tensor, None
-        fits = spare is not None and (spare.shape, spare.dtype, spare.device) == (like.shape, like.dtype, like.device)
-        return spare if spare is not None and fits else torch.empty_like(like)
+        spare = self._tensor
+        self._tensor = None
+        if spare is None or spare.shape != like.shape or spare.dtype != like.dtype or spare.device != like.device:
+            return torch.empty_like(like)
+        return spare
 
     def release(self, gradient: Tensor | None) -> None:
         """Keep the memory of a gradient that is no longer in use."""
@@ -100,13 +106,13 @@ def normalize(
     """
     dtype = autocast_dtype(hidden)
     rows = rows or _fast_rows(hidden.device, dtype)
-    blocks = size.blocks(hidden, len(table))
+    blocks = list(size.blocks(hidden, len(table)))
     if rows.spends_logits:
         recompute = recompute or len(hidden) * len(table) * dtype.itemsize > size.kept_bytes
         if not recompute:  # logits that are kept, and overwritten by their gradients, are one block
-            blocks = iter([(slice(0, len(hidden)), slice(0, len(table)))])
+            blocks = [(slice(0, len(hidden)), slice(0, len(table)))]
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias))
-    work = _Work(dtype, rows, list(blocks), spare, keeps=needs_gradient and not recompute)
+    work = _Work(dtype, rows, blocks, spare, keeps=needs_gradient and not recompute)
     # Kernels read neighbours; the targets of segments with one token are a column.
     total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(work, hidden, table, bias, chosen.contiguous())
     return total_and_logit
@@ -134,6 +140,10 @@ class _Work:
     keeps: bool
     """True to keep the logits for the backward pass."""
 
+    def logits(self, hidden: Tensor, table: Tensor, bias: Tensor) -> Tensor:
+        """Return the logits (t, c) of hidden states (t, w), a table (c, w) and its bias (c,)."""
+        return linear(hidden.to(self.dtype), table.to(self.dtype), bias.to(self.dtype))
+
 
 class _Normalizer(torch.autograd.Function):
     """`normalize`; the gradient of the logits is softmax times the normalizer's, plus the chosen logit's."""
@@ -147,7 +157,7 @@ class _Normalizer(torch.autograd.Function):
         logit = torch.empty_like(total)
         saved_logits: list[Tensor] = []
         for tokens, ids in work.blocks:
-            logits = linear(*(operand.to(work.dtype) for operand in (hidden[tokens], table[ids], bias[ids])))
+            logits = work.logits(hidden[tokens], table[ids], bias[ids])
             if work.keeps:
                 saved_logits.append(logits)
             work.rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
@@ -160,14 +170,16 @@ class _Normalizer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, grad_logit: Tensor) -> tuple[Tensor | None, ...]:
         hidden, table, bias, chosen, total, *saved_logits = ctx.saved_tensors
-        work, grad_table = ctx.work, ctx.work.spare.acquire(table)
+        work: _Work = ctx.work
+        grad_table = work.spare.acquire(table)
         if not len(hidden):
             return None, torch.zeros_like(hidden), grad_table.zero_(), torch.zeros_like(bias), None
         of_hidden: list[Tensor] = []  # the gradient of the tokens of each block
         of_bias: dict[int, Tensor] = {}  # the gradient of the ids of each block, by the first one
         for number, (tokens, ids) in enumerate(work.blocks):
-            read, weight = hidden[tokens].to(work.dtype), table[ids].to(work.dtype)
-            logits = saved_logits[number] if saved_logits else linear(read, weight, bias[ids].to(work.dtype))
+            read = hidden[tokens].to(work.dtype)
+            weight = table[ids].to(work.dtype)
+            logits = saved_logits[number] if saved_logits else work.logits(read, weight, bias[ids])
             grad, sums = work.rows.gradient(
                 logits, chosen[tokens], ids, total[tokens], grad_total[tokens], grad_logit[tokens]
             )  # (t, c), (c,)
@@ -176,22 +188,29 @@ class _Normalizer(torch.autograd.Function):
                 of_hidden.append(product)
             else:
                 of_hidden[-1] = of_hidden[-1].to(total.dtype).add_(product)
-            of_bias[ids.start] = sums if tokens.start == 0 else of_bias[ids.start].add_(sums)
+            if tokens.start == 0:
+                of_bias[ids.start] = sums
+            else:
+                of_bias[ids.start].add_(sums)
             _add_product(grad_table[ids], grad.mT, read, first=tokens.start == 0)
-        return None, _joined(of_hidden).to(hidden.dtype), grad_table, _joined(of_bias.values()).to(bias.dtype), None
+        grad_hidden = _joined(of_hidden).to(hidden.dtype)
+        grad_bias = _joined(list(of_bias.values())).to(bias.dtype)
+        return None, grad_hidden, grad_table, grad_bias, None
 
 
-def _joined(parts: Iterable[Tensor]) -> Tensor:
+def _joined(parts: list[Tensor]) -> Tensor:
     """Return the gradient of all blocks from its parts, one after the other."""
-    first, *more = parts
-    return torch.cat([first, *more]) if more else first
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
     """Write a product to `out`, or add it to the sum of earlier blocks."""
-    if left.dtype != out.dtype:
-        out.copy_(left @ right) if first else out.add_(left @ right)
-    elif first:
+    same_dtype = left.dtype == out.dtype
+    if first and same_dtype:
         torch.mm(left, right, out=out)
-    else:
+    elif first:
+        out.copy_(left @ right)
+    elif same_dtype:
         out.addmm_(left, right)
+    else:
+        out.add_(left @ right)

@@ -27,11 +27,14 @@ class RowOperations:
             logit: (t,) logits of the chosen ids; overwritten where the id is in the block.
         """
         column, inside = _columns(chosen, ids)
-        logit.copy_(torch.where(inside, logits.gather(1, column[:, None])[:, 0].to(logit.dtype), logit))
+        of_chosen = logits.gather(1, column[:, None])[:, 0].to(logit.dtype)
+        logit.copy_(torch.where(inside, of_chosen, logit))
         largest = logits.amax(dim=-1, keepdim=True).to(total.dtype)
         exponentials = torch.sub(logits, largest, out=self._view(logits.shape, total)).exp_()
         of_block = exponentials.sum(dim=-1).log_().add_(largest[:, 0])
-        total.copy_(torch.logaddexp(total, of_block) if ids.start else of_block)
+        if ids.start > 0:
+            of_block = torch.logaddexp(total, of_block)
+        total.copy_(of_block)
 
     def gradient(
         self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
@@ -49,7 +52,8 @@ class RowOperations:
         grad = torch.sub(logits, total[:, None], out=self._view(logits.shape, total))  # (t, c)
         grad.exp_().mul_(grad_total[:, None])
         column, inside = _columns(chosen, ids)
-        grad.scatter_add_(1, column[:, None], torch.where(inside, grad_logit, 0.0)[:, None])
+        of_chosen = torch.where(inside, grad_logit, 0.0)
+        grad.scatter_add_(1, column[:, None], of_chosen[:, None])
         return grad.to(logits.dtype), grad.sum(dim=0)
 
     def _view(self, shape: torch.Size, like: Tensor) -> Tensor:
@@ -62,4 +66,5 @@ class RowOperations:
 def _columns(chosen: Tensor, ids: slice) -> tuple[Tensor, Tensor]:
     """Return the columns (t,) of ids in a block, and True for ids inside it; the columns of others are arbitrary."""
     column = chosen - ids.start
-    return column.clamp(0, ids.stop - ids.start - 1), (column >= 0) & (chosen < ids.stop)
+    inside = (column >= 0) & (chosen < ids.stop)
+    return column.clamp(0, ids.stop - ids.start - 1), inside

@@ -67,8 +67,12 @@ def gradient_kernel(
     tl.store(sums_base + tl.program_id(1).to(tl.int64) * ids + columns, sums, mask=columns < ids)
 
 
-IDS_OF_ROW, TOKENS, IDS_OF_TILE = 4096, 64, 1024
-"""Ids that a program reads at once for the normalizers; tokens and ids of a program's part of the gradient."""
+IDS_OF_ROW = 4096
+"""Ids that a program reads at once for the normalizers."""
+TOKENS = 64
+"""Tokens of a program's part of the gradient."""
+IDS_OF_TILE = 1024
+"""Ids of a program's part of the gradient."""
 
 
 @torch.library.custom_op("txl::accumulate", mutates_args=("total", "logit"))
@@ -115,5 +119,5 @@ class TritonRows(RowOperations):
         self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Overwrite logits (t, c) by their gradients; return them and their sums over tokens (c,)."""
-        given = (total, grad_total.contiguous(), grad_logit.contiguous())
-        return logits, logits_backward(logits, chosen, ids.start, *given).sum(dim=0)
+        sums = logits_backward(logits, chosen, ids.start, total, grad_total.contiguous(), grad_logit.contiguous())
+        return logits, sums.sum(dim=0)

@@ -21,7 +21,7 @@ def recomputed(function: Callable[..., Result], *inputs: object, keeps_random_nu
     options: dict[str, Any] = {}
     if keeps_random_numbers:
         copies: list[Tensor] = []
-        contexts = tuple(_RandomNumbers(copies, is_repeated=is_repeated) for is_repeated in (False, True))
+        contexts = (_RandomNumbers(copies, is_repeated=False), _RandomNumbers(copies, is_repeated=True))
         options = {"preserve_rng_state": False, "context_fn": lambda: contexts}
     result: Result = checkpoint(function, *inputs, use_reentrant=False, **options)
     return result
@@ -46,4 +46,6 @@ class _RandomNumbers(DispatchMode):
         if has_mask:
             hidden, rate, _ = args
             return (hidden * copy).mul_(1 / (1 - rate)), copy
-        return args[0].copy_(copy) if changes_input(operator) else copy
+        if changes_input(operator):
+            return args[0].copy_(copy)
+        return copy
