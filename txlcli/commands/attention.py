@@ -61,29 +61,31 @@ def show(result: "AttentionResult") -> None:
 def rows(result: "AttentionResult") -> list[list[str]]:
     """Return the cells of each layer."""
     distances, widths, entropies, shares = result.heads.values()
-    return [
-        [
+    lines = []
+    for layer, width in enumerate(widths):
+        cells = [
             str(layer + 1),
             f"{distances[layer].mean():,.1f}",
             f"{entropies[layer].mean():.2f}",
             f"{shares[layer].mean():.1%}",
-            f"{layer + 1}.{widths[layer].argmax() + 1}",
-            f"{widths[layer].max():,.1f}",
+            f"{layer + 1}.{width.argmax() + 1}",
+            f"{width.max():,.1f}",
         ]
-        for layer in range(len(widths))
-    ]
+        lines.append(cells)
+    return lines
 
 
 def notes(result: "AttentionResult") -> list[str]:
     """Return the settings, and what the columns and Figure 6 show."""
     settings = result.settings
-    has_limit = result.opened.model.settings.limits_distance
-    limit = f"max_distance = {settings.max_distance}, " if has_limit else ""
-    lines = [
+    limit = ""
+    if result.opened.model.settings.limits_distance:
+        limit = f"max_distance = {settings.max_distance}, "
+    heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
+    return [
         f"L = {settings.seg_len}, M = {settings.mem_len}, up to {result.maps.distances:,} keys per query, "
         f"same_length = {settings.same_length}, {limit}{result.opened.precision}.",
         "Means over a layer's heads, distances and widths in tokens; in memory: share of the attention to the memory; "
         "width: number of distances over which a head's average attention is spread (exp of its entropy).",
+        f"Figure 6: heads {heads} from token {result.maps.at:,} on.",
     ]
-    heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
-    return [*lines, f"Figure 6: heads {heads} from token {result.maps.at:,} on."]

@@ -33,15 +33,17 @@ def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
     """Plot Figure 5, 6 or 7 to a file; the extension selects the format."""
     maps = result.maps
     subject = f"{result.opened.run.name} on {result.text.title}"
-    if figure == 6:
-        heads = {
-            f"head {layer}.{head} (layer.head), {maps.width[layer - 1, head - 1]:.0f} tokens wide": attention
-            for (layer, head), attention in result.attention_of_shown.items()
-        }
+    average = f"{subject}, averaged over {maps.queries:,} tokens"
+    if figure == 5:
+        plot_by_distance(path, {"": maps.by_distance}, title=f"Attention of {average}")
+    elif figure == 6:
+        heads = {}
+        for (layer, head), attention in result.attention_of_shown.items():
+            width = maps.width[layer - 1, head - 1]
+            heads[f"head {layer}.{head} (layer.head), {width:.0f} tokens wide"] = attention
         plot_heads(path, heads, targets=result.target_names, title=f"{subject}, from token {maps.at:,} on")
-        return
-    what, terms = ("Attention of", {"": maps.by_distance}) if figure == 5 else ("Softmax of each term,", maps.by_term)
-    plot_by_distance(path, terms, title=f"{what} {subject}, averaged over {maps.queries:,} tokens")
+    else:
+        plot_by_distance(path, maps.by_term, title=f"Softmax of each term, {average}")
 
 
 def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) -> None:
@@ -53,7 +55,8 @@ def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) ->
     height = min(12.0, max(3.4, 1.4 + 0.06 * layers * heads))
     figure = plots.new_figure(max(9.6, 2.2 + 4.2 * len(terms)), height)
     row = figure.subplots(1, len(terms), sharey=True, squeeze=False)[0]
-    uniform, most = 1 / distances, max(float(term.max()) for term in terms.values())
+    uniform = 1 / distances
+    most = max(float(term.max()) for term in terms.values())
     # From well below uniform attention to the maximum.
     scale = LogNorm(vmin=min(uniform, most) / FAINTEST, vmax=max(most, 2 * uniform), clip=True)
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
@@ -79,7 +82,8 @@ def _show_heads(axes: Axes, attention: Numbers, scale: LogNorm, *, labelled: boo
     axes.set_xlabel("distance (tokens before the query)")
     if labelled:
         named = range(0, layers, -(-layers // MAX_LAYER_LABELS))
-        axes.set_yticks([(layer + 0.5) * heads - 0.5 for layer in named], [str(layer + 1) for layer in named])
+        middles = [(layer + 0.5) * heads - 0.5 for layer in named]
+        axes.set_yticks(middles, [str(layer + 1) for layer in named])
         axes.set_ylabel(f"layer ({heads} heads each)" if heads > 1 else "layer")
     axes.tick_params(axis="y", length=0)
     return image
@@ -106,7 +110,8 @@ def plot_heads(path: Path, heads: Mapping[str, Numbers], *, targets: Sequence[st
 
 def show_head(axes: Axes, attention: Numbers) -> None:
     """Show attention (R, n) as grey, the strongest fifth red; a shade is the same multiple of uniform attention."""
-    (queries, context), marked = attention.shape, strongest(attention)
+    queries, context = attention.shape
+    marked = strongest(attention)
     edges = (context + 0.5, 0.5, queries - 0.5, -0.5)
     axes.set_facecolor(UNSEEN)  # NaN has no colour
     for shown, colours, least in ((~marked, "Greys", 0.0), (marked, "Reds", FAINTEST_RED)):
@@ -117,4 +122,6 @@ def show_head(axes: Axes, attention: Numbers) -> None:
 def token_label(token: str) -> str:
     """Return the name of a token, shortened, with a visible blank."""
     token = token.replace(" ", "␣")
-    return token if len(token) <= LONGEST_LABEL else token[: LONGEST_LABEL - 1] + "…"
+    if len(token) > LONGEST_LABEL:
+        return token[: LONGEST_LABEL - 1] + "…"
+    return token

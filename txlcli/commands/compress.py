@@ -61,9 +61,13 @@ def decompress(
 
 def show_compressed(result: "CompressResult") -> None:
     """Write the sizes to stdout as a table."""
-    size, packed, predicted = result.bytes, result.compressed_bytes, result.predicted_bits / 8
+    packed = result.compressed_bytes
+    predicted = result.predicted_bits / 8
+    size = f"{result.bytes:,} bytes to {packed:,}"
+    if result.bytes:
+        size += f" ({100 * packed / result.bytes:.2f} %)"
     rows = [
-        ["size", f"{size:,} bytes to {packed:,}" + (f" ({100 * packed / size:.2f} %)" if size else "")],
+        ["size", size],
         ["bits per byte", f"{result.bits_per_byte:.4f}" if result.bits_per_byte else "-"],
         ["by the predictions", f"{predicted:,.0f} bytes, and {packed - predicted:,.0f} of header and rounding"],
         ["L, M, lanes", f"{result.seg_len}, {result.mem_len}, {result.lanes}"],

@@ -51,8 +51,9 @@ def evaluate(
     # A wrong name ends each of several processes at once.
     run = run_directory.find(run_name, workspace.runs_dir)
     if processes > 1 and not launcher.is_started():
-        timeout, arguments = run.settings.train.rank_timeout, context.find_root().obj
-        code = launcher.start_processes(processes, arguments, rank_timeout_s=timeout, next_step="evaluate again")
+        arguments = context.find_root().obj
+        timeout_s = run.settings.train.rank_timeout
+        code = launcher.start_processes(processes, arguments, rank_timeout_s=timeout_s, next_step="evaluate again")
         if code - 128 in signals.WORDS:
             console.warn(signals.WORDS[code - 128])
         sys.exit(code)
@@ -94,81 +95,133 @@ def _signals_of_processes() -> Iterator[None]:
 
 def show(result: "EvalResult") -> None:
     """Write the table to stdout, without the columns that no row has a value for."""
-    scoring, rows = result.scoring, result.rows
-    names = [scoring.opened.run.metric, "ppl_per_word", "bits_per_byte"]
-    if not result.compares_protocols:
-        names = metrics.wanted_measures(scoring.text.unit, rows[0].measures)
-    cells = [_cells(row, rows, names) for row in rows]
-    columns = [heading for heading in cells[0] if any(row[heading] != "-" for row in cells)]
-    title = f"{scoring.opened.run.directory} on {scoring.text.title}, {rows[0].tokens:,} tokens scored"
-    console.show_table(title, columns, [[row[heading] for heading in columns] for row in cells], _notes(result))
+    scoring = result.scoring
+    first = result.rows[0]
+    if result.compares_protocols:
+        names = [scoring.opened.run.metric, "ppl_per_word", "bits_per_byte"]
+    else:
+        names = metrics.wanted_measures(scoring.text.unit, first.measures)
+    by_heading = [_cells(row, result.rows, names) for row in result.rows]
+    columns = [heading for heading in by_heading[0] if any(cells[heading] != "-" for cells in by_heading)]
+    lines = []
+    for cells in by_heading:
+        lines.append([cells[heading] for heading in columns])
+    title = f"{scoring.opened.run.directory} on {scoring.text.title}, {first.tokens:,} tokens scored"
+    console.show_table(title, columns, lines, _notes(result))
 
 
 def _cells(row: "EvalRow", rows: Sequence["EvalRow"], names: Sequence[str]) -> dict[str, str]:
     """Return the cells of a row by heading; the best of several rows has a star."""
-    is_changed = row is not rows[0] and row.change is not None
-    return {
-        "protocol" if row.protocol else "method" if row.method else "N" if rows[0].stride else "M": _label(row)
-        + (" *" if row.best and len(rows) > 1 else ""),
-        "attention": _attention(row),
-        **{metrics.METRIC_TITLES[name]: _measure(row, name) for name in names},
-        "change": f"{row.change:+.1%}" if is_changed else "-",
-        "ms/token": f"{row.ms_per_token:.3f}",
-        "one lane": f"{row.one_lane_ms_per_token:.3f}" if row.slowdown else "-",
-        "vanilla": f"{row.vanilla_ms_per_token:.2f}" if row.slowdown else "-",
-        "slowdown": metrics.format_ratio(row.slowdown) if row.slowdown else "-",
-    }
+    label = _label(row)
+    if row.best and len(rows) > 1:
+        label += " *"
+    cells = {_label_heading(row, rows[0]): label, "attention": _attention(row)}
+    for name in names:
+        cells[metrics.METRIC_TITLES[name]] = _measure(row, name)
+    cells["change"] = "-"
+    if row is not rows[0] and row.change is not None:
+        cells["change"] = f"{row.change:+.1%}"
+    cells["ms/token"] = f"{row.ms_per_token:.3f}"
+    if row.slowdown:
+        cells["one lane"] = f"{row.one_lane_ms_per_token:.3f}"
+        cells["vanilla"] = f"{row.vanilla_ms_per_token:.2f}"
+        cells["slowdown"] = metrics.format_ratio(row.slowdown)
+    else:
+        cells |= {"one lane": "-", "vanilla": "-", "slowdown": "-"}
+    return cells
+
+
+def _label_heading(row: "EvalRow", first: "EvalRow") -> str:
+    """Return the heading of the column with the labels of rows."""
+    if row.protocol:
+        return "protocol"
+    if row.method:
+        return "method"
+    return "N" if first.stride else "M"
 
 
 def _label(row: "EvalRow") -> str:
     """Return the protocol, the method or the length of a row."""
-    length = row.attn_len if row.stride else "-" if row.attn_len_max is None else row.mem_len  # a state has none
-    label = row.protocol or row.method or str(length)
-    if row.protocol and length != "-":
-        label += f", {'N' if row.stride else 'M'} = {length}"
-    return f"{label}, S = {row.stride}" if row.protocol == "strided" else label
+    if row.protocol:
+        return _describe_protocol(row.protocol, row)
+    if row.method:
+        return row.method
+    if row.stride:
+        return str(row.attn_len)
+    return "-" if row.attn_len_max is None else str(row.mem_len)
+
+
+def _describe_protocol(protocol: str, row: "EvalRow") -> str:
+    """Return the protocol of a row with its lengths; a recurrent state has none."""
+    if protocol == "strided":
+        return f"{protocol}, N = {row.attn_len}, S = {row.stride}"
+    if row.stride:
+        return f"{protocol}, N = {row.attn_len}"
+    return protocol if row.attn_len_max is None else f"{protocol}, M = {row.mem_len}"
 
 
 def _attention(row: "EvalRow") -> str:
     """Return the number of keys per query; a recurrent state has none."""
     if row.attn_len_max is None:
         return "state"
-    fewest, most = row.attn_len_min, row.attn_len_max
-    return f"{most}" if fewest == most else f"{fewest}-{most}"
+    if row.attn_len_min == row.attn_len_max:
+        return str(row.attn_len_max)
+    return f"{row.attn_len_min}-{row.attn_len_max}"
 
 
 def _measure(row: "EvalRow", name: str) -> str:
-    return metrics.format_measure(row.measures[name]) if name in row.measures else "-"
+    if name not in row.measures:
+        return "-"
+    return metrics.format_measure(row.measures[name])
 
 
 def _notes(result: "EvalResult") -> list[str]:
     """Return the notes: settings, what limits the result, how it was obtained."""
-    rows, compared = result.rows, result.compares_protocols
-    metric, paper = result.scoring.opened.run.metric, result.scoring.text.paper
-    change = f"change: of {metrics.METRIC_TITLES[metric]}, from the first row; the same weights and tokens."
-    notes = [("* best. " if len(rows) > 1 else "") + (change if compared else result.describe_settings(rows[0]))]
-    notes += [f"no recurrence: {result.lacks_recurrence}."] if result.lacks_recurrence else []
+    rows = result.rows
+    metric = result.scoring.opened.run.metric
+    if result.compares_protocols:
+        first = f"change: of {metrics.METRIC_TITLES[metric]}, from the first row; the same weights and tokens."
+    else:
+        first = result.describe_settings(rows[0])
+    notes = [f"* best. {first}" if len(rows) > 1 else first]
+    if result.lacks_recurrence:
+        notes.append(f"no recurrence: {result.lacks_recurrence}.")
     if result.ended_by is not None:
         notes.append("Stopped before the last row.")
-    if compared:
-        with_memory = [row for row in rows if not row.stride]
-        notes += [WINDOWS] if len(with_memory) < len(rows) else []
-        return notes + [f"recurrence: {result.describe_settings(row)}" for row in with_memory[:1]]
+    if result.compares_protocols:
+        return notes + _notes_on_protocols(result)
     if result.search is not None:
         notes.append(_describe_search(result.search))
-    for row in rows:
-        if row.adaptation:
-            values = ", ".join(f"{key} = {value:g}" for key, value in row.adaptation.items() if key != "searched_on")
-            notes.append(f"{row.method}: {values}, searched on {row.adaptation['searched_on']:,} tokens of valid.")
+    notes += [_describe_adaptation(row) for row in rows if row.adaptation]
+    paper = result.scoring.text.paper
     if paper is not None:
         notes.append(f"The paper's result for this recipe: {paper} {metric}.")
     if any(row.slowdown for row in rows):
-        notes += [
-            "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
+        notes.append("one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.")
+        notes.append(
             "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
-            f"{SLOWDOWN_WINDOWS} windows).",
-        ]
+            f"{SLOWDOWN_WINDOWS} windows)."
+        )
     return notes
+
+
+def _notes_on_protocols(result: "EvalResult") -> list[str]:
+    """Return what the protocols in windows do, and the settings of recurrence."""
+    notes = []
+    with_memory = [row for row in result.rows if not row.stride]
+    if len(with_memory) < len(result.rows):
+        notes.append(WINDOWS)
+    if with_memory:
+        notes.append(f"recurrence: {result.describe_settings(with_memory[0])}")
+    return notes
+
+
+def _describe_adaptation(row: "EvalRow") -> str:
+    """Return the parameters of a method of adaptation."""
+    values = dict(row.adaptation)
+    searched_on = values.pop("searched_on")
+    parameters = ", ".join(f"{key} = {value:g}" for key, value in values.items())
+    return f"{row.method}: {parameters}, searched on {searched_on:,} tokens of valid."
 
 
 def _describe_search(search: "LengthSearch") -> str:
@@ -182,13 +235,17 @@ def _describe_search(search: "LengthSearch") -> str:
 
 def in_a_sentence(unit: str, rows: Sequence["EvalRow"]) -> str:
     """Return what memory gains in loss and in time, from a sweep over memory lengths that begins with 0."""
-    metric = metrics.wanted_measures(unit, rows[0].measures)[0]
-    name = {"bpc": "bits per byte" if unit == "byte" else "bits per character"}.get(metric, "perplexity")
-    without, best = rows[0], next(row for row in rows if row.best)
-    change = "lowered" if best is not without else "did not lower"
-    sentence = f"Memory {change} {name} from {_measure(without, metric)} without memory"
-    if best is not without:
-        sentence += f" to {_measure(best, metric)} with M = {best.mem_len}"
+    without = rows[0]
+    best = next(row for row in rows if row.best)
+    metric = metrics.wanted_measures(unit, without.measures)[0]
+    name = "perplexity"
+    if metric == "bpc":
+        name = "bits per byte" if unit == "byte" else "bits per character"
+    before = f"{name} from {_measure(without, metric)} without memory"
+    if best is without:
+        sentence = f"Memory did not lower {before}"
+    else:
+        sentence = f"Memory lowered {before} to {_measure(best, metric)} with M = {best.mem_len}"
     if best.slowdown is not None:
         times = metrics.format_ratio(best.slowdown).removesuffix("x")
         sentence += f"; reading with memory is {times} times as fast as recomputing"
@@ -199,11 +256,14 @@ def plot(path: Path, result: "EvalResult") -> None:
     """Plot the metric over the memory length or the window length, and times per token that were compared."""
     from txlcli.commands import plots
 
-    run, in_windows = result.scoring.opened.run, result.rows[0].stride is not None
+    run = result.scoring.opened.run
+    in_windows = result.rows[0].stride is not None
     rows = sorted(result.rows, key=lambda row: row.attn_len or row.mem_len)
-    losses = [row.attn_len or row.mem_len for row in rows], [row.measures[run.metric] for row in rows]
-    panels: dict[str, plots.Curves] = {metrics.METRIC_TITLES[run.metric]: {run.name: losses}}
-    if timed := [row for row in rows if row.slowdown is not None]:
+    lengths = [row.attn_len or row.mem_len for row in rows]
+    losses = [row.measures[run.metric] for row in rows]
+    panels: dict[str, plots.Curves] = {metrics.METRIC_TITLES[run.metric]: {run.name: (lengths, losses)}}
+    timed = [row for row in rows if row.slowdown is not None]
+    if timed:
         mem_lens = [row.mem_len for row in timed]
         panels[TIME] = {
             "recomputed": (mem_lens, [row.vanilla_ms_per_token for row in timed]),

@@ -90,9 +90,11 @@ def export(
 
 
 def _show_run(result: "ExportedRun") -> None:
-    folder, is_program = shlex.quote(result.folder), "load.py" in result.files
-    command = f"python {folder}/load.py score FILE" if is_program else f"txl import {folder}"
-    facts = {"files": ", ".join(result.files), "next": None if is_program and result.notes else command}
+    folder = shlex.quote(result.folder)
+    command: str | None = f"txl import {folder}"
+    if "load.py" in result.files:  # a program with a note reads ids only, not text
+        command = None if result.notes else f"python {folder}/load.py score FILE"
+    facts = {"files": ", ".join(result.files), "next": command}
     console.show_facts(f"{result.run} as {result.folder}", facts, result.notes)
 
 

@@ -58,27 +58,35 @@ def generate(
 
 
 def _read_prompt(prompt: str) -> str:
+    """Return the prompt of the command line, or of stdin for "-", without the end of its last line."""
+    is_stdin = prompt == "-"
     # Python passes undecodable bytes of a command line as lone surrogates.
-    data = read_stdin(MAX_SETTINGS) if prompt == "-" else prompt.encode("utf-8", "surrogateescape")
+    data = read_stdin(MAX_SETTINGS) if is_stdin else prompt.encode("utf-8", "surrogateescape")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise VocabularyError(f"the prompt is not UTF-8 at byte {error.start}; convert it first") from error
-    return text.removesuffix("\n").removesuffix("\r") if prompt == "-" else text
+    if is_stdin:
+        text = text.removesuffix("\n").removesuffix("\r")
+    return text
 
 
 def show(generation: "Generation", *, raw: bool = False) -> None:
     """Write the texts to stdout while they are sampled, with the context and the reference if requested."""
-    context, options = generation.context, generation.options
+    context = generation.context
+    options = generation.options
     if options.reference:
         _show_heading(f"context ({generation.title})")
         console.show_generated("".join(generation.spell(context)) + "\n", raw=raw)
     for number, tokens in enumerate(generation.samples(), 1):
-        if options.reference or options.samples > 1:
-            _show_heading("generation" if options.samples == 1 else f"generation {number} of {options.samples}")
+        if options.samples > 1:
+            _show_heading(f"generation {number} of {options.samples}")
+        elif options.reference:
+            _show_heading("generation")
         console.show_generated(options.prompt or "", raw=raw)
+        token_before = context[-1] if options.prompt else None
         try:
-            for text in generation.spell(tokens, after=context[-1] if options.prompt else None):
+            for text in generation.spell(tokens, after=token_before):
                 console.show_generated(text, raw=raw)
         finally:  # the line must end before an error message, or after Ctrl-C
             console.show_line("")

@@ -56,6 +56,9 @@ def describe(data_dir: Path, runs_dir: Path) -> dict[str, object]:
 
 def _show(facts: dict[str, object]) -> None:
     for name, value in facts.items():
-        items = [f"{key} {of_key}" for key, of_key in value.items()] if isinstance(value, dict) else value
-        text = ", ".join(items) if isinstance(items, list) else str(items or "")
+        text = str(value or "")
+        if isinstance(value, dict):
+            text = ", ".join(f"{key} {of_key}" for key, of_key in value.items())
+        elif isinstance(value, list):
+            text = ", ".join(value)
         console.show_line(f"{name.replace('_', ' ')}: {text or 'none'}")

@@ -20,23 +20,36 @@ from txlcli.workflows.options import Options, OptionTraits, parse
 from txlcli.workflows.reproduction.options import ALL_ITEMS, REPRODUCIBLE
 from txlcli.workflows.workspace import RunsDir, Workspace
 
+
+def _run_names(context: Context) -> list[str]:
+    """Return the names of the runs in the chosen directory."""
+    return run_directory.names(Path(context.params.get("runs_dir") or default_runs_dir()))
+
+
+def _store_names(context: Context) -> list[str]:
+    """Return the names of the token stores in the chosen directory."""
+    directory = Path(context.params.get("data_dir") or default_data_dir())
+    return sorted(path.stem for path in directory.glob("*.h5"))
+
+
 NAMES: dict[str, Callable[[Context], Iterable[str]]] = {
-    "runs": lambda context: run_directory.names(Path(context.params.get("runs_dir") or default_runs_dir())),
+    "runs": _run_names,
     "recipes": lambda _: recipe.packaged_names(),
-    "stores": lambda context: sorted(
-        path.stem for path in Path(context.params.get("data_dir") or default_data_dir()).glob("*.h5")
-    ),
+    "stores": _store_names,
     "corpora": lambda _: corpora.CORPORA,
     "settings": lambda _: [f"{name}=" for name in recipe.setting_names()],
     "items": lambda _: [*REPRODUCIBLE, ALL_ITEMS],
 }
+"""Names that a shell can complete, by their kind."""
 
 
 def names_of(*kinds: str) -> Callable[[Context, str], list[str]]:
     """Return a completion with the names of these kinds."""
 
     def complete(context: Context, incomplete: str) -> list[str]:
-        names = dict.fromkeys(name for kind in kinds for name in NAMES[kind](context))
+        names: dict[str, None] = {}
+        for kind in kinds:
+            names.update(dict.fromkeys(NAMES[kind](context)))
         return [name for name in names if name.startswith(incomplete)]
 
     return complete
@@ -88,17 +101,15 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(*, quiet: bool = False, **values: Any) -> None:
         console.set_quiet(quiet)
         for name, cls in classes.items():
-            given: dict[str, Any] = {}
-            for field in cls.declared():
-                if (value := values.pop(field.name)) is not None:
-                    given[field.name] = parse(field, value) if isinstance(value, str) else value
+            given = _pop_options(cls, values)
             if issubclass(cls, Workspace):
                 given["reporter"] = TerminalReporter(bars=not values.get("json"))
-            values[name] = cls(**given)
-            if issubclass(cls, RunsDir) and launcher.is_main():
-                run_directory.recover(values[name].runs_dir, console.say)
+            options = cls(**given)
+            values[name] = options
+            if isinstance(options, RunsDir) and launcher.is_main():
+                run_directory.recover(options.runs_dir, console.say)
                 if "run_name" in values:  # a wrong name is reported before PyTorch is imported
-                    run_directory.find(values["run_name"], values[name].runs_dir)
+                    run_directory.find(values["run_name"], options.runs_dir)
         command(**values)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -106,24 +117,49 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _pop_options(cls: type[Options], values: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of a class from the values of the command line; return the given ones, parsed."""
+    given = {}
+    for field in cls.declared():
+        value = values.pop(field.name)
+        if isinstance(value, str):
+            value = parse(field, value)
+        if value is not None:
+            given[field.name] = value
+    return given
+
+
 def _parameter(field: Field[Any]) -> Parameter:
     """Return the Typer parameter of an option: a switch, a choice, a repeated text, or else a text that is parsed."""
     traits: OptionTraits = field.metadata["option"]
     type_ = FieldType.of(field.type)
     hint: Any = str | None
-    default: Any = None if traits.read or type_.is_list or field.default is None else str(field.default)
+    default = None
     if type_.item is bool or (type_.words and type_.item is str):
-        hint, default = field.type, field.default
+        hint = field.type
+        default = field.default
     elif type_.is_list and type_.item is str and not traits.read:
         hint = list[str] | None
-    letter = LETTERS.get(type_.item)  # None for words
-    if letter and type_.is_list:
-        letter = f"{letter},{letter},..."
+    elif not (traits.read or type_.is_list or field.default is None):
+        default = str(field.default)
+    flags = [flag(field.name)]
+    if type_.item is bool and type_.can_be_off:
+        flags = []  # Typer makes the flag, and --no-NAME
     option = Option(
-        *(() if type_.item is bool and type_.can_be_off else (flag(field.name),)),  # Typer adds --no-NAME
-        metavar=traits.metavar or (letter and "|".join([letter, *type_.words])),
+        *flags,
+        metavar=traits.metavar or _metavar(type_),
         envvar=traits.variable,
         autocompletion=COMPLETIONS.get(field.name),
         help=traits.help,
     )
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option])
+
+
+def _metavar(type_: FieldType) -> str | None:
+    """Return how the help writes a value: N, or N,N,...|auto; None for words alone."""
+    letter = LETTERS.get(type_.item)
+    if letter is None:
+        return None
+    if type_.is_list:
+        letter = f"{letter},{letter},..."
+    return "|".join([letter, *type_.words])

@@ -46,21 +46,30 @@ def to_markdown(title: str, sections: Sequence[ReportSection], footer: str) -> s
     """Return the report as Markdown; figures are links to files in its directory."""
     blocks = [f"# {title}"]
     for section in sections:
-        blocks += [f"## {section.title}", *section.notes]
-        for grid in section.grids:
-            rule = ["---", *["---:"] * (len(grid.columns) - 1)]
-            blocks += ["\n".join(map(_markdown_row, [grid.columns, rule, *grid.rows])), grid.caption]
-        for file, caption in section.figures:
-            blocks += [f"![{caption}]({file})", caption]
-        blocks.append("\n".join(f"- **{claim.verdict}**: {claim.text} ({claim.detail})" for claim in section.claims))
-        for name, text in section.texts:
-            blocks += [f"### {name}", _fenced(text)]
-        blocks.append("\n".join(f"- Evaluation: {sentence}" for sentence in section.readings))
-        if section.commands:
-            cost = f"{section.seconds / 60:.1f} minutes on {section.hardware}."
-            blocks.append(f"{cost} Finished training runs were reused, not counted. Commands:")
-            blocks.append(_fenced("\n".join(section.commands), "sh"))
-    return "\n\n".join(filter(None, [*blocks, footer])) + "\n"
+        blocks += _markdown_blocks(section)
+    blocks.append(footer)
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _markdown_blocks(section: ReportSection) -> list[str]:
+    """Return the blocks of one section; an empty one is to be left out."""
+    blocks = [f"## {section.title}", *section.notes]
+    for grid in section.grids:
+        rule = ["---", *["---:"] * (len(grid.columns) - 1)]
+        lines = map(_markdown_row, [grid.columns, rule, *grid.rows])
+        blocks += ["\n".join(lines), grid.caption]
+    for file, caption in section.figures:
+        blocks += [f"![{caption}]({file})", caption]
+    claims = [f"- **{claim.verdict}**: {claim.text} ({claim.detail})" for claim in section.claims]
+    blocks.append("\n".join(claims))
+    for name, text in section.texts:
+        blocks += [f"### {name}", _fenced(text)]
+    blocks.append("\n".join(f"- Evaluation: {sentence}" for sentence in section.readings))
+    if section.commands:
+        cost = f"{section.seconds / 60:.1f} minutes on {section.hardware}."
+        blocks.append(f"{cost} Finished training runs were reused, not counted. Commands:")
+        blocks.append(_fenced("\n".join(section.commands), "sh"))
+    return blocks
 
 
 def to_html(title: str, sections: Sequence[ReportSection], markdown: str, directory: Path) -> str:
@@ -70,7 +79,8 @@ def to_html(title: str, sections: Sequence[ReportSection], markdown: str, direct
     anchors = [re.sub(r"\W+", "-", title).lower() for title in titles]
     heads = iter(anchors)
     body = re.sub("<h2>", lambda _: f'<h2 id="{next(heads)}">', body)
-    body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    body = body.replace("<table>", '<div class="wide"><table>')
+    body = body.replace("</table>", "</table></div>")
     body = re.sub('src="([^"]+)"', lambda image: f'src="{_embedded(directory / image[1])}"', body)
     for words, css_class in (("as in", "held"), ("NOT", "failed")):
         body = body.replace(f"<strong>{words}", f'<strong class="{css_class}">{words}')
@@ -80,11 +90,14 @@ def to_html(title: str, sections: Sequence[ReportSection], markdown: str, direct
 
 def _embedded(path: Path) -> str:
     """Return a figure as the address of an image; its name if the file is missing."""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else path.name
+    if not path.is_file():
+        return path.name
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _fenced(text: str, language: str = "") -> str:
@@ -102,8 +115,11 @@ def write_text_page(path: Path, text: AnnotatedText) -> None:
 
 def text_page(text: AnnotatedText) -> str:
     """Return the page of a text, whose script reads its fields."""
-    fields = {name: _pack(value) if isinstance(value, np.ndarray) else value for name, value in vars(text).items()}
-    facts = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    fields = {}
+    for name, value in vars(text).items():
+        fields[name] = _pack(value) if isinstance(value, np.ndarray) else value
+    facts = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    facts = facts.replace("<", "\\u003c")  # no text ends the script
     data = f'<script type="application/json" id="data">{facts}</script>'
     return page(text.title, data + template("text.html"))
 

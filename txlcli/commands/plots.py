@@ -17,8 +17,10 @@ from txlcli.system.atomic_files import errors_of_writing, replacing
 
 matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change the figures, or have LaTeX run
 
-Curves = Mapping[str, tuple[Sequence[float], Sequence[float | None]]]
-"""x and y values of each curve by its name; None leaves a gap."""
+Curve = tuple[Sequence[float], Sequence[float | None]]
+"""x and y values; None leaves a gap."""
+Curves = Mapping[str, Curve]
+"""Curves by their names."""
 NO_STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -48,9 +50,13 @@ def plot_panels(
 
     `log_y` has the labels of logarithmic axes, `styles` matplotlib's properties of lines by their names.
     """
-    rows = max(map(len, panels.values()))
-    figure = new_figure(max(6.4, 4.8 * len(panels)), 4.2 + (0.25 * rows if rows > 1 else 0))
-    for axes, (y_label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    most_curves = max(map(len, panels.values()))
+    height = 4.2
+    if most_curves > 1:
+        height += 0.25 * most_curves  # for the legend
+    figure = new_figure(max(6.4, 4.8 * len(panels)), height)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (y_label, curves) in zip(row, panels.items(), strict=True):
         for name, (x, y) in curves.items():
             style: dict[str, Any] = {"marker": "o", "label": literal(name), **styles.get(name, {})}
             axes.plot(x, np.array(y, dtype=float), **style)

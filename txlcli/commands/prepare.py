@@ -1,7 +1,7 @@
 """`txl prepare`: turn a corpus or your own text into a token store."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -13,6 +13,7 @@ from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.workspace import StoresDir
 
 if TYPE_CHECKING:
+    from txlcli.data.token_store import TokenStore
     from txlcli.workflows.preparation.preparing import PreparedStore
 
 COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
@@ -52,22 +53,38 @@ def prepare(
 
 def show(result: "PreparedStore") -> None:
     """Write a table of the splits, their beginnings, and the conventions of a store to stdout."""
-    store, splits, rows = result.store, result.to_json()["splits"], []
+    store = result.store
+    splits = result.to_json()["splits"]
+    rows = []
     for split, info in splits.items():
-        words, size = (f"{info[name]:,}" if info[name] else "-" for name in ("words", "bytes"))
-        counts = f"{info['tokens']:,}", f"{info['types']:,}"
-        rows.append([split, *counts, words, size, f"{info['unknown_percent']:.2f} %"])
+        words = f"{info['words']:,}" if info["words"] else "-"
+        size = f"{info['bytes']:,}" if info["bytes"] else "-"
+        unknown = f"{info['unknown_percent']:.2f} %"
+        rows.append([split, f"{info['tokens']:,}", f"{info['types']:,}", words, size, unknown])
     console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)
     for split, info in splits.items():
         console.show_line(f"{split} begins: {info['begins']}")
     for key, value in store.conventions.items():
         console.show_line(f"{key}: {value}")
-    if changes := ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in store.changes.items()):
-        console.show_line(f"skipped or changed: {changes}")
+    if store.changes:
+        changes = [f"{name.replace('_', ' ')}: {count:,}" for name, count in store.changes.items()]
+        console.show_line(f"skipped or changed: {', '.join(changes)}")
     for note in store.notes:
         console.show_line(f"note: {console.with_flags(note)}")
     if result.next:
         console.show_line(f"next: {result.next}")
+
+
+def _entry(store: "TokenStore") -> dict[str, Any]:
+    """Return the JSON object of a store in the list."""
+    return {
+        "name": store.name,
+        "corpus": store.corpus,
+        "tokenizer": store.tokenizer,
+        "vocabulary_size": store.vocab.size,
+        "tokens": {split: info.tokens for split, info in store.splits.items()},
+        "conventions": store.conventions,
+    }
 
 
 def _show_list(data_dir: Path, json: bool) -> None:
@@ -84,26 +101,17 @@ def _show_list(data_dir: Path, json: bool) -> None:
         except TxlError as error:
             console.complain(str(error))
     if json:
-        entries = [
-            {
-                "name": store.name,
-                "corpus": store.corpus,
-                "tokenizer": store.tokenizer,
-                "vocabulary_size": store.vocab.size,
-                "tokens": {split: info.tokens for split, info in store.splits.items()},
-                "conventions": store.conventions,
-            }
-            for store in stores
-        ]
-        console.show_json({"stores": entries})
+        console.show_json({"stores": list(map(_entry, stores))})
         return
     if not stores:
         console.show_line(f'no token stores in {data_dir}; make one with "txl prepare stdlib"')
         return
     rows = []
     for store in stores:
-        tokens = [f"{store.splits[split].tokens:,}" if split in store.splits else "-" for split in SPLITS]
-        rows.append([store.name, store.corpus, store.tokenizer, f"{store.vocab.size:,}", *tokens])
+        cells = [store.name, store.corpus, store.tokenizer, f"{store.vocab.size:,}"]
+        for split in SPLITS:
+            cells.append(f"{store.splits[split].tokens:,}" if split in store.splits else "-")
+        rows.append(cells)
     console.show_table(f"token stores in {data_dir}", ("store", "corpus", "tokenizer", "V", *SPLITS), rows)
     for store in stores:
         conventions = "; ".join(f"{key}: {value}" for key, value in store.conventions.items())

@@ -1,5 +1,6 @@
 """`txl probe`: how far back a model finds what it has read."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,8 @@ def probe(
 
 def show(result: "ProbeResult") -> None:
     """Write the table to stdout, a row per distance."""
-    scoring, settings = result.scoring, result.scoring.settings
+    scoring = result.scoring
+    settings = scoring.settings
     notes = [
         "copied, recalled: repeated tokens that the model finds likeliest; copy and recall bits: what a repetition "
         "saves per token.",
@@ -52,31 +54,48 @@ def show(result: "ProbeResult") -> None:
 
 
 def _cells(row: "ProbeRow") -> list[str]:
-    distance = f"{row.distance:,}" if isinstance(row.distance, int) else row.distance
-    shares = ["-" if share is None else f"{share:.1%}" for share in (row.copied, row.recalled)]
-    nats = (row.copy_saved_nats, row.recall_saved_nats, row.word_nats, row.word_nats_without_memory)
-    copy, recall, word, without = ("-" if loss is None else f"{bits(loss):.2f}" for loss in nats)
-    return [distance, shares[0], copy, shares[1], recall, f"{row.words:,}", word, without]
+    return [
+        f"{row.distance:,}" if isinstance(row.distance, int) else row.distance,
+        _share(row.copied),
+        _bits(row.copy_saved_nats),
+        _share(row.recalled),
+        _bits(row.recall_saved_nats),
+        f"{row.words:,}",
+        _bits(row.word_nats),
+        _bits(row.word_nats_without_memory),
+    ]
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _bits(nats: float | None) -> str:
+    return "-" if nats is None else f"{bits(nats):.2f}"
 
 
 def plot(path: Path, result: "ProbeResult") -> None:
     """Plot the bits that repetitions save, and the losses of words, over the distance."""
     from txlcli.commands import plots
 
-    scoring = result.scoring
     rows = {row.distance: row for row in result.rows if isinstance(row.distance, int)}
 
-    def curve(name: str) -> tuple[list[float], list[float | None]]:
-        nats = [getattr(row, name) for row in rows.values()]
-        return list(rows), [None if loss is None else bits(loss) for loss in nats]
+    def curve(losses_nats: Iterable[float | None]) -> tuple[list[float], list[float | None]]:
+        return list(rows), [None if loss is None else bits(loss) for loss in losses_nats]
 
+    saved = {
+        "copy": curve(row.copy_saved_nats for row in rows.values()),
+        "recall": curve(row.recall_saved_nats for row in rows.values()),
+    }
+    scoring = result.scoring
     mem_len = scoring.settings.mem_len
+    of_words = {
+        "M = 0": curve(row.word_nats_without_memory for row in rows.values()),
+        f"M = {mem_len}": curve(row.word_nats for row in rows.values()),
+    }
     plots.plot_panels(
         path,
-        {
-            "bits saved per token": {"copy": curve("copy_saved_nats"), "recall": curve("recall_saved_nats")},
-            "bits per word": {"M = 0": curve("word_nats_without_memory"), f"M = {mem_len}": curve("word_nats")},
-        },
+        {"bits saved per token": saved, "bits per word": of_words},
         x_label="distance (tokens)",
         title=f"{scoring.opened.run.name} on {scoring.text.title}, L = {scoring.settings.seg_len}, M = {mem_len}",
         log_x=True,

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -34,24 +34,31 @@ class TerminalReporter(Reporter):
     @contextmanager
     def showing(self, step: Step) -> Iterator[Step]:
         """Show the progress of one long step while the block runs; a narrow terminal folds it."""
-        with _live_bar() if self._bars and console.shows_bars() else nullcontext() as bar:
+        if not (self._bars and console.shows_bars()):
+            step.on_reach = _display(step, None)
+            yield step
+            return
+        with _live_bar() as bar:
             step.on_reach = _display(step, bar)
             yield step
 
 
 def _display(step: Step, bar: "Progress | None") -> Callable[[Step, str], None]:
     """Return the function that shows how far a step is: in the bar, or else as lines at intervals."""
-    name, started = console.on_one_line(step.description), time.monotonic()
-    last = started
-    task = bar.add_task(name, total=step.total, completed=int(step.start), state="") if bar else None
+    name = console.on_one_line(step.description)
+    started = last = time.monotonic()
+    task = None
+    if bar is not None:
+        task = bar.add_task(name, total=step.total, completed=int(step.start), state="")
 
     def show(step: Step, detail: str) -> None:
         nonlocal last
         now = time.monotonic()
-        elapsed, since_start = max(now - started, 1e-9), step.done - step.start
+        elapsed = max(now - started, 1e-9)
+        since_start = step.done - step.start
         rate = console.on_one_line(detail) or f"{_amount(since_start / elapsed, step.unit)}/s"
         state = ", ".join([_share(step), rate, *_times(step, elapsed, since_start)])
-        if bar and task is not None:
+        if bar is not None and task is not None:
             bar.update(task, completed=step.done, state=state)
         elif now - last >= PLAIN_INTERVAL_S:
             last = now
@@ -65,7 +72,9 @@ def _share(step: Step) -> str:
     if not step.total:
         return _amount(step.done, step.unit)
     share = f"{step.done / step.total:.0%}"
-    return f"step {step.done:,.0f} of {step.total:,.0f}, {share}" if step.unit == "steps" else share
+    if step.unit == "steps":
+        return f"step {step.done:,.0f} of {step.total:,.0f}, {share}"
+    return share
 
 
 def _times(step: Step, elapsed: float, since_start: float) -> list[str]:
@@ -82,7 +91,8 @@ def _amount(number: float, unit: str) -> str:
     """Format an amount: 9.1M tokens, 9.1 MB, 0.21 steps."""
     for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
-            return f"{number / limit:.1f} {prefix}B" if unit == "B" else f"{number / limit:.1f}{prefix} {unit}"
+            scaled = f"{number / limit:.1f}"
+            return f"{scaled} {prefix}B" if unit == "B" else f"{scaled}{prefix} {unit}"
     return f"{number:.0f} {unit}" if number >= 10 else f"{number:.2g} {unit}"
 
 
@@ -90,8 +100,6 @@ def _live_bar() -> "Progress":
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
-    name, state = (
-        TextColumn(field, markup=False, table_column=Column(overflow="fold"))
-        for field in ("{task.description}", "{task.fields[state]}")
-    )
+    name = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
+    state = TextColumn("{task.fields[state]}", markup=False, table_column=Column(overflow="fold"))
     return Progress(name, BarColumn(BAR_WIDTH), state, console=console.plain(sys.stderr), transient=True)

@@ -61,7 +61,8 @@ def quickstart(
     from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation import preparing
 
-    data_dir, positions = workspace.data_dir, None
+    data_dir = workspace.data_dir
+    positions = None
     if max_minutes is None:
         console.say("this takes three minutes on two idle cores, longer next to other work; --max-minutes limits it")
     else:
@@ -85,21 +86,20 @@ def quickstart(
 
 def _summarize(evaluation: "EvalResult", where: Workspace) -> None:
     """Say what memory gained, and what can be done next."""
-    run, data_dir, runs_dir = evaluation.scoring.opened.run, where.data_dir, where.runs_dir
-    past, directory = history.read(run), str(run.directory)
-    prepare = command_line("prepare", "FOLDER", data_dir=data_dir)
-    lines = [
-        eval_.in_a_sentence(evaluation.scoring.text.unit, evaluation.rows),
-        f"The figure {run.directory / FIGURE} shows both by memory length. Next:",
-        f"  {command_line('generate', directory, '--interactive')}",
-        f"  {command_line('attention', directory, data_dir=data_dir)}",
-        f"  {prepare} && {command_line('train', 'FOLDER', data_dir=data_dir, runs_dir=runs_dir)}",
-    ]
+    run = evaluation.scoring.opened.run
+    directory = str(run.directory)
+    past = history.read(run)
+    console.show_line("")
     if past.state == "unfinished":
         steps = f"{past.step:,} of {run.settings.train.max_steps:,} steps"
-        lines.insert(0, f'The model was trained for {steps} only; "{_again(where)}" continues.')
-    for line in ("", *lines):
-        console.show_line(line)
+        console.show_line(f'The model was trained for {steps} only; "{_again(where)}" continues.')
+    console.show_line(eval_.in_a_sentence(evaluation.scoring.text.unit, evaluation.rows))
+    console.show_line(f"The figure {run.directory / FIGURE} shows both by memory length. Next:")
+    console.show_line(f"  {command_line('generate', directory, '--interactive')}")
+    console.show_line(f"  {command_line('attention', directory, data_dir=where.data_dir)}")
+    prepare = command_line("prepare", "FOLDER", data_dir=where.data_dir)
+    train = command_line("train", "FOLDER", data_dir=where.data_dir, runs_dir=where.runs_dir)
+    console.show_line(f"  {prepare} && {train}")
 
 
 def _again(where: Workspace) -> str:
@@ -109,10 +109,13 @@ def _again(where: Workspace) -> str:
 def _announce(step: str, *words: str, options: Options, **directories: Path) -> None:
     """Say which step begins, what remains after it, and the command line that does the same."""
     number = STEPS.index(step) + 1
-    remaining = f"; then {', '.join(STEPS[number:])}" if STEPS[number:] else ""
-    line = command_line(step, *words, **options.changed(), **directories)
-    for message in ("", f"step {number} of {len(STEPS)}{remaining}", f"$ {line}"):
-        console.say(message)
+    remaining = STEPS[number:]
+    progress = f"step {number} of {len(STEPS)}"
+    if remaining:
+        progress += f"; then {', '.join(remaining)}"
+    console.say("")
+    console.say(progress)
+    console.say(f"$ {command_line(step, *words, **options.changed(), **directories)}")
 
 
 def _train(max_minutes: float | None, workspace: Workspace) -> str:
@@ -123,18 +126,20 @@ def _train(max_minutes: float | None, workspace: Workspace) -> str:
     from txlcli.commands import training_tables
     from txlcli.workflows.training.run import train_recipe
 
-    directory, options = workspace.runs_dir / RUN, TrainOptions(resume_hint=f'continue with "{_again(workspace)}"')
-    if max_minutes is not None:
-        options = replace(options, max_minutes=round(TRAINING_SHARE * max_minutes, 2))
-    recipe_source = None if directory.exists() else CORPUS
-    if recipe_source:
-        options = replace(options, name=RUN, overrides=SETTINGS)
+    directory = workspace.runs_dir / RUN
+    minutes = None if max_minutes is None else round(TRAINING_SHARE * max_minutes, 2)
+    hint = f'continue with "{_again(workspace)}"'
+    recipe_source = None
+    words: list[str] = []
+    if not directory.exists():
+        recipe_source = CORPUS
+        words = [CORPUS]
+        options = TrainOptions(name=RUN, overrides=SETTINGS, max_minutes=minutes, resume_hint=hint)
     elif _check_earlier(directory).state != "finished":
-        options = replace(options, resume=str(directory))
+        options = TrainOptions(resume=str(directory), max_minutes=minutes, resume_hint=hint)
     else:
         console.say(f"using {directory}, which is finished; delete this folder to train it again")
         return str(directory)
-    words = [recipe_source] if recipe_source else []
     _announce("train", *words, options=options, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
     training_tables.show_result(train_recipe(recipe_source, options, workspace))
     return str(directory)
@@ -142,8 +147,10 @@ def _train(max_minutes: float | None, workspace: Workspace) -> str:
 
 def _check_earlier(directory: Path) -> History:
     """Return the history of the run of an earlier call; reject another run in its place."""
-    past, settings = history.read(run_directory.open_run(directory)), recipe.load(CORPUS, SETTINGS)
-    if past.saved and not past.run.origin and replace(past.run.settings, log=settings.log) == settings:
+    past = history.read(run_directory.open_run(directory))
+    wanted = recipe.load(CORPUS, SETTINGS)
+    is_same = replace(past.run.settings, log=wanted.log) == wanted
+    if is_same and past.saved and not past.run.origin:
         return past
     next_step = "delete this folder, or give another --runs-dir"
     raise RunError(f"{directory} has other settings or no checkpoint; {next_step}")

@@ -75,10 +75,11 @@ def keys(
         console.show_json({"settings": described})
         return
     for key in described:
-        default = key.default if key.default == recipe.REQUIRED else f"default {key.default}"
-        arch = f"; arch = {', '.join(key.arch)}" if key.arch else ""
+        facts = [key.values, key.default if key.default == recipe.REQUIRED else f"default {key.default}"]
+        if key.arch:
+            facts.append(f"arch = {', '.join(key.arch)}")
         text = textwrap.fill(key.description, width=80, initial_indent="  ", subsequent_indent="  ")
-        console.show_text(f"{key.setting} ({key.values}; {default}{arch})\n{text}\n\n")
+        console.show_text(f"{key.setting} ({'; '.join(facts)})\n{text}\n\n")
 
 
 @app.command("scale")
@@ -108,8 +109,11 @@ def scale(
 
 def _find_keys(word: str | None) -> list[recipe.Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
-    settings = [key for section in recipe.SECTIONS for key in recipe.keys(section)]
-    found = [key for key in settings if word in (None, key.setting, key.setting.partition(".")[0])]
+    found = []
+    for section in recipe.SECTIONS:
+        for key in recipe.keys(section):
+            if word in (None, section, key.setting):
+                found.append(key)
     if not found:
         known = [*recipe.SECTIONS, *recipe.setting_names()]
         raise UnknownNameError("section or setting", str(word), known, listing='"txl recipes keys" lists all')
@@ -125,7 +129,8 @@ def _entry(name: str) -> dict[str, Any]:
 
     _, text = recipe.packaged(name)
     settings = recipe.resolve_text(text, name)
-    store, published = settings.corpus.store, settings.published
+    store = settings.corpus.store
+    published = settings.published
     paragraph, _, _ = text.partition("\n#\n")
     header = " ".join(line.removeprefix("#").strip() for line in paragraph.splitlines())
     return {
@@ -143,6 +148,12 @@ def _entry(name: str) -> dict[str, Any]:
 def _cells(entry: dict[str, Any]) -> list[str]:
     """Return the row of a recipe in the list."""
     table = re.match(r"Table (\d+)", entry["description"])
-    count = f"{entry['parameters']:,}" if entry["parameters"] else "-"
-    numbers = [str(entry[key] or "-") for key in ("paper_valid", "paper_test")]
-    return [entry["name"], entry["store"], count, entry["metric"], *numbers, table[1] if table else "-"]
+    return [
+        entry["name"],
+        entry["store"],
+        f"{entry['parameters']:,}" if entry["parameters"] else "-",
+        entry["metric"],
+        str(entry["paper_valid"] or "-"),
+        str(entry["paper_test"] or "-"),
+        table[1] if table else "-",
+    ]

@@ -42,14 +42,13 @@ def recl(
 
 def show(result: "ReclResult") -> None:
     """Write the table to stdout: a row per model, a column per r."""
-    lines = [
-        [
-            name,
-            f"{model.parameters:,}",
-            *(f"{'>= ' if point.grid_ended else ''}{point.recl_tokens:,}" for point in model.recl),
-        ]
-        for name, model in _named(result).items()
-    ]
+    lines = []
+    for name, model in _named(result).items():
+        cells = [name, f"{model.parameters:,}"]
+        for point in model.recl:
+            recl_tokens = f"{point.recl_tokens:,}"
+            cells.append(f">= {recl_tokens}" if point.grid_ended else recl_tokens)
+        lines.append(cells)
     title = f"RECL on {result.text}, {result.positions:,} positions"
     columns = ("model", "parameters", *(f"r = {point.top_r:g}" for point in result.models[0].recl))
     console.show_table(title, columns, lines, _notes(result))
@@ -65,10 +64,17 @@ def _notes(result: "ReclResult") -> list[str]:
         f"RECL: context length in tokens beyond which {result.step_tokens:,} more improve perplexity by less than "
         f"{100 * result.threshold:g} %."
     ]
-    if any(point.grid_ended for model in result.models for point in model.recl):
+    if any(_grid_ended(model) for model in result.models):
         notes.append(">=: every step improved perplexity; give a larger --longest.")
     notes.append("r: share of the positions, the hardest for the best model of the group (Appendix C).")
-    return notes + [f"{name}: {_describe_context(model)}; {model.precision}" for name, model in _named(result).items()]
+    for name, model in _named(result).items():
+        notes.append(f"{name}: {_describe_context(model)}; {model.precision}")
+    return notes
+
+
+def _grid_ended(model: "ReclModel") -> bool:
+    """True if the longest context still improved one of the perplexities."""
+    return any(point.grid_ended for point in model.recl)
 
 
 def _describe_context(model: "ReclModel") -> str:
@@ -77,19 +83,21 @@ def _describe_context(model: "ReclModel") -> str:
         return "recurrent state, zeros before the context"
     if source["context"] == "window":
         most = source["longest_window_tokens"]
-        return f"one window{f' of at most {most:,} tokens' if most else ''}, no memory"
-    limit = f", max_distance = {source['max_distance']}" if source["max_distance"] else ""
-    return f"L = {source['seg_len']}, M = {source['mem_len']}, same_length = {source['same_length']}{limit}"
+        return f"one window of at most {most:,} tokens, no memory" if most else "one window, no memory"
+    settings = f"L = {source['seg_len']}, M = {source['mem_len']}, same_length = {source['same_length']}"
+    if source["max_distance"]:
+        settings += f", max_distance = {source['max_distance']}"
+    return settings
 
 
 def plot_gains(path: Path, result: "ReclResult") -> None:
     """Plot the unnormalized gain of perplexity at each context length, for the first r (Figure 3)."""
     from txlcli.commands import plots
 
-    curves = {
-        name: ([gain.from_tokens for gain in model.recl[0].gains], [gain.ppl_gain for gain in model.recl[0].gains])
-        for name, model in _named(result).items()
-    }
+    curves: dict[str, plots.Curve] = {}
+    for name, model in _named(result).items():
+        gains = model.recl[0].gains
+        curves[name] = ([gain.from_tokens for gain in gains], [gain.ppl_gain for gain in gains])
     y_label = f"perplexity gained by {result.step_tokens:,} more tokens"
     title = f"{result.text}, r = {result.models[0].recl[0].top_r:g}"
     plots.plot_panels(path, {y_label: curves}, x_label="context length (tokens)", title=title)

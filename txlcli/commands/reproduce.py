@@ -35,7 +35,9 @@ def reproduce(
 
     Example: txl reproduce table6
     """
-    names = select_items(item_names or (REPRODUCIBLE if options.list else []))
+    if options.list and not item_names:
+        item_names = list(REPRODUCIBLE)
+    names = select_items(item_names or [])
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
     from txlcli.workflows.reproduction import reproduce as workflow
@@ -73,9 +75,8 @@ def show(result: "ReproduceResult") -> None:
 def show_costs(result: "CostsResult") -> None:
     """Write the numbers of training runs to stdout."""
     columns = ("item", "training runs", "missing", "steps", "tokens")
-    lines = [
-        [row.item, *(f"{number:,}" for number in (row.models, row.missing, row.steps, row.tokens))]
-        for row in result.items
-    ]
+    lines = []
+    for row in result.items:
+        lines.append([row.item, f"{row.models:,}", f"{row.missing:,}", f"{row.steps:,}", f"{row.tokens:,}"])
     note = "Steps and tokens: of the missing training runs. Models that several items need count for each."
     console.show_table(f"{result.scale} scale", columns, lines, [result.description, note])

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from txlcli import __version__, console
@@ -48,7 +47,8 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
 
     run = run_directory.find(run_name, workspace.runs_dir)
     directory = _make_directory(options.out or run.directory / "report", force=options.force)
-    past, missing = history.read(run), dict[str, str]()
+    past = history.read(run)
+    missing: dict[str, str] = {}
 
     def attempt(part: str, title: str, make: Callable[[], ReportSection]) -> ReportSection:
         """Return a section, or the reason why the run lacks it."""
@@ -59,16 +59,17 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
             section = ReportSection(notes=[console.with_flags(str(error))])
         return dataclasses.replace(section, title=title)
 
+    summary = Grid(["", ""], describe(history.summarize(past)))
+    settings = Grid(["", ""], settings_of(run))
+    name = str(run.directory)
     sections = [
-        ReportSection(title="Run", grids=[Grid(["", ""], describe(history.summarize(past)))]),
-        ReportSection(
-            title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings_of(run))]
-        ),
+        ReportSection(title="Run", grids=[summary]),
+        ReportSection(title="Settings", notes=["Other settings have their defaults."], grids=[settings]),
         _training(past, directory),
         _evaluations(past),
-        attempt("samples", "Samples", partial(_samples, str(run.directory), options, workspace)),
-        attempt("attention", "Attention", partial(_attention, str(run.directory), directory, workspace)),
-        attempt("published", "Published results", partial(ranking.rank, past)),
+        attempt("samples", "Samples", lambda: _samples(name, options, workspace)),
+        attempt("attention", "Attention", lambda: _attention(name, directory, workspace)),
+        attempt("published", "Published results", lambda: ranking.rank(past)),
     ]
     paths = pages.write_report(f"Run {run.name}", sections, f"Made by txl {__version__}.", directory)
     if json:
@@ -95,26 +96,29 @@ def _training(past: History, directory: Path) -> ReportSection:
 
 def _evaluations(past: History) -> ReportSection:
     """Show the newest evaluation of each text with each setting."""
+    if not past.evals:
+        return ReportSection(title="Evaluations", notes=["None yet: run txl eval."])
     newest = {(row["text"], row["tokens"], _setting(row)): row for row in past.evals}
-    rows = [
-        [
-            text,
-            setting,
-            f"{tokens:,}",
-            metrics.format_measure(past.in_metric(row)),
-            metrics.format_ratio(row["slowdown"]) if row.get("slowdown") else "-",
-        ]
-        for (text, tokens, setting), row in newest.items()
-    ]
+    rows = []
+    for (text, tokens, setting), row in newest.items():
+        loss = metrics.format_measure(past.in_metric(row))
+        slowdown = metrics.format_ratio(row["slowdown"]) if row.get("slowdown") else "-"
+        rows.append([text, setting, f"{tokens:,}", loss, slowdown])
     columns = ["text", "setting", "tokens", metrics.METRIC_TITLES[past.run.metric], "slowdown"]
-    notes = ["The newest result of each setting."] if rows else ["None yet: run txl eval."]
-    return ReportSection(title="Evaluations", notes=notes, grids=[Grid(columns, rows)] if rows else [])
+    notes = ["The newest result of each setting."]
+    return ReportSection(title="Evaluations", notes=notes, grids=[Grid(columns, rows)])
 
 
 def _setting(row: Report) -> str:
-    length = f"N = {row['attn_len']}" if row.get("attn_len") else f"M = {row['mem_len']}"
-    length = "state" if row["attn_len_max"] is None else length
-    return ", ".join(filter(None, (row.get("protocol"), row.get("method"), length)))
+    """Return the protocol or the method of an evaluation, if it had one, and its length."""
+    if row["attn_len_max"] is None:
+        length = "state"
+    elif row.get("attn_len"):
+        length = f"N = {row['attn_len']}"
+    else:
+        length = f"M = {row['mem_len']}"
+    parts = (row.get("protocol"), row.get("method"), length)
+    return ", ".join(part for part in parts if part)
 
 
 def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> ReportSection:
@@ -133,7 +137,8 @@ def _attention(run_name: str, directory: Path, workspace: Workspace) -> ReportSe
     from txlcli.commands import attention, attention_plots
     from txlcli.workflows import attention as workflow
 
-    measured, figures = workflow.run(run_name, AttentionOptions(), workspace), []
+    measured = workflow.run(run_name, AttentionOptions(), workspace)
+    figures = []
     for number in workflow.figures_of(measured.opened.run):
         attention_plots.plot_figure(measured, number, directory / f"figure{number}.png")
         figures.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
 LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
+BITS_PER_BYTE = "test bits/byte"
+"""Row of a comparison that is of use only between different units."""
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
 STYLES: dict[str, dict[str, Any]] = {
     "train": {"marker": "", "linewidth": 1.0, "alpha": 0.45},
@@ -104,29 +106,35 @@ def settings_of(run: run_directory.Run) -> list[list[str]]:
 
 def describe(entry: RunSummary) -> list[list[str]]:
     """Return the state and the results of a run in words, each with its name."""
-    steps = f" (step {entry.step:,} of {entry.max_steps:,})" if entry.max_steps else ""
-    valid, test = _result(entry, entry.best_valid), _result(entry, entry.test)
+    state = entry.state
+    if entry.max_steps:
+        state += f" (step {entry.step:,} of {entry.max_steps:,})"
+    valid = _result(entry, entry.best_valid)
     if entry.best_valid_step is not None:
         valid += f" at step {entry.best_valid_step:,}"
     if entry.valid_tokens:
         valid += f", on {entry.valid_tokens:,} tokens"
+    test = _result(entry, entry.test)
     if entry.test_mem_len is not None:
         test += f" with M = {entry.test_mem_len}"
-    if (entry.test_readings or 1) > 1:
+    if entry.test_readings is not None and entry.test_readings > 1:
         test += f", the best of {entry.test_readings} (valid was not evaluated)"
     rows = [
         ["folder", entry.folder],
         ["saved", entry.saved[:16].replace("T", " ")],
-        ["state", entry.state + steps],
+        ["state", state],
         ["recipe", str(entry.recipe)],
         ["store", str(entry.store)],
         ["parameters", f"{entry.parameters:,}"],
         ["best valid", valid],
         ["test", test],
     ]
-    if origin := entry.origin:
-        new = f", {origin.new_symbols:,} new symbols" if origin.new_symbols else ""
-        rows.append(["began with", f"{origin.run}/{origin.weights}, step {origin.step:,}{new}"])
+    origin = entry.origin
+    if origin is not None:
+        weights = f"{origin.run}/{origin.weights}, step {origin.step:,}"
+        if origin.new_symbols:
+            weights += f", {origin.new_symbols:,} new symbols"
+        rows.append(["began with", weights])
     if entry.state in ("unfinished", "interrupted"):
         rows.append(["next", shlex.join(["txl", "train", "--resume", entry.name])])
     return rows
@@ -161,56 +169,55 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
     plot_curves(options.plot or runs[0].directory / CURVES, [history.read(run) for run in runs])
 
 
-COMPARED = {
-    "recipe": "recipe",
-    "parameters": "parameters",
-    "state": "state",
-    "step": "step",
-    "best valid": "best_valid",
-    "  at step": "best_valid_step",
-    "last valid": "last_valid",
-    "last train": "last_train",
-    "test": "test",
-    "test bits/byte": "bits_per_byte",
-    "tokens/s": "tokens_per_s",
-    "settings changed": "changes",
-}
-"""Fields of the runs that are compared, by their name in the table."""
-
-
 def _show_comparison(result: Comparison) -> None:
-    runs, names = result.runs, dict(COMPARED)
-    if result.same_text and len({run.metric for run in runs}) == 1:
-        del names["test bits/byte"]
-    rows = [[label, *(_cell(run, name) for run in runs)] for label, name in names.items()]
-    rows = [row for row in rows if {*row[1:]} != {"-"}]
-    rows += [[name, *map(recipe.format_value, values)] for name, values in result.settings.items()]
-    notes = [] if result.settings else [SAME_SETTINGS]
-    notes += [] if result.same_text else [OTHER_TEXTS]
+    """Write the table to stdout: a column per run, without the rows that no run has a value for."""
+    by_label = list(map(_compared_cells, result.runs))
+    metrics_of_runs = {run.metric for run in result.runs}
+    rows = []
+    for label in by_label[0]:
+        if label == BITS_PER_BYTE and result.same_text and len(metrics_of_runs) == 1:
+            continue
+        cells = [of_run[label] for of_run in by_label]
+        if any(cell != "-" for cell in cells):
+            rows.append([label, *cells])
+    for name, values in result.settings.items():
+        rows.append([name, *map(recipe.format_value, values)])
+    notes = []
+    if not result.settings:
+        notes.append(SAME_SETTINGS)
+    if not result.same_text:
+        notes.append(OTHER_TEXTS)
     notes += map(_describe_seeds, result.seeds)
-    console.show_table("runs compared", ["", *(run.name for run in runs)], rows, notes)
+    console.show_table("runs compared", ["", *(run.name for run in result.runs)], rows, notes)
 
 
-def _cell(run: RunSummary, name: str) -> str:
-    """Return a field of a run in words; "-" if it is None, or without changes."""
-    value = getattr(run, name)
-    if value in (None, ()):
-        return "-"
-    if name == "changes":
-        return ", ".join(f"at {change.step:,}" for change in value)
-    if name in ("best_valid", "last_valid", "last_train", "test"):
-        return _result(run, value)
-    if name == "bits_per_byte":
-        return metrics.format_measure(value)
-    return value if isinstance(value, str) else f"{value:,.0f}"
+def _compared_cells(run: RunSummary) -> dict[str, str]:
+    """Return the facts of a run that are compared, in words, by their name in the table; "-" for those it lacks."""
+    return {
+        "recipe": run.recipe or "-",
+        "parameters": _count(run.parameters),
+        "state": run.state,
+        "step": _count(run.step),
+        "best valid": _result(run, run.best_valid),
+        "  at step": _count(run.best_valid_step),
+        "last valid": _result(run, run.last_valid),
+        "last train": _result(run, run.last_train),
+        "test": _result(run, run.test),
+        BITS_PER_BYTE: "-" if run.bits_per_byte is None else metrics.format_measure(run.bits_per_byte),
+        "tokens/s": _count(run.tokens_per_s),
+        "settings changed": ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
+    }
+
+
+def _count(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.0f}"
 
 
 def _describe_seeds(group: SeedGroup) -> str:
     """Return mean and standard deviation of the losses of runs that differ in their seed."""
-    spread = [
-        f"{split} {metrics.format_measure(mean)} +- {metrics.format_measure(deviation)}"
-        for split, (mean, deviation) in group.losses.items()
-    ]
+    spread = []
+    for split, (mean, deviation) in group.losses.items():
+        spread.append(f"{split} {metrics.format_measure(mean)} +- {metrics.format_measure(deviation)}")
     return f"{len(group.runs)} seeds ({', '.join(group.runs)}), mean +- deviation: {'; '.join(spread)}."
 
 
@@ -221,17 +228,18 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
     if len(by_metric) > 1:
         named = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
         raise UsageError(f"`plot` needs one metric, but these runs have two ({named}); compare runs of one metric")
-    curves, styles = {}, {}
-    for number, (name, past) in enumerate(
-        zip(run_directory.short_names([run.directory for run in runs]), histories, strict=True)
-    ):
+    names = run_directory.short_names([run.directory for run in runs])
+    curves = {}
+    styles = {}
+    for number, (name, past) in enumerate(zip(names, histories, strict=True)):
         if not past.reports:
             missing = f"{past.run.directory} has no training reports in {run_directory.METRICS}"
             raise RunError(f"{missing}; leave it out of `plot`")
         for split, style in STYLES.items():
             reports = past.reports_of(split)
+            steps = [report["step"] for report in reports]
             losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for report in reports]
-            curves[f"{name}, {split}"] = [report["step"] for report in reports], losses
+            curves[f"{name}, {split}"] = (steps, losses)
             styles[f"{name}, {split}"] = {"color": f"C{number}", **style}
     from txlcli.commands import plots
 
@@ -264,15 +272,21 @@ def difference(
 
 
 def _show_difference(result: "LossDifference") -> None:
-    rows = [
-        [source.file, source.run, source.evaluation, f"{source.loss_nats:.4f}", f"{metrics.bits(source.loss_nats):.4f}"]
-        for source in (result.first, result.second)
-    ]
-    nats = (result.difference_nats, result.low_nats, result.high_nats)
-    for name, value in zip(("difference", "95 % interval from", "to"), nats, strict=True):
-        rows.append([name, "", "", f"{value:+.4f}", f"{metrics.bits(value):+.4f}"])
-    verdict = "The difference is more than chance" if result.significant else "The difference may be chance"
-    interval = "excludes" if result.significant else "contains"
-    notes = [f"{verdict}: the interval {interval} 0. It covers this text, not other seeds of training."]
+    rows = []
+    for source in (result.first, result.second):
+        nats = source.loss_nats
+        rows.append([source.file, source.run, source.evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"])
+    differences = {
+        "difference": result.difference_nats,
+        "95 % interval from": result.low_nats,
+        "to": result.high_nats,
+    }
+    for name, nats in differences.items():
+        rows.append([name, "", "", f"{nats:+.4f}", f"{metrics.bits(nats):+.4f}"])
+    if result.significant:
+        verdict = "The difference is more than chance: the interval excludes 0."
+    else:
+        verdict = "The difference may be chance: the interval contains 0."
+    note = f"{verdict} It covers this text, not other seeds of training."
     headings = ("losses", "run", "evaluation", "nats/token", "bits/token")
-    console.show_table(f"{result.tokens:,} tokens", headings, rows, notes)
+    console.show_table(f"{result.tokens:,} tokens", headings, rows, [note])

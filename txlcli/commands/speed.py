@@ -12,7 +12,7 @@ from txlcli.workflows.speed_options import SpeedOptions
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
-    from txlcli.workflows.speed import SpeedResult
+    from txlcli.workflows.speed import SpeedResult, ThroughputRow
 
 
 def speed(
@@ -53,65 +53,68 @@ def show(result: "SpeedResult") -> None:
     if result.slowdown:
         _show_slowdown(title, result)
         title = "throughput"
-    cells = [
-        [
-            row.work,
-            f"{row.tokens_per_s:,.0f}",
-            _spread(row.ms_per_token, row.low_high_ms),
-            f"{row.share_of_peak:.1%}",
-            *([f"{row.peak_memory_bytes / 2**20:,.0f}"] if row.peak_memory_bytes else []),
-        ]
-        for row in result.throughput
-    ]
-    notes = [
+    columns = ["work", "tokens/s", "ms/token", "of peak"]
+    if result.throughput[0].peak_memory_bytes:  # on CUDA only
+        columns.append("peak MiB")
+    cells = list(map(_throughput_cells, result.throughput))
+    note = (
         f"of peak: share of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
-        "keys and distinct distances only.",
+        "keys and distinct distances only."
+    )
+    console.show_table(title, columns, cells, [note])
+
+
+def _throughput_cells(row: "ThroughputRow") -> list[str]:
+    """Return the cells of a throughput; the last one on CUDA only."""
+    cells = [
+        row.work,
+        f"{row.tokens_per_s:,.0f}",
+        _spread(row.ms_per_token, row.low_high_ms),
+        f"{row.share_of_peak:.1%}",
     ]
-    columns = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")[: len(cells[0])]  # the last one on CUDA only
-    console.show_table(title, columns, cells, notes)
+    if row.peak_memory_bytes:
+        cells.append(f"{row.peak_memory_bytes / 2**20:,.0f}")
+    return cells
 
 
 def _show_slowdown(title: str, result: "SpeedResult") -> None:
-    """Write Table 9, and what else was timed at its attention lengths."""
-    rows = result.slowdown
-    cells = [
-        [
-            f"{row.attn_len:,}",
-            _spread(row.xl_ms_per_token, row.xl_low_high_ms),
-            _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms),
-            metrics.format_ratio(row.slowdown),
-            f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-",
-        ]
-        for row in rows
-    ]
+    """Write Table 9, and the other timings at its attention lengths."""
+    compared = []
+    others = []
+    for row in result.slowdown:
+        xl = _spread(row.xl_ms_per_token, row.xl_low_high_ms)
+        vanilla = _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms)
+        paper = f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-"
+        compared.append([f"{row.attn_len:,}", xl, vanilla, metrics.format_ratio(row.slowdown), paper])
+        batched = f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})"
+        slowdown_batched = metrics.format_ratio(row.slowdown_batched)
+        single = _short(row.xl_single_ms_per_token)
+        slowdown_single = metrics.format_ratio(row.slowdown_single)
+        others.append([f"{row.attn_len:,}", batched, slowdown_batched, single, slowdown_single])
+    seg_len = result.slowdown[0].seg_len
     notes = [
-        f"Table 9, median (low-high) of {result.repeat}. XL: one lane, M = attention, L = {rows[0].seg_len}.",
+        f"Table 9, median (low-high) of {result.repeat}. XL: one lane, M = attention, L = {seg_len}.",
         "vanilla: the same weights without memory, recomputing one window per prediction.",
     ]
-    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), cells, notes)
-    cells = [
-        [
-            f"{row.attn_len:,}",
-            f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})",
-            metrics.format_ratio(row.slowdown_batched),
-            _short(row.xl_single_ms_per_token),
-            metrics.format_ratio(row.slowdown_single),
-        ]
-        for row in rows
-    ]
+    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), compared, notes)
     columns = ("attention", "batched", "slowdown batched", "L = 1", "slowdown L = 1")
     note = "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
-    console.show_table("vanilla batched, and XL one token at a time, ms/token", columns, cells, [note])
+    console.show_table("vanilla batched, and XL one token at a time, ms/token", columns, others, [note])
 
 
 def _spread(median: float, ends: tuple[float, float]) -> str:
-    return f"{_short(median)} ({'-'.join(_short(end, like=median) for end in ends)})"
+    low, high = (_short(end, like=median) for end in ends)
+    return f"{_short(median)} ({low}-{high})"
 
 
 def _short(number: float, *, like: float | None = None) -> str:
-    """Format a time with digits according to its size, or to that of `like`."""
+    """Format a time with digits according to its size, or to the size of `like`."""
     size = number if like is None else like
-    return f"{number:.{3 if size < 1 else 2 if size < 100 else 0}f}"
+    if size < 1:
+        return f"{number:.3f}"
+    if size < 100:
+        return f"{number:.2f}"
+    return f"{number:.0f}"
 
 
 def plot_times(path: Path, result: "SpeedResult") -> None:
@@ -119,12 +122,13 @@ def plot_times(path: Path, result: "SpeedResult") -> None:
     from txlcli.commands import plots
 
     rows = sorted(result.slowdown, key=lambda row: row.attn_len)
-    times = {
-        "Transformer-XL": [row.xl_ms_per_token for row in rows],
-        "Transformer-XL, one token at a time": [row.xl_single_ms_per_token for row in rows],
-        "vanilla": [row.vanilla_ms_per_token for row in rows],
-        "vanilla, batched": [row.vanilla_batched_ms_per_token for row in rows],
+    lengths = [row.attn_len for row in rows]
+    curves = {
+        "Transformer-XL": (lengths, [row.xl_ms_per_token for row in rows]),
+        "Transformer-XL, one token at a time": (lengths, [row.xl_single_ms_per_token for row in rows]),
+        "vanilla": (lengths, [row.vanilla_ms_per_token for row in rows]),
+        "vanilla, batched": (lengths, [row.vanilla_batched_ms_per_token for row in rows]),
     }
-    curves = {name: ([row.attn_len for row in rows], ms_per_token) for name, ms_per_token in times.items()}
-    x_label, y_label = "attention length (tokens)", "ms per token"
-    plots.plot_panels(path, {y_label: curves}, x_label=x_label, title=result.model, log_y=[y_label])
+    y_label = "ms per token"
+    panels = {y_label: curves}
+    plots.plot_panels(path, panels, x_label="attention length (tokens)", title=result.model, log_y=[y_label])

@@ -79,7 +79,8 @@ def _train_each(requests: Sequence[Request], workspace: Workspace, json: bool) -
 
     with signals.silent():
         for request in requests:
-            result = run.train(request, workspace, on_report=console.show_json if json else None)
+            on_report = console.show_json if json else None
+            result = run.train(request, workspace, on_report=on_report)
             if not json and launcher.is_main():
                 training_tables.show_result(result)
             signals.explain_end(f"{result.run.directory} was saved")
@@ -93,9 +94,8 @@ def _kept_by_a_signal(options: TrainOptions, workspace: DeviceWorkspace) -> str:
     """Return what a signal before the first step leaves, and how to continue."""
     if options.resume is None:
         return "nothing was saved yet; repeat the command to start again"
-    command = command_line(
-        "train", "--resume", options.resume, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir
-    )
+    words = ("train", "--resume", options.resume)
+    command = command_line(*words, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
     return f'{options.resume} stays as it was saved; resume with "{command}"'
 
 

@@ -4,46 +4,59 @@ from txlcli import console
 from txlcli.core.measures.profiling import StepProfile
 from txlcli.paper import metrics
 from txlcli.system.memory import format_size
-from txlcli.workflows.training.forecast import ScaleForecast, TrainingForecast
+from txlcli.workflows.training.forecast import DeviceCost, ScaleForecast, TrainingForecast
 from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.run import TrainingResult
 
 UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
-MAX_KERNELS, MAX_NAME = 20, 60
-"""Kernels of a profile to list, and characters of their names."""
+MAX_KERNELS = 20
+"""Kernels of a profile to list."""
+MAX_NAME = 60
+"""Characters of the name of a kernel to show."""
 
 
 def show_forecast(forecast: TrainingForecast) -> None:
     """Print the plan of a training run as one line and its cost as a table."""
-    plan, max_steps = forecast.plan, forecast.plan.run.settings.train.max_steps
+    plan = forecast.plan
     console.show_line(f"would train {plan}")
+    facts: dict[str, object] = {}
+    for part, count in forecast.parameters_by_part.items():
+        if count:
+            facts[f"parameters, {part}"] = f"{count:,}"
+    facts["parameters"] = f"{plan.run.parameters:,}"
     memory = "memory of a step" if plan.processes == 1 else "memory of a process"
-    extent = "the whole recipe" if plan.steps == max_steps else f"{plan.steps:,} steps"
-    facts = {
-        **{f"parameters, {part}": f"{count:,}" for part, count in forecast.parameters_by_part.items() if count},
-        "parameters": f"{plan.run.parameters:,}",
-        **{
-            f"{memory}, {purpose}": format_size(size) for purpose, size in forecast.step_bytes.to_json().items() if size
-        },
-        "memory of the host, copy for saving": format_size(forecast.snapshot_bytes),
-        "operations per token": f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP",
-        f"operations of {extent}": f"{forecast.training_flops:.3g} FLOP",
-        "tokens/s expected": format_rate(forecast.tokens_per_s),
-        f"time of {extent}": duration(forecast.seconds),
-        "the paper's valid result": forecast.published.get("valid"),
-        "the paper's test result": forecast.published.get("test"),
-    }
+    for purpose, size in forecast.step_bytes.to_json().items():
+        if size:
+            facts[f"{memory}, {purpose}"] = format_size(size)
+    facts["memory of the host, copy for saving"] = format_size(forecast.snapshot_bytes)
+    is_whole = plan.steps == plan.run.settings.train.max_steps
+    extent = "the whole recipe" if is_whole else f"{plan.steps:,} steps"
+    facts["operations per token"] = f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP"
+    facts[f"operations of {extent}"] = f"{forecast.training_flops:.3g} FLOP"
+    facts["tokens/s expected"] = format_rate(forecast.tokens_per_s)
+    facts[f"time of {extent}"] = duration(forecast.seconds)
+    facts["the paper's valid result"] = forecast.published.get("valid")
+    facts["the paper's test result"] = forecast.published.get("test")
+    console.show_facts("", facts, _forecast_notes(forecast))
+
+
+def _forecast_notes(forecast: TrainingForecast) -> list[str]:
+    """Return where the expected rate and the shares of the bands come from."""
     peak = f"{forecast.peak_flops_per_s / 1e9:,.0f} GFLOP/s"
-    source = f", as for {forecast.share_source}" if forecast.share_source else " measured just now"
-    timed = ", as in training steps timed just now" if forecast.step_was_timed else source
+    if forecast.step_was_timed:
+        source = ", as in training steps timed just now"
+    elif forecast.share_source:
+        source = f", as for {forecast.share_source}"
+    else:
+        source = " measured just now"
     notes = [
-        f"Expected on an idle machine: {_percent(forecast.share_of_peak)} of the {peak} of a matrix product{timed}. "
+        f"Expected on an idle machine: {_percent(forecast.share_of_peak)} of the {peak} of a matrix product{source}. "
         "Memory: without the libraries and, on a GPU, the workspace of single operations."
     ]
     if forecast.tails:
         notes.append(f"Share of tokens in each tail band: from {forecast.tails_by}.")
-    console.show_facts("", facts, notes)
+    return notes
 
 
 def format_rate(tokens_per_s: float) -> str:
@@ -65,46 +78,52 @@ def duration(seconds: float) -> str:
 
 def show_devices(forecast: ScaleForecast) -> None:
     """Print the cost of a recipe on different numbers of GPUs as a table; what decides comes first."""
-    options, run, costs = forecast.options, forecast.plan.run, forecast.by_devices
-    parts = [
-        part for part in costs[0].device_bytes if part != "total" and any(cost.device_bytes[part] for cost in costs)
-    ]
-    rows = [
-        {
-            "GPUs": f"{cost.devices}",
-            "batch of each": f"{cost.batch_size_per_device:,}",
-            "tokens/s": cost.tokens_per_s and format_rate(cost.tokens_per_s),
-            "days": cost.seconds and f"{cost.seconds / 86_400:,.2f}",
-            "fits": {True: "yes", False: "no", None: None}[cost.fits],
-            "total memory": format_size(cost.device_bytes["total"]),
-            "sent per step": format_size(cost.exchanged_bytes),
-            **{part: format_size(cost.device_bytes[part]) for part in parts},
-        }
-        for cost in costs
-    ]
+    run = forecast.plan.run
+    train = run.settings.train
+    rows = list(map(_device_cells, forecast.by_devices))
+    for part in forecast.by_devices[0].device_bytes:
+        sizes = [cost.device_bytes[part] for cost in forecast.by_devices]
+        if part != "total" and any(sizes):
+            for row, size in zip(rows, sizes, strict=True):
+                row[part] = format_size(size)
     title = (
-        f"{run.recipe_name}: {run.parameters:,} parameters, batches of {run.settings.train.batch_size}, "
-        f"{forecast.plan.steps:,} steps, {run.settings.train.precision}; memory of each GPU"
+        f"{run.recipe_name}: {run.parameters:,} parameters, batches of {train.batch_size}, "
+        f"{forecast.plan.steps:,} steps, {train.precision}; memory of each GPU"
     )
     notes = [f"Memory: without the workspace of single operations; it fits up to {USABLE:.0%}."]
-    if options.device_flops is not None:
-        sources = {cost.share_source: _percent(cost.share_of_peak) for cost in costs}
+    if forecast.options.device_flops is not None:
+        sources = {cost.share_source: _percent(cost.share_of_peak) for cost in forecast.by_devices}
         shares = " or ".join(f"{share} (as for {source})" for source, share in sources.items())
-        exchange = "" if options.bandwidth else ", without the gradient exchange; add --bandwidth"
+        exchange = "" if forecast.options.bandwidth else ", without the gradient exchange; add --bandwidth"
         notes.append(f"Time: at {shares} of the peak rate{exchange}.")
-    headings = [heading for heading, cell in rows[0].items() if cell is not None]
-    console.show_table(title, headings, [[str(row[heading]) for heading in headings] for row in rows], notes)
+    console.show_table(title, list(rows[0]), [list(row.values()) for row in rows], notes)
+
+
+def _device_cells(cost: DeviceCost) -> dict[str, str]:
+    """Return the cells of a number of GPUs by heading, without what is unknown for want of a property of the GPU."""
+    cells = {"GPUs": f"{cost.devices}", "batch of each": f"{cost.batch_size_per_device:,}"}
+    if cost.tokens_per_s is not None:
+        cells["tokens/s"] = format_rate(cost.tokens_per_s)
+    if cost.seconds is not None:
+        cells["days"] = f"{cost.seconds / 86_400:,.2f}"
+    if cost.fits is not None:
+        cells["fits"] = "yes" if cost.fits else "no"
+    cells["total memory"] = format_size(cost.device_bytes["total"])
+    cells["sent per step"] = format_size(cost.exchanged_bytes)
+    return cells
 
 
 def show_result(result: TrainingResult) -> None:
     """Print steps, best validation and next command of a training run as a table."""
     run = result.run
-    best = metrics.format_measure(metrics.in_metric(result.best_nats, run.metric))
+    best = "-"
+    if result.best_nats < float("inf"):
+        best = metrics.format_measure(metrics.in_metric(result.best_nats, run.metric))
     facts = {
         "run": run.directory,
         "steps": f"{result.step:,} of {run.settings.train.max_steps:,}",
         "epochs": f"{result.epoch:.2f}",
-        f"best valid {run.metric}": best if result.best_nats < float("inf") else "-",
+        f"best valid {run.metric}": best,
         "of the GPU's peak": None if result.mfu is None else _percent(result.mfu),
         "next": result.next_command,
     }
@@ -115,10 +134,10 @@ def show_result(result: TrainingResult) -> None:
 
 def _show_profile(profile: StepProfile) -> None:
     """Print the kernels that take the most time in a step as a table."""
-    rows = [
-        [kernel.name[:MAX_NAME], f"{kernel.calls_per_step:,.1f}", f"{kernel.ms_per_step:,.3f}", f"{kernel.share:.1%}"]
-        for kernel in profile.kernels[:MAX_KERNELS]
-    ]
+    rows = []
+    for kernel in profile.kernels[:MAX_KERNELS]:
+        calls = f"{kernel.calls_per_step:,.1f}"
+        rows.append([kernel.name[:MAX_NAME], calls, f"{kernel.ms_per_step:,.3f}", f"{kernel.share:.1%}"])
     steps = f"steps {profile.first_step:,} to {profile.first_step + profile.steps - 1:,}"
     all_kernels = f"{profile.calls_per_step:,.0f} kernels a step, {profile.ms_per_step:,.2f} ms"
     notes = [f"All: {all_kernels}. Trace: {profile.trace}; open it at https://ui.perfetto.dev."]
