@@ -17,8 +17,11 @@ Head = tuple[int, int]
 
 def read_heads(text: str) -> tuple[Head, ...]:
     """Read heads: `2.10,1.3` -> ((2, 10), (1, 3))."""
-    pairs = (part.split(".") for part in text.split(","))
-    return tuple(dict.fromkeys((int(layer), int(head)) for layer, head in pairs))
+    heads: dict[Head, None] = {}
+    for part in text.split(","):
+        layer, head = part.split(".")
+        heads[int(layer), int(head)] = None
+    return tuple(heads)
 
 
 class AttentionOptions(Options):
@@ -41,5 +44,5 @@ class AttentionOptions(Options):
     seed: Seed = seed_option()
 
     def _check(self) -> None:
-        if len(self.heads or ()) > MAX_HEADS:
+        if self.heads is not None and len(self.heads) > MAX_HEADS:
             raise UsageError(f"Figure 6 has room for {MAX_HEADS} heads; select fewer with `heads`")

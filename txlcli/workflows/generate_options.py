@@ -6,7 +6,8 @@ from txlcli.config.ranges import NaturalInt, PositiveInt, PositiveShare, Range
 from txlcli.config.settings import Compile, Seed
 from txlcli.workflows.options import Options, compile_option, flag_option, option, seed_option
 
-DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40
+DEFAULT_CONTEXT = 512
+DEFAULT_TOP_K = 40
 
 
 class GenerateOptions(Options):

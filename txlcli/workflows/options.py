@@ -45,9 +45,11 @@ def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
 
 def parse(of: Field[Any], text: str) -> Any:
     """Return the value of an option from a text of the command line."""
-    traits, type_ = of.metadata["option"], FieldType.of(of.type)
+    traits: OptionTraits = of.metadata["option"]
+    type_ = FieldType.of(of.type)
+    read = traits.read or type_.parse
     try:
-        return (traits.read or type_.parse)(text)
+        return read(text)
     except ValueError:
         raise UsageError(f"`{of.name}` {text}: write {traits.example or type_.example}") from None
 
@@ -71,14 +73,19 @@ class Options:
         for item in self.declared():
             value = as_plain(getattr(self, item.name))
             object.__setattr__(self, item.name, value)
-            FieldType.of(item.type).check(f"`{item.name}`", value)
-            if value == () != item.default:
-                raise UsageError(f"`{item.name}` is empty; give at least one number, or leave it out")
-            if value and (extensions := item.metadata["option"].writes):
-                self._check_output(item.name, value, extensions)
-            if item.name == "name" and value is not None and not re.fullmatch(PLAIN_NAME, value):
-                raise UsageError(f'`name` "{value}" is not a plain name; use letters, digits, ".", "-" and "_"')
+            self._check_value(item, value)
         self._check()
+
+    def _check_value(self, item: Field[Any], value: Any) -> None:
+        """Reject a value of another type or out of range, an empty list, a file in the way, and a name that is none."""
+        FieldType.of(item.type).check(f"`{item.name}`", value)
+        if value == () and item.default != ():
+            raise UsageError(f"`{item.name}` is empty; give at least one number, or leave it out")
+        traits: OptionTraits = item.metadata["option"]
+        if value and traits.writes:
+            self._check_output(item.name, value, traits.writes)
+        if item.name == "name" and value is not None and not re.fullmatch(PLAIN_NAME, value):
+            raise UsageError(f'`name` "{value}" is not a plain name; use letters, digits, ".", "-" and "_"')
 
     def _check_output(self, name: str, path: Path, extensions: Sequence[str]) -> None:
         """Reject a file that cannot be written, or that exists unless it is to be replaced."""
@@ -102,7 +109,12 @@ class Options:
 
     def changed(self) -> dict[str, Any]:
         """Return the values of the options that differ from their defaults, by field."""
-        return {item.name: value for item in self.declared() if (value := getattr(self, item.name)) != item.default}
+        values = {}
+        for item in self.declared():
+            value = getattr(self, item.name)
+            if value != item.default:
+                values[item.name] = value
+        return values
 
     def given(self, *names: str) -> list[str]:
         """Return those of the named fields that differ from their defaults, as backticked names for a message.
@@ -114,7 +126,8 @@ class Options:
 
     def exclude(self, *names: str, because: str) -> None:
         """Reject the named options, which do not apply for the reason `because`."""
-        if given := self.given(*names):
+        given = self.given(*names)
+        if given:
             raise UsageError(f"{because}; leave out {given[0]}")
 
 

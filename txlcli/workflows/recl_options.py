@@ -42,5 +42,7 @@ class ReclOptions(PlotOptions):
     @property
     def contexts(self) -> list[int]:
         """Context lengths to compare, in tokens."""
-        last = self.longest if self.longest is not None else self.start + DEFAULT_RECL_STEPS * self.step
-        return list(range(self.start, last + 1, self.step))
+        longest = self.longest
+        if longest is None:
+            longest = self.start + DEFAULT_RECL_STEPS * self.step
+        return list(range(self.start, longest + 1, self.step))

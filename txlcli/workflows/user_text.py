@@ -18,11 +18,12 @@ class UserText:
     """Name in error messages."""
 
 
-def read_user_text(file: str, asked: str | None = None) -> UserText:
-    """Read a text file, or stdin for "-"; errors begin with `asked`, by default the option and the file."""
-    is_stdin, asked = file == "-", asked or f"`text` {file}"
+def read_user_text(file: str, label: str | None = None) -> UserText:
+    """Read a text file, or stdin for "-"; errors begin with `label`, by default the option and the file."""
+    label = label or f"`text` {file}"
+    is_stdin = file == "-"
     try:
         data = read_stdin(MAX_TEXT) if is_stdin else read_bytes(Path(file), MAX_TEXT)
     except OSError as error:
-        raise UsageError(f"{asked}: cannot be read ({error.strerror}); check the path") from error
-    return UserText("stdin" if is_stdin else file, data, label=asked)
+        raise UsageError(f"{label}: cannot be read ({error.strerror}); check the path") from error
+    return UserText("stdin" if is_stdin else file, data, label)

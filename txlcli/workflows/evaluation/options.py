@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT, NaturalInt, PositiveInt, Range
 from txlcli.config.settings import AttentionBackend, Compile, EvalSettings
@@ -22,6 +22,13 @@ Lengths = tuple[PositiveInt, ...] | Literal["auto"] | None
 LOSS_FORMATS = (".h5", ".hdf5")
 
 
+def read_protocols(text: str) -> tuple[str, ...]:
+    """Read names of protocols, or all of them."""
+    if text == "all":
+        return PROTOCOLS
+    return tuple(dict.fromkeys(text.split(",")))
+
+
 class EvalOptions(PlotOptions):
     """Options of `txl eval`; None selects the setting of the recipe."""
 
@@ -37,7 +44,7 @@ class EvalOptions(PlotOptions):
         f"Compare protocols of evaluation on the same tokens: {', '.join(PROTOCOLS)}.",
         default=(),
         metavar="NAME,...|all",
-        read=lambda text: PROTOCOLS if text == "all" else tuple(dict.fromkeys(text.split(","))),
+        read=read_protocols,
     )
     seg_len: PositiveInt | None = option("Segment length L; changes speed, and without memory the context.")
     max_distance: PositiveInt | Literal["none"] | None = option("Distances beyond it share one encoding.")
@@ -157,23 +164,26 @@ class EvalOptions(PlotOptions):
 
     def check_processes(self, processes: int) -> None:
         """Reject an evaluation that several processes cannot divide."""
-        if processes > 1:
-            names = ("cache", "dynamic", "html", "reset_at_documents")
-            self.exclude(*names, because="several processes divide the lanes, or the windows, of the model alone")
-            if self.text is not None and self.text.name == "stdin":
-                raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
+        if processes == 1:
+            return
+        because = "several processes divide the lanes, or the windows, of the model alone"
+        self.exclude("cache", "dynamic", "html", "reset_at_documents", because=because)
+        if self.text is not None and self.text.name == "stdin":
+            raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
 
     def apply_to(self, settings: EvalSettings) -> EvalSettings:
         """Return a recipe's evaluation settings with these options applied."""
-        same_length = settings.same_length
-        if self.same_length is not None and self.same_length != (same_length != "off"):  # keep "m_plus_one"
-            same_length = "m" if self.same_length else "off"
-        limit = settings.max_distance if self.max_distance is None else self.max_distance
-        return replace(
-            settings,
-            seg_len=self.seg_len or settings.seg_len,
-            batch_size=self.batch_size or settings.batch_size,
-            max_distance=None if limit == "none" else limit,
-            same_length=same_length,
-            temperature=self.temperature or settings.temperature,
-        )
+        changes: dict[str, Any] = {}
+        if self.seg_len is not None:
+            changes["seg_len"] = self.seg_len
+        if self.batch_size is not None:
+            changes["batch_size"] = self.batch_size
+        if self.max_distance is not None:
+            changes["max_distance"] = None if self.max_distance == "none" else self.max_distance
+        if self.same_length is False:
+            changes["same_length"] = "off"
+        elif self.same_length and settings.same_length == "off":  # otherwise keep "m_plus_one"
+            changes["same_length"] = "m"
+        if self.temperature is not None:
+            changes["temperature"] = self.temperature
+        return replace(settings, **changes)

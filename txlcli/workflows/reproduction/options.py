@@ -8,7 +8,9 @@ from txlcli.config.ranges import PositiveInt
 from txlcli.errors import UnknownNameError
 from txlcli.workflows.options import Options, flag_option, option, seeds_option
 
-PAPER_ITEMS = (*(f"table{n}" for n in range(1, 11)), *(f"figure{n}" for n in range(3, 8)), "appendix-e")
+TABLES = tuple(f"table{number}" for number in range(1, 11))
+FIGURES = tuple(f"figure{number}" for number in range(3, 8))
+PAPER_ITEMS = (*TABLES, *FIGURES, "appendix-e")
 REPRODUCIBLE = (*PAPER_ITEMS, "frontier")
 """Tables and figures of the paper, and the frontier beyond it."""
 ALL_ITEMS = "all"
@@ -17,11 +19,14 @@ ALL_ITEMS = "all"
 
 def select_items(names: Sequence[str]) -> list[str]:
     """Return the selected tables and figures in the paper's order."""
+    known = (*REPRODUCIBLE, ALL_ITEMS)
     for name in names:
-        if name not in (*REPRODUCIBLE, ALL_ITEMS):
-            known, listing = (*REPRODUCIBLE, ALL_ITEMS), '"txl reproduce --list" lists all'
-            raise UnknownNameError("table or figure", name, known, listing=listing)
-    return [name for name in REPRODUCIBLE if name in names or (ALL_ITEMS in names and name in PAPER_ITEMS)]
+        if name not in known:
+            raise UnknownNameError("table or figure", name, known, listing='"txl reproduce --list" lists all')
+    selected = set(names)
+    if ALL_ITEMS in selected:
+        selected.update(PAPER_ITEMS)
+    return [name for name in REPRODUCIBLE if name in selected]
 
 
 class ReproduceOptions(Options):

@@ -55,7 +55,8 @@ class TrainOptions(Options):
             "train.seed": self.seed,
             "log.every": self.log_every,
         }
-        return [*self.overrides, *(f"{key}={value}" for key, value in settings.items() if value is not None)]
+        given = [f"{key}={value}" for key, value in settings.items() if value is not None]
+        return [*self.overrides, *given]
 
     def check_steps(self, schedule_steps: int) -> None:
         """Reject a last step beyond the schedule."""
@@ -83,6 +84,10 @@ class LaunchOptions(Options):
             self.exclude(*others, because="`seeds` trains one run after the other in one process")
 
 
+PREFIXES = " KMGTP"
+"""Prefix of each power of 1000, or of 1024."""
+
+
 def quantity_option(help_: str, unit: str) -> Any:
     """Return the option of a number with a unit: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
     pattern = re.compile(rf"(\d+(?:\.\d+)?) ?([KMGT]i|[kMGTP]|){unit}")
@@ -91,8 +96,10 @@ def quantity_option(help_: str, unit: str) -> Any:
         match = pattern.fullmatch(text.strip())
         if match is None or not float(match[1]):
             raise ValueError(text)
-        base = 1024.0 if match[2].endswith("i") else 1000.0
-        return float(match[1]) * base ** " KMGTP".index(match[2][:1].upper() or " ")
+        number, prefix = match.groups()
+        base = 1024.0 if prefix.endswith("i") else 1000.0
+        exponent = PREFIXES.index(prefix[0].upper()) if prefix else 0
+        return float(number) * base**exponent
 
     example = f"a number above 0, a prefix such as G or Gi, and {unit}"
     return option(help_, metavar=f"N[k|M|G|..]{unit}", read=read, example=example)
