@@ -52,7 +52,9 @@ class Slice:
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
         """Read the bytes between two offsets in the slice, by default all."""
-        stop, length = self.size if stop is None else stop, self.stop - self.start
+        if stop is None:
+            stop = self.size
+        length = self.stop - self.start
         with self.path.open("rb") as file:
             file.seek(self.start + start)
             data = file.read(max(0, min(stop, length) - start))
@@ -167,9 +169,11 @@ class Corpus:
 def from_card(name: str, reader: Callable[[Corpus, Path, ReadOptions], Text], **own: Any) -> Corpus:
     """Return the corpus whose facts are in cards.toml; `own` are fields that no file can hold, such as functions."""
     facts = cards()[name] | own
-    for key in facts.keys() & {"rule", "released_rule"}:
-        facts[key] = VocabularyRule(**facts[key])
-    return Corpus(**facts | {"name": name, "reader": reader, "downloads": _downloads(facts.get("downloads", ()))})
+    for key in ("rule", "released_rule"):
+        if key in facts:
+            facts[key] = VocabularyRule(**facts[key])
+    facts["downloads"] = _downloads(facts.get("downloads", ()))
+    return Corpus(name=name, reader=reader, **facts)
 
 
 @functools.cache
@@ -179,4 +183,8 @@ def cards() -> dict[str, dict[str, Any]]:
 
 
 def _downloads(cards: Sequence[dict[str, Any]]) -> list[Download]:
-    return [Download(**card | {"mirror": _downloads(card.get("mirror", ()))}) for card in cards]
+    downloads = []
+    for card in cards:
+        mirror = _downloads(card.get("mirror", ()))
+        downloads.append(Download(**card | {"mirror": mirror}))
+    return downloads

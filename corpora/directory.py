@@ -33,40 +33,57 @@ JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
 def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
     listed, hidden = list_files(source)
-    files, by_split = listed, dict[str, list[Path]]()
-    if source.is_dir():
-        files = [path for path in files if not BACKUP.search(path.name)]
-        files = [path for path in files if not format_of(path, *GROUPS)] or files
-    if dead := next((path for path in files if not path.exists()), None):
-        raise CorpusError(f"{dead}: a link to a file that does not exist; remove it, or restore that file")
-    reject_other_than_text(*files)
-    for path in sorted({path.with_suffix("") for path in files if path.suffix == ".raw"} & {*files}):
-        raise CorpusError(f"{path} and {path.name}.raw are two versions of one text; keep one of them in the folder")
+    files = _text_files(source, listed)
+    by_split: dict[str, list[Path]] = {}
     if source.is_dir() and options.shares is None:
         by_split = files_by_split(files, source, OTHERWISE)
-    texts = {path: text_of(path) for path in [*itertools.chain(*by_split.values())] or files}
+    used = list(itertools.chain.from_iterable(by_split.values())) or files
+    texts = {path: text_of(path) for path in used}
     left_out = [path for path in listed if path not in texts and path.stat().st_size]
-    notes, conventions = list[str](), {"split": "the folder's own files"} if by_split else {}
+    notes: list[str] = []
+    conventions: dict[str, str] = {}
+    splits: Splits
     if by_split:
         names = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
         notes.append(f"the splits are as the folder's names say ({names}); --split cuts the whole text")
         notes += missing_note(by_split)
-        splits: Splits = {split: [texts[path] for path in paths] for split, paths in by_split.items()}
+        conventions["split"] = "the folder's own files"
+        splits = {split: list(map(texts.__getitem__, paths)) for split, paths in by_split.items()}
     else:
-        pieces = [*texts.values()]
-        splits = cut(pieces, source, options.shares or SHARES, options.starts and options.starts(pieces))
+        pieces = list(texts.values())
+        starts = options.starts(pieces) if options.starts else None
+        splits = cut(pieces, source, options.shares or SHARES, starts)
     changes = {
         "files_skipped": len(left_out),
         "hidden_files_skipped": hidden,
         "byte_order_marks_dropped": sum(text.start > 0 for text in texts.values()),
     }
-    notes += _notes(source, [*texts], left_out)
+    notes += _notes(source, used, left_out)
     return Text(splits, tuple(notes), conventions, changes=changes)
+
+
+def _text_files(source: Path, listed: list[Path]) -> list[Path]:
+    """Return the files to read; reject what is not text, and two versions of one text."""
+    files = listed
+    if source.is_dir():
+        files = [path for path in files if not BACKUP.search(path.name)]
+        files = [path for path in files if not format_of(path, *GROUPS)] or files
+    for path in files:
+        if not path.exists():
+            raise CorpusError(f"{path}: a link to a file that does not exist; remove it, or restore that file")
+    reject_other_than_text(*files)
+    known = set(files)
+    for path in sorted(known):
+        raw = path.with_name(f"{path.name}.raw")
+        if raw in known:
+            raise CorpusError(f"{path} and {raw.name} are two versions of one text; keep one of them in the folder")
+    return files
 
 
 def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str]:
     """Yield notes on files whose content may not be what it seems, and on files that were left out."""
-    if records := [path for path in used if JSON.match(head_of(path))]:
+    records = [path for path in used if JSON.match(head_of(path))]
+    if records:
         yield (
             f"{list_names(records, source)}: read as plain text, including the keys, quotes and escapes of JSON; "
             "extract the text if needed"
@@ -76,7 +93,8 @@ def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str
             "files that are not text, are backups or name no split, which were left out: "
             f"{list_names(left_out, source)}"
         )
-    descriptions = [path for path in used if path.parent == source and is_companion(path) and not split_of(path.name)]
+    at_top = [path for path in used if path.parent == source]
+    descriptions = [path for path in at_top if is_companion(path) and not split_of(path.name)]
     if descriptions and len(descriptions) < len(used):
         yield f"{list_names(descriptions, source)}: part of the text; move it away if it only describes the text"
 
@@ -89,10 +107,11 @@ def files_by_split(files: list[Path], directory: Path, otherwise: str) -> dict[s
     Below the first level, names count only if one of them is train: source code has many files named test.
     """
     named = {path: splits_in(path.relative_to(directory)) for path in files}
-    at_top = (path for path in files if split_of(path.relative_to(directory).parts[0]))
-    example = next(at_top, None) or next((path for path in files if "train" in named[path]), None)
-    if example is None:
+    examples = [path for path in files if split_of(path.relative_to(directory).parts[0])]
+    examples += [path for path in files if "train" in named[path]]
+    if not examples:
         return {}
+    example = examples[0]
     unnamed = [path for path, splits in named.items() if len(splits) != 1 and path.stat().st_size]
     others = [path for path in unnamed if not is_companion(path)]
     if others:
@@ -100,7 +119,8 @@ def files_by_split(files: list[Path], directory: Path, otherwise: str) -> dict[s
             f"{directory}: {list_names([example], directory)} names a split, "
             f"{list_names(others, directory)} names none or several; {otherwise}"
         )
-    return {split: paths for split in SPLITS if (paths := [path for path in files if named[path] == {split}])}
+    by_split = {split: [path for path in files if named[path] == {split}] for split in SPLITS}
+    return {split: paths for split, paths in by_split.items() if paths}
 
 
 def cut(
@@ -116,33 +136,44 @@ def cut(
     if not total:
         raise CorpusError(f"{source}: there is no text in it; give a file or folder that has some")
     wanted = {name: total * share / 100 for name, share in zip(SPLITS, shares, strict=True) if share}  # bytes
-    cuts, exact = [0], 0.0
+    cuts = [0]
+    exact = 0.0
     for before, after in itertools.pairwise(wanted.values()):
         exact += before
-        distance = math.ceil(min(before, after) / 2) - 1  # so that neither split becomes empty
         if boundaries is None:
+            distance = math.ceil(min(before, after) / 2) - 1  # so that neither split becomes empty
             cuts.append(_find_cut(slices, int(exact), min(SEARCH_RANGE, max(0, distance))))
         else:
-            near = bisect.bisect_left(boundaries, exact)
-            later = [cut for cut in boundaries[max(0, near - 1) : near + 2] if cut > cuts[-1]] or [total]
-            cuts.append(min(later, key=lambda cut: abs(cut - exact)))
-    splits = {
-        name: tuple(_between(slices, *ends))
-        for name, ends in zip(wanted, itertools.pairwise([*cuts, total]), strict=True)
-    }
+            cuts.append(_nearest(boundaries, exact, above=cuts[-1], default=total))
+    cuts.append(total)
+    splits = {}
+    for name, (start, stop) in zip(wanted, itertools.pairwise(cuts), strict=True):
+        splits[name] = tuple(_between(slices, start, stop))
     if not all(splits.values()):
-        fault = f"{total:,} bytes are too short" if boundaries is None else f"{len(boundaries):,} {unit} are too few"
+        fault = f"{total:,} bytes are too short"
+        if boundaries is not None:
+            fault = f"{len(boundaries):,} {unit} are too few"
         raise CorpusError(f"{source}: {fault} to split; give more text or another --split")
     return splits
+
+
+def _nearest(boundaries: Sequence[int], exact: float, *, above: int, default: int) -> int:
+    """Return the boundary nearest to an offset, of those `above` the last cut."""
+    position = bisect.bisect_left(boundaries, exact)
+    near = boundaries[max(0, position - 1) : position + 2]
+    later = [boundary for boundary in near if boundary > above]
+    return min(later, key=lambda boundary: abs(boundary - exact), default=default)
 
 
 def _between(slices: Slices, start: int, stop: int) -> Iterator[Slice]:
     """Yield the parts of the slices between two offsets of their concatenation."""
     for piece in slices:
-        low, high = max(start, 0), min(stop, piece.size)
+        low = max(start, 0)
+        high = min(stop, piece.size)
         if low < high:
             yield Slice(piece.path, piece.start + low, piece.start + high)
-        start, stop = start - piece.size, stop - piece.size
+        start -= piece.size
+        stop -= piece.size
 
 
 def _find_cut(slices: Slices, target: int, distance: int) -> int:
@@ -150,19 +181,21 @@ def _find_cut(slices: Slices, target: int, distance: int) -> int:
 
     It is after the line end, else the blank, nearest to `target`, else between two characters; all in one file.
     """
-    begin, piece = 0, slices[0]
+    begin = 0
     for piece in slices:
         if target < begin + piece.size:
             break
         begin += piece.size
     target -= begin
-    low, high = max(target - distance - CHARACTER, 0), min(target + distance + 1, piece.size)
+    low = max(target - distance - CHARACTER, 0)
+    high = min(target + distance + 1, piece.size)
     window = piece.read(low, high)
     middle = target - low
     for mark in (b"\n", b" "):
         after = window.find(mark, middle, middle + distance) + 1
         before = window.rfind(mark, max(0, middle - distance), middle) + 1
-        if around := [cut for cut in (before, after) if cut]:
+        around = [cut for cut in (before, after) if cut]
+        if around:
             return begin + low + min(around, key=lambda cut: abs(cut - middle))
     while 0 < middle < len(window) and window[middle] & 0xC0 == 0x80:  # inside a UTF-8 character
         middle -= 1

@@ -18,7 +18,8 @@ def text_of(path: Path) -> Slice:
     """Return a file without its byte order mark."""
     with path.open("rb") as file:
         has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-    return Slice(path, len(codecs.BOM_UTF8) if has_mark else 0, path.stat().st_size)
+    start = len(codecs.BOM_UTF8) if has_mark else 0
+    return Slice(path, start, path.stat().st_size)
 
 
 @dataclass(frozen=True)
@@ -34,26 +35,35 @@ class Documents:
 
     def starts(self, pieces: Slices) -> "array[int]":
         """Return the offsets in the concatenation of slices at which documents begin."""
-        found, done = array("q"), 0
+        starts = array("q")
+        done = 0
         for piece in pieces:
             if piece.path not in self.offsets:
-                text = text_of(piece.path)
-                after = _after_blank_lines(text, self.block) if self.unit == "blank-lines" else ()
-                self.offsets[piece.path] = array("q", [text.start, *after])
+                self.offsets[piece.path] = self._offsets_in(text_of(piece.path))
             offsets = self.offsets[piece.path]
-            first, end = (bisect.bisect_left(offsets, place) for place in (piece.start, piece.stop))
-            found.extend(done + offset - piece.start for offset in offsets[first:end])
+            first = bisect.bisect_left(offsets, piece.start)
+            end = bisect.bisect_left(offsets, piece.stop)
+            starts.extend(done + offset - piece.start for offset in offsets[first:end])
             done += piece.size
-        return found
+        return starts
+
+    def _offsets_in(self, text: Slice) -> "array[int]":
+        """Return where the documents of a file begin, unless they are known."""
+        offsets = array("q", [text.start])
+        if self.unit == "blank-lines":
+            offsets.extend(_after_blank_lines(text, self.block))
+        return offsets
 
 
 def _after_blank_lines(text: Slice, size: int) -> Iterator[int]:
     """Yield the offset after each run of blank lines that text precedes and follows."""
-    rest, done = b"", text.start
+    rest = b""
+    done = text.start
     for block in text.blocks(size):
         data = rest + block
         kept = len(data.rstrip(b" \t\r\n"))  # a run of blank lines may continue in the next block
         for match in BLANK_LINES.finditer(data, 0, kept):
             if done + match.start() > text.start:
                 yield done + match.end()
-        rest, done = data[kept:], done + kept
+        rest = data[kept:]
+        done += kept

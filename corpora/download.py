@@ -38,7 +38,8 @@ def fetch(
     `agent` replaces Python's own user agent, which some hosts reject.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    target, part = directory / download.file, directory / (download.file + ".part")
+    target = directory / download.file
+    part = directory / f"{download.file}.part"
     if is_complete(download, directory):
         return target
     failures: dict[str, CorpusError] = {}
@@ -62,7 +63,9 @@ def fault(path: Path, download: Download) -> str | None:
     size = path.stat().st_size
     if download.size is not None and size != download.size:
         return f"{size:,} bytes instead of {download.size:,}"
-    return digest_fault(path, download.digest) if download.digest else None
+    if download.digest is None:
+        return None
+    return digest_fault(path, download.digest)
 
 
 def digest_fault(path: Path, digest: str) -> str | None:
@@ -70,7 +73,9 @@ def digest_fault(path: Path, digest: str) -> str | None:
     algorithm, expected = digest.split(":")
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, algorithm).hexdigest()
-    return None if actual == expected else f"wrong digest: {algorithm} {actual} instead of {expected}"
+    if actual == expected:
+        return None
+    return f"wrong digest: {algorithm} {actual} instead of {expected}"
 
 
 def _size(path: Path) -> int:
@@ -81,7 +86,8 @@ def _complete(
     part: Path, request: urllib.request.Request, download: Download, progress: Callable[[int], None], timeout_s: float
 ) -> None:
     """Complete the .part file and verify it; remove it if it is complete but wrong, so that it is not continued."""
-    received, most = _size(part), download.size or LARGEST
+    received = _size(part)
+    most = download.size or LARGEST
     if received:
         request.add_header("Range", f"bytes={received}-")
     try:
@@ -90,18 +96,26 @@ def _complete(
             with part.open("ab" if is_rest else "wb") as file:
                 while block := response.read1(BLOCK):
                     file.write(block)
-                    if file.tell() > most:
+                    received = file.tell()
+                    if received > most:
                         part.unlink()
                         raise CorpusError(f"more than {most:,} bytes")
-                    progress(file.tell())
+                    progress(received)
                 if response.length:
-                    raise CorpusError(f"interrupted after {file.tell():,} of {file.tell() + response.length:,} bytes")
+                    received = file.tell()
+                    raise CorpusError(f"interrupted after {received:,} of {received + response.length:,} bytes")
     except (OSError, http.client.HTTPException, ValueError) as error:  # a redirect may have a malformed address
         # A file that is as long as the server's, or longer, is complete.
         if getattr(error, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            cause = error.reason if type(error) is urllib.error.URLError else error
-            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-            raise CorpusError(" ".join(reason.split())[:100]) from error
-    if wrong := fault(part, download):
+            raise CorpusError(_reason(error)) from error
+    wrong = fault(part, download)
+    if wrong is not None:
         part.unlink()
         raise CorpusError(wrong)
+
+
+def _reason(error: Exception) -> str:
+    """Return why a connection failed, on one line."""
+    cause = error.reason if type(error) is urllib.error.URLError else error
+    reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    return " ".join(reason.split())[:100]

@@ -12,12 +12,20 @@ from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text
 from .signatures import format_of, reject_other_than_text
 
 SPECIAL = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+"""Names of files that may never end, by type."""
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
-# Common names of the three splits.
 COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
 TOOLS = {"__pycache__", "__MACOSX", "node_modules", "Thumbs.db", "desktop.ini"}
 """Files and directories that programs and systems write; they are skipped like hidden ones."""
-SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "dev", "validation", "val"), "valid")}
+SPLIT_WORDS = {
+    "train": "train",
+    "valid": "valid",
+    "dev": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "test": "test",
+}
+"""Common names of the three splits."""
 
 
 def text_files(source: Path) -> list[Path]:
@@ -33,17 +41,20 @@ def list_files(source: Path) -> tuple[list[Path], int]:
     if not source.is_dir():
         return [source], 0
     paths: list[Path] = []
-    visited, hidden = set(), 0
+    visited = set()
+    hidden = 0
     for parent, directories, files in os.walk(source, onerror=_reject_directory, followlinks=True):
         real = os.path.realpath(parent)
         if real in visited:
             directories.clear()
             continue
         visited.add(real)
-        hidden += sum(map(_is_hidden, (*directories, *files)))
+        hidden += sum(map(_is_hidden, directories + files))
         directories[:] = sorted(itertools.filterfalse(_is_hidden, directories))
-        paths += [Path(parent, name) for name in itertools.filterfalse(_is_hidden, files)]
-    return sorted(map(reject_special, paths), key=lambda path: path.relative_to(source).as_posix()), hidden
+        for name in itertools.filterfalse(_is_hidden, files):
+            paths.append(reject_special(Path(parent, name)))
+    paths.sort(key=lambda path: path.relative_to(source).as_posix())
+    return paths, hidden
 
 
 def _is_hidden(name: str) -> bool:
@@ -74,7 +85,9 @@ def list_names(paths: Sequence[Path], source: Path) -> str:
     """Return the names of files below a directory, or of one itself: the first three and the number of others."""
     directory = source if source.is_dir() else source.parent
     names = ", ".join(printable(path.relative_to(directory).as_posix()) for path in paths[:3])
-    return names + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
+    if len(paths) > 3:
+        names += f" and {len(paths) - 3:,} more"
+    return names
 
 
 def is_companion(path: Path) -> bool:
@@ -84,8 +97,11 @@ def is_companion(path: Path) -> bool:
 
 def split_of(name: str) -> str | None:
     """Return the split that a file name mentions: one of its words is train, valid, dev, validation, val or test."""
-    named = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}
-    return named.pop() if len(named) == 1 else None
+    words = re.split(r"[^a-z]+", name.lower())
+    named = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+    if len(named) != 1:
+        return None
+    return named.pop()
 
 
 def read_prefix(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
@@ -94,7 +110,7 @@ def read_prefix(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     It is `source` itself, or the only file below it with the name of the corpus, else the only one whose name begins
     so. A file with bytes that the corpus does not have is rejected.
     """
-    name, known = corpus.name, b"".join(re.findall(corpus.symbols.encode(), bytes(range(256))))
+    name = corpus.name
     paths = [source]
     if source.is_dir():
         paths = [path for path in text_files(source) if path.name.startswith(name) and not format_of(path)]
@@ -106,21 +122,35 @@ def read_prefix(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         )
     path = paths[0]
     reject_other_than_text(path, is_utf8=False)
-    size, other = path.stat().st_size, f"this is another file; give {name} or a prefix of it"
+    size = path.stat().st_size
+    other = f"this is another file; give {name} or a prefix of it"
     if size > FULL_SIZE:
         raise CorpusError(f"{path}: {size:,} bytes, but {name} has {FULL_SIZE:,}: {other}")
     if size < 20:
         raise CorpusError(f"{path}: {size:,} bytes are too short to split; give at least 20")
-    offset = 0
-    for block in Slice(path, 0, size).blocks():
-        if others := block.translate(None, known):
-            place = f"byte {offset + block.index(others[0]):,} is 0x{others[0]:02x}"
-            raise CorpusError(f"{path}: {place}, {corpus.otherwise}: {other}, or prepare the file as own text")
-        offset += len(block)
+    place = _first_other_byte(path, corpus.symbols)
+    if place is not None:
+        raise CorpusError(f"{path}: {place}, {corpus.otherwise}: {other}, or prepare the file as own text")
     part = size // 20
-    cuts = itertools.pairwise((0, size - 2 * part, size - part, size))
-    splits = {split: (Slice(path, *cut),) for split, cut in zip(SPLITS, cuts, strict=True)}
-    return Text(splits, () if size == FULL_SIZE else (f"a prefix of {size:,} of {FULL_SIZE:,} bytes",))
+    splits = {
+        "train": (Slice(path, 0, size - 2 * part),),
+        "valid": (Slice(path, size - 2 * part, size - part),),
+        "test": (Slice(path, size - part, size),),
+    }
+    notes = () if size == FULL_SIZE else (f"a prefix of {size:,} of {FULL_SIZE:,} bytes",)
+    return Text(splits, notes)
+
+
+def _first_other_byte(path: Path, symbols: str) -> str | None:
+    """Return the offset and the value of the first byte that does not match `symbols`; None if all match."""
+    known = b"".join(re.findall(symbols.encode(), bytes(range(256))))
+    offset = 0
+    for block in Slice(path, 0, path.stat().st_size).blocks():
+        others = block.translate(None, known)
+        if others:
+            return f"byte {offset + block.index(others[0]):,} is 0x{others[0]:02x}"
+        offset += len(block)
+    return None
 
 
 def whole(path: Path) -> tuple[Slice, ...]:
@@ -130,7 +160,7 @@ def whole(path: Path) -> tuple[Slice, ...]:
 
 def splits_in(path: Path) -> set[str]:
     """Return the splits that the parts of a relative path mention."""
-    return {split for part in path.parts if (split := split_of(part))}
+    return {split for split in map(split_of, path.parts) if split}
 
 
 def read_files(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
@@ -138,25 +168,35 @@ def read_files(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
 
     Official names take precedence; for other splits a file is used whose name mentions the split. Archives are ignored.
     """
-    files, splits = [path for path in text_files(source) if not format_of(path)], {}
-    patterns = corpus.files | ({"valid": corpus.files["test"]} if options.released else {})
+    files = [path for path in text_files(source) if not format_of(path)]
+    patterns = dict(corpus.files)
+    if options.released:
+        patterns["valid"] = corpus.files["test"]
+    splits = {}
     for split, pattern in patterns.items():
         official = [path for path in files if fnmatch.fnmatchcase(path.name, pattern)]
         paths = official or [path for path in files if split_of(path.name) == split]
-        if len(paths) > max(1, len({path.name for path in official})):
+        names = {path.name for path in official}
+        if len(paths) > max(1, len(names)):
             raise CorpusError(f"{source}: {list_names(paths, source)} look like the {split} split; keep one of them")
         if paths:
-            splits[split] = [piece for path in paths for piece in whole(path)]
+            splits[split] = list(itertools.chain.from_iterable(map(whole, paths)))
     if not splits:
         raise CorpusError(
             f"{source}: found no file of {corpus.name}; expected {', '.join(corpus.files.values())}, or names with "
             "train, valid or test"
         )
-    lists = (path for path in (*files, source.parent / str(corpus.rule.file)) if path.name == corpus.rule.file)
-    return Text(splits, missing_note(splits), vocabulary_file=next(filter(Path.is_file, lists), None))
+    vocabulary_file = None
+    if corpus.rule.file is not None:
+        lists = [path for path in files if path.name == corpus.rule.file]
+        lists.append(source.parent / corpus.rule.file)
+        vocabulary_file = next(filter(Path.is_file, lists), None)
+    return Text(splits, missing_note(splits), vocabulary_file=vocabulary_file)
 
 
 def missing_note(splits: Mapping[str, object]) -> tuple[str, ...]:
     """Return a note that names the missing splits, if any."""
     missing = [split for split in SPLITS if split not in splits]
-    return (f"no {' and no '.join(missing)} split in this source",) if missing else ()
+    if not missing:
+        return ()
+    return (f"no {' and no '.join(missing)} split in this source",)

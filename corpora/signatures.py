@@ -19,7 +19,7 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Byte order marks of other encodings; that of UTF-16 is the beginning of one of UTF-32."""
-ENCODINGS = {"utf-8": 0.2, **dict.fromkeys(("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"), 0.01)}
+MAX_UNPRINTABLE = {"utf-8": 0.2, "utf-32-le": 0.01, "utf-32-be": 0.01, "utf-16-le": 0.01, "utf-16-be": 0.01}
 """Encodings without a mark that are tried in turn, and the largest share of characters that cannot be printed."""
 
 
@@ -31,8 +31,12 @@ def _table() -> dict[str, dict[str, Any]]:
 @functools.cache
 def _signatures(group: str) -> tuple[tuple[str, bytes, int], ...]:
     """Return the name, the bytes and their offset of each signature of a group."""
-    parts = ((name, mark.partition("@")) for name, row in _table()[group].items() for mark in row["bytes"])
-    return tuple((name, bytes.fromhex(mark), int(offset or 0)) for name, (mark, _, offset) in parts)
+    signatures = []
+    for name, row in _table()[group].items():
+        for signature in row["bytes"]:
+            mark, _, offset = signature.partition("@")
+            signatures.append((name, bytes.fromhex(mark), int(offset or 0)))
+    return tuple(signatures)
 
 
 def format_of(path: Path, *groups: str) -> str | None:
@@ -40,16 +44,22 @@ def format_of(path: Path, *groups: str) -> str | None:
     if not path.is_file():
         return None
     groups = groups or ("packed",)
-    rows = (item for group in groups for item in _table()[group].items())
-    by_name = (name for name, row in rows if path.suffix.lower() in row.get("endings", ()))
-    return next(by_name, None) or format_in(head_of(path), *groups)
+    for group in groups:
+        for name, row in _table()[group].items():
+            if path.suffix.lower() in row.get("endings", ()):
+                return name
+    return format_in(head_of(path), *groups)
 
 
 def format_in(head: bytes, *groups: str) -> str | None:
     """Return the format of a group that a file with these first bytes has; None if it has none of them."""
     if "packed" in groups and _is_zlib(head):
         return "zlib"
-    return next((name for group in groups for name, mark, at in _signatures(group) if head.startswith(mark, at)), None)
+    for group in groups:
+        for name, mark, offset in _signatures(group):
+            if head.startswith(mark, offset):
+                return name
+    return None
 
 
 def head_of(path: Path) -> bytes:
@@ -68,12 +78,16 @@ def _is_zlib(head: bytes) -> bool:
 
 def encoding_of(head: bytes) -> str | None:
     """Return the name of UTF-16 or UTF-32 if the first bytes of a text are in it; None for all other bytes."""
-    marked = next((name for mark, name in MARKS.items() if head.startswith(mark)), None)
-    if marked or 0 not in head:
-        return marked
+    for mark, name in MARKS.items():
+        if head.startswith(mark):
+            return name
+    if 0 not in head:
+        return None
     head = head[: len(head) // 4 * 4]
-    found = next((name for name, most in ENCODINGS.items() if _unprintable(head, name) <= most), None)
-    return None if found == "utf-8" else found
+    for name, largest in MAX_UNPRINTABLE.items():
+        if _unprintable(head, name) <= largest:
+            return None if name == "utf-8" else name
+    return None
 
 
 def _unprintable(head: bytes, encoding: str) -> float:
@@ -81,18 +95,23 @@ def _unprintable(head: bytes, encoding: str) -> float:
     text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
     if {" ", "\n", "\r"}.isdisjoint(text) or (encoding == "utf-8" and REPLACEMENT in text):
         return 1.0
-    return sum(not (symbol.isprintable() or symbol.isspace()) or symbol == REPLACEMENT for symbol in text) / len(text)
+    printable = sum(symbol.isprintable() or symbol.isspace() for symbol in text)
+    return (len(text) - printable + text.count(REPLACEMENT)) / len(text)
 
 
 def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
     """Reject files of another format, including txl's own files, and of another encoding unless `is_utf8` is False."""
     table = _table()
     for path in paths:
-        if name := format_of(path, *GROUPS):
+        name = format_of(path, *GROUPS)
+        if name is not None:
             group = next(group for group in GROUPS if name in table[group])
             way = table[group][name].get("way", "name a file of text")
             raise CorpusError(f"{path}: {table['errors'][group].format(name=name, way=way)}")
-        if is_utf8 and path.is_file() and (encoding := encoding_of(head_of(path))):
+        if not is_utf8 or not path.is_file():
+            continue
+        encoding = encoding_of(head_of(path))
+        if encoding is not None:
             raise CorpusError(f"{path}: {encoding} is not UTF-8; give `encoding` {encoding}, or {conversion(encoding)}")
 
 

@@ -23,8 +23,14 @@ TABLE = "_sysconfigdata"
 def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Cut between source files, each of which is a document."""
     names = [path.relative_to(source) for path in text_files(source) if path.suffix == ".py"]
-    names = [name for name in names if SKIPPED.isdisjoint(name.parts[:-1]) and not name.name.startswith(TABLE)]
-    ordered = sorted(names, key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
-    pieces = [piece for name in ordered for piece in whole(source / name) if piece.size]
+    names = [name for name in names if _is_source(name)]
+    names.sort(key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
+    slices = itertools.chain.from_iterable(whole(source / name) for name in names)
+    pieces = [piece for piece in slices if piece.size]
     starts = list(itertools.accumulate((piece.size for piece in pieces[:-1]), initial=0))
     return Text(cut(pieces, source, options.shares or SHARES, starts))
+
+
+def _is_source(name: Path) -> bool:
+    """True for a module that people wrote, of the library itself."""
+    return SKIPPED.isdisjoint(name.parts[:-1]) and not name.name.startswith(TABLE)

@@ -23,8 +23,15 @@ OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bzip2": bz2.open, 
 TAR = (b"ustar", 257)
 """Signature of a tar archive, which may be compressed, and its offset."""
 DAMAGE = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError),
-    *(OverflowError, OSError),
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    ValueError,
+    OverflowError,
+    OSError,
 )
 """Exceptions that damaged archives raise in the standard library; an OSError has no number then, or EINVAL."""
 
@@ -34,18 +41,22 @@ def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> Non
 
     The archive is read to its end and its checksums. A compressed file loses the ending of its name.
     """
-    left, extracted = max_bytes(archive), 0
+    left = max_bytes(archive)
+    extracted = 0
     try:
         for path, content in _files(archive):
-            name = archive.stem if path is None else re.split(r"[/\\:]", path)[-1]
-            if path is None or wanted(name):
-                with (directory / name).open("wb") as file:
-                    while block := content.read(BLOCK):
-                        left -= len(block)
-                        if left < 0:
-                            raise too_large(archive)
-                        file.write(block)
-                extracted += 1
+            name = archive.stem
+            if path is not None:
+                name = re.split(r"[/\\:]", path)[-1]
+                if not wanted(name):
+                    continue
+            with (directory / name).open("wb") as file:
+                while block := content.read(BLOCK):
+                    left -= len(block)
+                    if left < 0:
+                        raise too_large(archive)
+                    file.write(block)
+            extracted += 1
     except RuntimeError as error:  # it is encrypted, or of an unknown method or version
         raise CorpusError(f"{archive}: {error}; unpack it with another program and name the folder") from error
     except DAMAGE as error:
