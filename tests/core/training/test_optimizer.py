@@ -19,7 +19,7 @@ from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import OPTIMIZERS, OptimizerEntry, make_optimizer, named_groups, parameter_group
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.schedule import scheduled_lr
-from txlcli.core.training.step import EagerStep
+from txlcli.core.training.step import Step
 from txlcli.errors import RecipeError, TrainingError
 
 CPU = torch.device("cpu")
@@ -118,13 +118,13 @@ def by_optimizer_step(*, together=False, **changed):
     """Return the parameters after clipped steps of a double model with the schedule of `train_settings`."""
     settings = train_settings(lr=0.01, clip=0.5, schedule="constant", **changed)
     model = new_model(model_settings(), V, seed=1, device=CPU).double()
-    train_step = EagerStep(DataParallel(model, settings, SINGLE_PROCESS))
+    train_step = Step(DataParallel(model, settings, SINGLE_PROCESS))
     if together:
         with_tensor_rates(train_step.optimizer)
 
     def step():
         train_step.norm()
-        train_step.step(0.01)
+        train_step.update(0.01)
 
     return take_steps(model, step)
 

@@ -4,7 +4,7 @@ Axes: B batch, L segment, d model width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
@@ -204,9 +204,12 @@ class LanguageModel(nn.Module, ABC):
                 spare.release(grad if type(grad) is Tensor and not grad.storage_offset() else None)
         self.zero_grad(set_to_none=True)
 
-    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least."""
-        losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten())
+    def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:
+        """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least.
+
+        `tail_rows` are those of `Objective`.
+        """
+        losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), tail_rows)
         return losses.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -233,5 +236,5 @@ class LanguageModel(nn.Module, ABC):
         """
         undropped, hidden, memory = self._read_undropped(tokens, memory, goal.mem_len)
         counted = goal.counted(tokens.shape[1])
-        loss = self.losses(hidden[:, counted], targets[:, counted]).mean()
+        loss = self.losses(hidden[:, counted], targets[:, counted], goal.tail_rows).mean()
         return sum(goal.penalties(undropped[:, counted]), loss), loss, memory

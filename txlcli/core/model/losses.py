@@ -53,6 +53,9 @@ class Objective:
     """Share of the training steps that are done, 0 to 1."""
     seg_len: Tensor | None = None
     """If targets end in padding, the number of the others, 0-d; models without attention read none."""
+    tail_rows: Sequence[Tensor] | None = None
+    """Of an adaptive softmax, the rows (n,) of the targets in each tail, where a CUDA graph reads them: numbers of
+    fixed size, filled up with T, a row after the last. None: the softmax finds them."""
     reread_len: int = 0
     """E, final positions that the next segment reads again, so that the memory ends before them."""
     activation_penalty: float = 0.0

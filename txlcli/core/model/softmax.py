@@ -7,7 +7,7 @@ Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands,
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -96,14 +96,10 @@ class AdaptiveSoftmax(nn.Module):
         """Size of the blocks of logits."""
         self.temperature = 1.0
         """Number that divides all logits, of the bands and of the clusters."""
-        self.tail_rows: list[Tensor] | None = None
-        """Rows (n,) of the targets in each tail, where a CUDA graph reads them: numbers of fixed size, filled up with
-        T, a row after the last. None: `normalized` finds them."""
 
-    @property
-    def has_fixed_rows(self) -> bool:
-        """True if the number of rows of a tail does not depend on the targets: else shapes differ at each step."""
-        return self.tail_rows is not None or len(self.bands) == 1
+    def has_fixed_rows(self, tail_rows: Sequence[Tensor] | None) -> bool:
+        """Return True if the number of rows of a tail does not depend on the targets: else shapes differ each step."""
+        return tail_rows is not None or len(self.bands) == 1
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -130,20 +126,23 @@ class AdaptiveSoftmax(nn.Module):
         copy.temperature = self.temperature
         return copy
 
-    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:
         """Return the cross entropy in nats of each target: (T, d), (T,) -> (T,), float32 at least.
 
-        With several bands the targets should be on the host, unless `tail_rows` are set: the number of targets in each
-        tail is needed, and reading it from a GPU has to wait.
+        With several bands the targets should be on the host, unless `tail_rows` (`Objective`) are given: the number of
+        targets in each tail is needed, and reading it from a GPU has to wait.
         """
-        return self.join(self.normalized(hidden, targets))
+        return self.join(self.normalized(hidden, targets, tail_rows))
 
-    def normalized(self, hidden: Tensor, targets: Tensor) -> "Normalized":
+    def normalized(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> "Normalized":
         """Return log normalizers and logits of the targets, of which `join` makes their losses; see `losses`."""
-        rows = self.tail_rows
-        if rows is None:
-            targets, *rows = (send(tensor, hidden.device) for tensor in (targets, *self.rows_of_tails(targets)))
-        operands, clusters = compiled(split, self.compiles and self.has_fixed_rows)(self, hidden, targets, rows)
+        if tail_rows is None:
+            rows = [send(of_tail, hidden.device) for of_tail in self.rows_of_tails(targets)]
+            targets = send(targets, hidden.device)
+        else:
+            rows = list(tail_rows)
+        compiles = self.compiles and self.has_fixed_rows(tail_rows)
+        operands, clusters = compiled(split, compiles)(self, hidden, targets, rows)
         bands = [
             normalize(*of_band, spare=spare, recompute=self.recompute, size=self.block_size)
             for of_band, spare in zip(operands, self.spare, strict=True)

@@ -384,9 +384,9 @@ class TransformerXL(LanguageModel):
         final = compiled(leave, self.compiles)
         states, penalties = zip(*(final(self, each.hidden, first, end, goal) for each in read), strict=True)
         del outputs, read  # the backward pass frees the old memory layer by layer
-        normalized = self.softmax.normalized(states[-1].flatten(0, 1), targets.flatten())
+        normalized = self.softmax.normalized(states[-1].flatten(0, 1), targets.flatten(), goal.tail_rows)
         if self.auxiliary is not None:
             more.append(self.auxiliary(states, targets, goal.progress))
         more += penalties[-1]
-        finish = compiled(conclude, self.compiles and self.softmax.has_fixed_rows)
+        finish = compiled(conclude, self.compiles and self.softmax.has_fixed_rows(goal.tail_rows))
         return *finish(self.softmax, normalized, len(targets), goal, more), memory

@@ -16,11 +16,13 @@ from torch import Tensor
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.architectures.registry import count_parameters, make_model
+from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.kernels.device import check_free_memory, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average
+from txlcli.core.training.captured_step import make_step
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
 from txlcli.core.training.parallel import DataParallel
@@ -28,7 +30,7 @@ from txlcli.core.training.reports import Interval, Report, StepReport, ValidRepo
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import reduced, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments, band_shares
-from txlcli.core.training.step import CaptureGraph, make_step
+from txlcli.core.training.step import Batch
 from txlcli.core.training.validation import Split, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
 
@@ -67,7 +69,9 @@ class Training:
         if settings.compile == "on":
             model.compile_layers()
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
-        self.train_step = make_step(self.parallel, capture_graph, tail_shares)
+        self.train_step, captured = make_step(self.parallel, capture_graph, tail_shares)
+        self.stepper = captured or self.train_step
+        """Takes the steps, by replaying CUDA graphs or without."""
         self.average = Average(self.parallel.own_weights(), settings)
         self.lr_scale = 1.0
         """Factor of the scheduled learning rate, with schedule = "plateau"."""
@@ -154,7 +158,7 @@ class Training:
             return None
         if self.checks_every_step and not loss.isfinite():
             raise self._failed(f"the loss is not finite at step {self.step + 1}")
-        grad_norm = self.train_step.norm()
+        grad_norm = self.stepper.norm()
         if may_skip and not self.train_step.scaler.is_enabled() and not grad_norm.isfinite():
             self._skip("gradient")
             return None
@@ -165,7 +169,7 @@ class Training:
         share = (
             len(self.segments.range_of(self.position)) / self.settings.seg_len if self.settings.seg_len_jitter else 1.0
         )
-        self.train_step.step(self.lr(self.step) * share)
+        self.stepper.update(self.lr(self.step) * share)
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
         return loss, grad_norm, tokens
@@ -184,8 +188,8 @@ class Training:
         """Add the gradients of all micro-batches and set `_means` of all processes; return their tokens."""
         self.model.train()
         inputs, targets = self._read(slice(self._parts[0].start, self._parts[-1].stop), self.position)
-        self.train_step.progress = self.step / self.settings.max_steps
-        self._means = self.train_step.forward_backward(inputs, targets, self.memories)  # (2,)
+        batch = Batch(inputs=inputs, targets=targets, progress=self.step / self.settings.max_steps)
+        self._means = self.stepper.gradients(batch, self.memories)  # (2,)
         self.world.all_reduce(self._means)
         return self.settings.batch_size * targets.shape[1]
 

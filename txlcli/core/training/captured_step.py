@@ -1,0 +1,264 @@
+"""Training steps on CUDA as two CUDA graphs that are replayed: gradients with their norm, and the update.
+
+Axes: B batch, E tokens that are read again, L segment, M memory.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
+from txlcli.core.kernels.device import generator_state, product_dtype, send, set_generator_state
+from txlcli.core.kernels.private import foreach
+from txlcli.core.model.base import Memory
+from txlcli.core.model.losses import counted_positions
+from txlcli.core.training.flat import FlatMatrices
+from txlcli.core.training.optimizer import OPTIMIZERS
+from txlcli.core.training.parallel import DataParallel
+from txlcli.core.training.step import Batch, Step
+from txlcli.errors import UsageError
+
+Gradients = tuple[Tensor, Tensor, list[Tensor | None]]
+"""What the first graph computes: losses (2,), norm (0-d), the gradient of each parameter."""
+
+
+class CapturedStep:
+    """Takes the steps of a `Step` by replaying two graphs, if they launch the same kernels on the same memory.
+
+    Other steps run eagerly, as do all if CUDA cannot capture them; then `Step.notes` say why. Jittered segments are
+    padded to the longest length. An adaptive softmax has a fixed number of rows for each tail band, given its share of
+    the tokens of the text in `tail_shares`.
+    """
+
+    def __init__(self, step: Step, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
+        self.step = step
+        self._capture_graph = capture_graph
+        self._tail_shares = tail_shares
+        self._parameters = list(step.model.parameters())
+        self._seg_len = torch.zeros((), dtype=torch.int64, device=step.model.device)
+        self._gradients: Replay[Gradients] | None = None
+        self._memories: list[Memory] = []
+        """What the first graph reads and writes."""
+        self._update: Replay[None] | None = None
+        self._captures_gradients = True
+        # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
+        can_capture_update = OPTIMIZERS[step.settings.optimizer].capturable
+        self._captures_update = can_capture_update and not step.scaler.is_enabled()
+        self._is_replayed = False
+        """True if the gradients of the step at work come from the graph."""
+        self._has_updated = False
+        """True if an update after a replay has run eagerly."""
+        if self._captures_update:
+            for group in step.optimizer.param_groups:
+                group["lr"] = torch.zeros((), device=step.model.device)
+
+    def gradients(self, batch: Batch, memories: list[Memory]) -> Tensor:
+        """See `Step.gradients`."""
+        captured = self.replayable(batch, memories)
+        if captured is not None and self._gradients is None:
+            self._capture_gradients(captured, memories)
+        self._is_replayed = captured is not None and self._gradients is not None
+        if captured is None or self._gradients is None:
+            return self._without_graph(batch, memories)
+        losses, self.step.grad_norm, gradients = self._gradients(*_tensors(captured, memories))
+        for memory, own in zip(memories, self._memories, strict=True):
+            memory[:] = own
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return losses.clone()
+
+    def replayable(self, batch: Batch, memories: list[Memory]) -> Batch | None:
+        """Return a batch as the graph reads it; None for a step that is not replayed.
+
+        That is one at the beginning of an epoch, where memories are not full, a shorter segment at its end, and one
+        with more targets in a tail of the softmax than it has rows.
+        """
+        settings = self.step.settings
+        length = batch.targets.shape[1]
+        is_whole = length == settings.seg_len or settings.seg_len_jitter
+        is_reread = batch.inputs.shape[1] == settings.reread_len + length
+        is_full = all(self.step.memory_is_full(memory) for memory in memories)
+        if not (self._captures_gradients and is_whole and is_reread and is_full):
+            return None
+        inputs = batch.inputs
+        targets = batch.targets
+        seg_len = None
+        if settings.seg_len_jitter:
+            seg_len = self._seg_len.fill_(length)
+            padding = (0, settings.longest_segment - length)
+            inputs = F.pad(inputs, padding)
+            targets = F.pad(targets, padding)
+        rows = self._tail_rows(targets, memories)
+        if rows is None:
+            return None
+        device = inputs.device
+        rows = [[send(of_tail, device) for of_tail in tails] for tails in rows]
+        targets = send(targets, device)
+        return dataclasses.replace(batch, inputs=inputs, targets=targets, seg_len=seg_len, tail_rows=rows)
+
+    def _tail_rows(self, targets: Tensor, memories: list[Memory]) -> list[list[Tensor]] | None:
+        """Return `Objective.tail_rows` of each micro-batch; None if a tail has more targets than rows."""
+        if not self._tail_shares:
+            return []
+        settings = self.step.settings
+        part = "full" if settings.seg_len_jitter else settings.loss_part  # else weights leave out the rest
+        counted = targets[:, counted_positions(targets.shape[1], part)]
+        rows = []
+        for lanes in counted.split([len(memory[0]) for memory in memories]):
+            count = lanes.numel()
+            tails = self.step.model.softmax.rows_of_tails(lanes.flatten())
+            room = [
+                _capacity(count * share, count) - len(tail)
+                for tail, share in zip(tails, self._tail_shares, strict=True)
+            ]
+            if min(room) < 0:
+                return None
+            rows.append([F.pad(tail, (0, more), value=count) for tail, more in zip(tails, room, strict=True)])
+        return rows
+
+    def _capture_gradients(self, batch: Batch, memories: list[Memory]) -> None:
+        """Capture the first graph, on copies of these tensors."""
+        device = batch.inputs.device
+        own = dataclasses.replace(
+            batch,
+            inputs=batch.inputs.clone(),
+            targets=batch.targets.clone(),
+            tail_rows=[[tail.clone() for tail in tails] for tails in batch.tail_rows],
+        )
+        self._memories = [[tensor.clone() for tensor in memory] for memory in memories]
+        compute = functools.partial(self._compute, own, self._memories)
+        inputs = _tensors(own, self._memories)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            self._gradients = self._captured(compute, inputs)
+            if self._gradients is None and self.step.compiles:  # the compiler may be what failed
+                self.step.compiles = False
+                self._gradients = self._captured(compute, inputs)
+        self._captures_gradients = self._gradients is not None
+        self.step.model.forget_gradients()
+
+    def _compute(self, batch: Batch, memories: list[Memory]) -> Gradients:
+        """Compute what the first graph does; the memories become those after the segment."""
+        step = self.step
+        step.model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
+        new_memories = [list(memory) for memory in memories]
+        losses = step.gradients(batch, new_memories)
+        for own, new in zip(memories, new_memories, strict=True):
+            foreach.copy_(own, new)
+        norm = losses[0] if step.scaler.is_enabled() else step.norm()
+        return losses, norm, [parameter.grad for parameter in self._parameters]
+
+    def _captured(
+        self, function: Callable[[], Result], inputs: list[Tensor], warm_up: int = WARM_UP
+    ) -> Replay[Result] | None:
+        """Return the graph of a function; None if CUDA cannot capture it."""
+        try:
+            return Replay(function, inputs, self.step.model.device, self._capture_graph, warm_up=warm_up)
+        except UsageError as error:
+            self.step.notes.append(str(error))
+            return None
+
+    def _without_graph(self, batch: Batch, memories: list[Memory]) -> Tensor:
+        """Do what `Step` does; if memory runs out, drop the graphs, which hold the memory of another step."""
+        if self._gradients is None:
+            return self.step.gradients(batch, memories)
+        device = self.step.model.device
+        before = [list(memory) for memory in memories]
+        random_numbers = generator_state(device)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return self.step.gradients(batch, memories)
+        self._gradients = None
+        self._update = None
+        self._has_updated = False
+        self.step.model.forget_gradients()
+        torch.cuda.empty_cache()
+        for memory, tensors in zip(memories, before, strict=True):
+            memory[:] = tensors
+        set_generator_state(random_numbers, device)
+        return self.step.gradients(batch, memories)
+
+    def norm(self) -> Tensor:
+        """See `Step.norm`."""
+        if self._is_replayed and not self.step.scaler.is_enabled():
+            return self.step.grad_norm.clone()
+        return self.step.norm()
+
+    def update(self, lr: float) -> None:
+        """See `Step.update`."""
+        self.step.set_rates(lr)
+        self._update_weights()
+        self.step.model.forget_gradients()
+
+    def _update_weights(self) -> None:
+        """Clip and update as the second graph does, which reads the norm and the gradients where the first left them.
+
+        The first update after a replay runs eagerly, so that libraries initialize themselves.
+        """
+        if not (self._is_replayed and self._captures_update):
+            self.step.clip_and_update()
+            return
+        if self._has_updated and self._update is None:
+            self._update = self._captured(self.step.clip_and_update, [], warm_up=0)
+            self._captures_update = self._update is not None
+        self._has_updated = True
+        if self._update is None:
+            self.step.clip_and_update()
+        else:
+            self._update()
+
+
+def _tensors(batch: Batch, memories: list[Memory]) -> list[Tensor]:
+    """Return all tensors that the first graph reads, but the length of a segment."""
+    return [batch.inputs, batch.targets, *chain(*batch.tail_rows), *chain(*memories)]
+
+
+def _capacity(expected: float, limit: int) -> int:
+    """Return how many rows a tail of the softmax has for this expected number of targets, with a margin."""
+    return min(limit, math.ceil(1.25 * expected + 6 * math.sqrt(expected)))
+
+
+def make_step(
+    parallel: DataParallel, capture_graph: CaptureGraph | None = None, tail_shares: Sequence[float] = ()
+) -> tuple[Step, CapturedStep | None]:
+    """Return the step of a training run, and what replays it on CUDA, if its kernels are the same every time.
+
+    `capture_graph` makes the graphs; by default CUDA's, on CUDA.
+    """
+    if capture_graph is None and parallel.model.device.type == "cuda":
+        capture_graph = graphs_of_one_pool()
+    if capture_graph is None:
+        return Step(parallel), None
+    reason = _eager_reason(parallel)
+    if reason is None:
+        step = Step(parallel, _weights(parallel))
+        return step, CapturedStep(step, capture_graph, tail_shares)
+    step = Step(parallel)
+    step.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
+    return step, None
+
+
+def _weights(parallel: DataParallel) -> FlatMatrices | None:
+    """Return the copies of the matrices that products read, if these have another dtype."""
+    model = parallel.model
+    dtype = product_dtype(parallel.settings.precision, model.dtype)
+    return None if dtype == model.dtype else FlatMatrices(parallel, dtype)
+
+
+def _eager_reason(parallel: DataParallel) -> str | None:
+    """Return why a training run cannot capture its steps as CUDA graphs; None if it can."""
+    model = parallel.model
+    if parallel.world.size > 1:
+        return "several processes exchange gradients"
+    if model.attention_backend != "auto":
+        return "attention is written out" if model.attention_backend else "the model has no layers with attention"
+    if getattr(model.settings, "auxiliary_losses", False):
+        return "auxiliary losses change from step to step"
+    if not model.memory_keeps_length(parallel.settings.seg_len):
+        return "the memory changes its length from step to step, since compression_rate does not divide seg_len"
+    return None
