@@ -57,8 +57,9 @@ class TxlGroup(TyperGroup):
         signals.explain_end("")
         words = list(sys.argv[1:] if args is None else args)  # also for commands that start processes of the same line
         try:
+            options = extra | {"standalone_mode": False, "obj": words}
             with signals.raising():  # so that unfinished files are removed
-                code = super().main(words, prog_name or "txl", **extra | {"standalone_mode": False, "obj": words})
+                code = super().main(words, prog_name or "txl", **options)
             if code == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
         except BaseException as error:
@@ -68,7 +69,8 @@ class TxlGroup(TyperGroup):
             if code is None:
                 traceback.print_exc()
                 code = TxlError.exit_code
-        code = code if isinstance(code, int) else 0
+        if not isinstance(code, int):
+            code = 0
         if launcher.world_size() > 1:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError):
@@ -81,7 +83,10 @@ class TxlGroup(TyperGroup):
         width = max(map(len, self.commands))
         for section, names in COMMANDS.items():
             with formatter.section(section):
-                rows = [(name.ljust(width), self.commands[name].get_short_help_str(formatter.width)) for name in names]
+                rows = []
+                for name in names:
+                    text = self.commands[name].get_short_help_str(formatter.width)
+                    rows.append((name.ljust(width), text))
                 formatter.write_dl(rows)
 
 
@@ -90,28 +95,34 @@ def _report(error: BaseException) -> int | None:
     if isinstance(error, TxlError):
         _complain_once(error)
         return error.exit_code
-    code = TxlError.exit_code
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        message, code = signals.last_line(signal.SIGINT), CTRL_C
-    elif isinstance(error, signals.Terminated):
+    if isinstance(error, KeyboardInterrupt | typer.Abort | signals.Terminated):
         number = signals.number_of(error)
-        message, code = signals.last_line(number), 128 + number
-    elif isinstance(error, SystemExit):
+        if launcher.is_main() or not isinstance(error, signals.Terminated):  # rank 0 ends the others itself
+            console.warn(signals.last_line(number))
+        return 128 + number
+    if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 0
-    elif isinstance(error, typer.TyperException):
-        message, code = _explain(error), error.exit_code
-    elif isinstance(error, OSError) and error.errno in FILE_ERRORS:
-        where = "cannot read or write" if error.filename is None else shortened(os.fsdecode(error.filename))
-        message = f"{where}: {error.strerror}; check the path, its permissions and the free space"
-    elif isinstance(error, TypeError | NotImplementedError) and "MPS" in str(error):
-        message = f"Apple's GPU lacks an operation ({str(error).strip().partition('. ')[0]}); use --device cpu"
-    elif is_out_of_memory(error):
-        message = f"out of memory{requested_size(error)}; {LESS}"
-    else:
+    message = _message_of(error)
+    if message is None:
         return None
-    if launcher.is_main() or not isinstance(error, signals.Terminated):  # rank 0 ends the others itself
-        _write_end(message, code)
-    return code
+    console.complain(message)
+    return error.exit_code if isinstance(error, typer.TyperException) else TxlError.exit_code
+
+
+def _message_of(error: BaseException) -> str | None:
+    """Return the line that explains an error of the option parser, the system or the device; None for a bug."""
+    if isinstance(error, typer.TyperException):
+        return _explain(error)
+    if isinstance(error, OSError) and error.errno in FILE_ERRORS:
+        where = "cannot read or write"
+        if error.filename is not None:
+            where = shortened(os.fsdecode(error.filename))
+        return f"{where}: {error.strerror}; check the path, its permissions and the free space"
+    if isinstance(error, TypeError | NotImplementedError) and "MPS" in str(error):
+        return f"Apple's GPU lacks an operation ({str(error).strip().partition('. ')[0]}); use --device cpu"
+    if is_out_of_memory(error):
+        return f"out of memory{requested_size(error)}; {LESS}"
+    return None
 
 
 def _write_end(message: str, code: int) -> None:
@@ -134,9 +145,10 @@ def _complain_once(error: TxlError) -> None:
 def _explain(error: typer.TyperException) -> str:
     """Return an error of the option parser on one line, with what was probably meant."""
     context: typer.Context | None = getattr(error, "ctx", None)
-    message = " ".join(str(error.message if hasattr(error, "option_name") else error.format_message()).split())
-    message = message.rstrip(".").replace("Value error, ", "")
-    if choice := re.search(r"'([^']*)' is not one of (.+)$", message):
+    text = str(error.message) if hasattr(error, "option_name") else error.format_message()
+    message = " ".join(text.split()).rstrip(".").replace("Value error, ", "")
+    choice = re.search(r"'([^']*)' is not one of (.+)$", message)
+    if choice:
         message += did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
     if context is None:
         return message
@@ -145,7 +157,9 @@ def _explain(error: typer.TyperException) -> str:
         if any(option[1] in _options_of(command) for command in commands.values()):
             return f'{option[1]} comes after the command: "{context.command_path} COMMAND {option[1]}"'
         meant = meant_option(option[1], _options_of(context.command), recipe.setting_names())
-        message = f"unknown option {option[1]}" + (f"; did you mean {meant}?" if meant else "")
+        message = f"unknown option {option[1]}"
+        if meant:
+            message += f"; did you mean {meant}?"
     elif name := re.match(r"No such command '(.*)'$", message):
         message = f'unknown command "{name[1]}"' + did_you_mean(name[1], commands)
         if "show" in commands and not message.endswith("?"):
@@ -154,7 +168,10 @@ def _explain(error: typer.TyperException) -> str:
 
 
 def _options_of(command: Any) -> list[str]:
-    return [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+    names = []
+    for parameter in command.params:
+        names += [*parameter.opts, *parameter.secondary_opts]
+    return names
 
 
 app = typer.Typer(

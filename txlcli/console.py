@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from txlcli.errors import TxlError
 from txlcli.system import launcher
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MAX_WIDTH, MAX_HEIGHT = 10_000, 100
+MAX_WIDTH = 10_000
+MAX_HEIGHT = 100
 """Columns and lines of the console for tables, unless stdout is a terminal with fewer columns."""
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_NOT_IN_JSON = re.compile(f"{_CONTROLS.pattern}|[\ud800-\udfff]")  # also halves of characters, which have no UTF-8
+_NOT_IN_JSON = re.compile(f"{_CONTROLS.pattern}|[\ud800-\udfff]")  # also unpaired surrogates, which have no UTF-8
 _LONG_WORD = re.compile(r"\S{1000,}")
 
 
@@ -127,7 +128,9 @@ def _write(text: str) -> None:
         raise
     except OSError as error:
         give_up(sys.stdout)
-        remedy = "redirect it elsewhere" if error.errno == errno.EBADF else "free some space, or redirect it elsewhere"
+        remedy = "redirect it elsewhere"
+        if error.errno != errno.EBADF:
+            remedy = f"free some space, or {remedy}"
         raise TxlError(f"stdout: cannot be written ({error.strerror}); {remedy}") from error
 
 
@@ -148,7 +151,8 @@ def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None
 
 def show_facts(title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> None:
     """Write a table of names and values to stdout, without those that are None."""
-    show_table(title, ("", ""), [[name, str(fact)] for name, fact in facts.items() if fact is not None], notes)
+    rows = [[name, str(fact)] for name, fact in facts.items() if fact is not None]
+    show_table(title, ("", ""), rows, notes)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
@@ -156,7 +160,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
     On a terminal that is too narrow, it has no frame, and then lacks its last columns, which a note lists.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
+    width = MAX_WIDTH
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
     cells = [list(map(on_one_line, row)) for row in (columns, *rows)]
     table, count = _fitted_table(cells, width)
     if title:
@@ -184,9 +190,13 @@ def _fitted_table(cells: Sequence[Sequence[str]], limit: int) -> tuple["Table", 
         count -= 1
     table = Table(show_header=any(cells[0]))
     if not is_framed:
-        table.box, table.show_edge, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+        table.box = box.SIMPLE_HEAD
+        table.show_edge = False
+        table.pad_edge = False
+        table.padding = (0, 1, 0, 0)
     for number, column in enumerate(cells[0][:count]):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold", no_wrap=count > 2)
+        justify: Literal["left", "right"] = "left" if number == 0 else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=count > 2)
     for row in cells[1:]:
         table.add_row(*row[:count])
     return table, count

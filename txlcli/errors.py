@@ -42,10 +42,13 @@ class UnknownNameError(UsageError):
     def __init__(
         self, kind: str, name: str, known: Iterable[str], *, like: str | None = None, listing: str | None = None
     ) -> None:
-        names = list(known)
-        near = did_you_mean(name if like is None else like, names)
-        all_names = f"known: {listed(names)}" if listing is None or len(names) <= MAX_LISTED else listing
-        super().__init__(f'unknown {kind} "{name}"{near} ({all_names})')
+        self.kind = kind
+        self.name = name
+        self.known = list(known)
+        near = did_you_mean(name if like is None else like, self.known)
+        if listing is None or len(self.known) <= MAX_LISTED:
+            listing = f"known: {listed(self.known)}"
+        super().__init__(f'unknown {kind} "{name}"{near} ({listing})')
 
 
 class StoreError(TxlError):
@@ -94,7 +97,9 @@ class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error
 
 def shortened(text: str, most: int = LONGEST_NAME) -> str:
     """Return a name or value for a message, cut after `most` characters."""
-    return text if len(text) <= most else f"{text[:most]}..."
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}..."
 
 
 def listed(names: Iterable[str]) -> str:

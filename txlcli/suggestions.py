@@ -23,11 +23,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     A synonym comes first, then the most similar spelling.
     """
     names = list(known)
-    meant = next((target for target in _synonyms(name, "names") if target in names), None) or _similar(name, names)
+    synonyms = [target for target in _synonyms(name, "names") if target in names]
+    meant = synonyms[0] if synonyms else _similar(name, names)
     if meant is None:
         return ""
     phrase = tables()["phrases"].get(_plain(name), "")
-    return f"; did you mean {phrase}?" if phrase.startswith(meant) else f'; did you mean "{meant}"?'
+    if phrase.startswith(meant):
+        return f"; did you mean {phrase}?"
+    return f'; did you mean "{meant}"?'
 
 
 def meant_setting(section: str, key: str, known: Iterable[str]) -> str | None:
@@ -39,9 +42,15 @@ def meant_setting(section: str, key: str, known: Iterable[str]) -> str | None:
     for meant in _synonyms(key, "settings"):
         if meant in names:
             return meant.removeprefix(f"{section}.")
-    of_section = [name.partition(".")[2] for name in names if name.startswith(f"{section}.")]
-    elsewhere = (name for name in names if name.endswith(f".{key}"))
-    return _similar(key, of_section) or next(elsewhere, None)
+    prefix = f"{section}."
+    keys = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    similar = _similar(key, keys)
+    if similar is not None:
+        return similar
+    for name in names:
+        if name.endswith(f".{key}"):
+            return name
+    return None
 
 
 def meant_option(option: str, options: Iterable[str], settings: Iterable[str]) -> str | None:
@@ -52,8 +61,10 @@ def meant_option(option: str, options: Iterable[str], settings: Iterable[str]) -
             return target
     if "--set" in names:
         word = _plain(option).replace("-", "_")
-        for setting in (*_synonyms(option, "settings"), *(name for name in settings if name.endswith(f".{word}"))):
-            return f"--set {setting}=VALUE"
+        meant = _synonyms(option, "settings")
+        meant += [name for name in settings if name.endswith(f".{word}")]
+        if meant:
+            return f"--set {meant[0]}=VALUE"
     plain = {_plain(name): name for name in names}
     near = _similar(_plain(option), plain)
     return plain[near] if near else None

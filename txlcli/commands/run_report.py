@@ -13,7 +13,7 @@ from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
-from txlcli.runs.log_file import Report
+from txlcli.runs.log_file import Record
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows import ranking
 from txlcli.workflows.attention_options import AttentionOptions
@@ -109,7 +109,7 @@ def _evaluations(past: History) -> ReportSection:
     return ReportSection(title="Evaluations", notes=notes, grids=[Grid(columns, rows)])
 
 
-def _setting(row: Report) -> str:
+def _setting(row: Record) -> str:
     """Return the protocol or the method of an evaluation, if it had one, and its length."""
     if row["attn_len_max"] is None:
         length = "state"

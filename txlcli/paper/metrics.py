@@ -79,10 +79,15 @@ def format_measure(value: float | None) -> str:
     """Format a loss or perplexity: 4.703, or 2.7e+10 from ten million on; None stands for infinity."""
     if value is None or value == math.inf:
         return "inf"
-    return f"{value:.3f}" if abs(value) < SHORTENED_FROM else f"{value:.1e}"
+    if abs(value) >= SHORTENED_FROM:
+        return f"{value:.1e}"
+    return f"{value:.3f}"
 
 
 def format_ratio(ratio: float) -> str:
     """Format a ratio: 363x, 4.2x, 0.35x."""
-    digits = 0 if ratio >= 10 else 1 if ratio >= 1 else 2
-    return f"{ratio:,.{digits}f}x"
+    if ratio >= 10:
+        return f"{ratio:,.0f}x"
+    if ratio >= 1:
+        return f"{ratio:.1f}x"
+    return f"{ratio:.2f}x"

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Generic, Literal, TypeVar
 
-CONTEMPORARY, FINETUNED = "\N{LOZENGE}", "\N{DAGGER}"  # the marks of Tables 1, 4 and 5
+CONTEMPORARY = "\N{LOZENGE}"
+FINETUNED = "\N{DAGGER}"
+"""Marks of Tables 1, 4 and 5."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +94,23 @@ class Table(Generic[Row]):
     rows: tuple[Row, ...]
 
 
-ROW_TYPES = {**dict.fromkeys((1, 2, 3, 4, 5, 7), Result), 6: Ablation, 8: ContextLength, 9: Slowdown, 10: Ablation}
-DATA = tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))
-TABLES: Mapping[int, Table[Any]] = {
-    table["number"]: Table(**table | {"rows": tuple(ROW_TYPES[table["number"]](**row) for row in table["rows"])})
-    for table in DATA["tables"]
-}
+ROW_TYPES: dict[int, type[Any]] = {6: Ablation, 8: ContextLength, 9: Slowdown, 10: Ablation}
+"""Types of the rows by table; those of the other tables are a `Result`."""
+
+
+def _read_tables() -> dict[int, Table[Any]]:
+    """Return the tables of published.toml by number."""
+    content = (files("txlcli.paper") / "published.toml").read_text(encoding="utf-8")
+    tables = {}
+    for facts in tomllib.loads(content)["tables"]:
+        number = facts["number"]
+        row_type = ROW_TYPES.get(number, Result)
+        facts["rows"] = tuple(row_type(**row) for row in facts["rows"])
+        tables[number] = Table(**facts)
+    return tables
+
+
+TABLES: Mapping[int, Table[Any]] = _read_tables()
 BENCHMARKS: Mapping[str, Table[Result]] = {str(TABLES[number].corpus): TABLES[number] for number in range(1, 6)}
 """Tables 1 to 5 by their corpora."""
 SLOWDOWN_BY_ATTN_LEN = {row.attn_len: row.slowdown for row in reversed(TABLES[9].rows)}

@@ -12,7 +12,7 @@ from txlcli.config import recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import log_file, run_directory
-from txlcli.runs.log_file import Report
+from txlcli.runs.log_file import Record
 from txlcli.runs.run_directory import Change, Origin, Run
 from txlcli.system.checkpoint_header import read_state
 
@@ -24,16 +24,16 @@ class History:
     """The recorded course of one run."""
 
     run: Run
-    reports: tuple[Report, ...]
+    reports: tuple[Record, ...]
     """Lines of metrics.jsonl, in order."""
-    evals: tuple[Report, ...]
+    evals: tuple[Record, ...]
     """Lines of evals.jsonl, in order."""
-    saved: Report
+    saved: Record
     """Metadata of the last checkpoint, or of the best one if there is no last one; empty without a checkpoint."""
     evaluated_step: int | None
     """Step of the weights that `txl eval` would read now; None if there are none."""
 
-    def reports_of(self, kind: str) -> list[Report]:
+    def reports_of(self, kind: str) -> list[Record]:
         """Return the reports of a kind, "train" or "valid"."""
         return [report for report in self.reports if report["kind"] == kind]
 
@@ -56,36 +56,44 @@ class History:
             return "interrupted"
         ended = self.run.settings.train.ends_after(self.step, int(self.saved.get("stale", 0)))
         # Training can be stopped between the last step and its validation, which resuming makes up for.
-        return "finished" if ended and self.saved.get("validated") == self.step else "unfinished"
+        if ended and self.saved.get("validated") == self.step:
+            return "finished"
+        return "unfinished"
 
     @cached_property
-    def best_valid(self) -> Report | None:
+    def best_valid(self) -> Record | None:
         """Validation with the lowest loss."""
         return lowest(self.reports_of("valid"))
 
-    def last(self, kind: str) -> Report | None:
+    def last(self, kind: str) -> Record | None:
         """Return the last report of a kind."""
         return next(reversed(self.reports_of(kind)), None)
 
-    def evals_of(self, split: str) -> list[Report]:
+    def evals_of(self, split: str) -> list[Record]:
         """Return the evaluations of a whole split by the model alone, with the weights that `txl eval` would read now.
 
         If the corpus was prepared again, only results on the split that was evaluated last count. Results on text that
         may be training data do not count.
         """
-        now = {"split": split, "whole": True, "step": self.evaluated_step, "weights": self.run.best_or_last.name}
-        results = [
-            result
-            for result in self.evals
-            if all(result.get(key) == value for key, value in now.items())
+        results = [result for result in self.evals if result.get("split") == split and self._counts(result)]
+        if not results:
+            return []
+        text = results[-1].get("split_sha256")
+        return [result for result in results if result.get("split_sha256") == text]
+
+    def _counts(self, result: Record) -> bool:
+        """Return True for an evaluation of a whole split by the model alone, with the weights to evaluate now."""
+        return (
+            result.get("whole") is True
+            and result.get("step") == self.evaluated_step
+            and result.get("weights") == self.run.best_or_last.name
             and result.get("method", MODEL_ALONE) == MODEL_ALONE
             and not result.get("may_be_learned")
             and not result.get("documents")  # each read from an empty memory
-        ]
-        return [result for result in results if result.get("split_sha256") == results[-1].get("split_sha256")]
+        )
 
     @cached_property
-    def test_result(self) -> tuple[Report | None, int]:
+    def test_result(self) -> tuple[Record | None, int]:
         """The test result to quote, and the number of test results that it was chosen from.
 
         It is the result of the settings that scored best on valid, if test was evaluated with the same settings (the
@@ -93,25 +101,34 @@ class History:
         """
         on_test = {_settings(result): result for result in self.evals_of("test")}
         on_valid = {_settings(result): result for result in self.evals_of("valid")}
-        chosen = min(on_test.keys() & on_valid.keys(), key=lambda tried: on_valid[tried]["loss_nats"], default=None)
-        if chosen is not None:
-            return on_test[chosen], 1
+        on_both = on_test.keys() & on_valid.keys()
+        if on_both:
+            best = min(on_both, key=lambda settings: on_valid[settings]["loss_nats"])
+            return on_test[best], 1
         return lowest(on_test.values()), len(on_test)
 
-    def in_metric(self, report: Report | None) -> float | None:
+    def in_metric(self, report: Record | None) -> float | None:
         """Return the loss of a report in the run's metric; None without a report."""
-        return None if report is None else metrics.in_metric(report["loss_nats"], self.run.metric)
+        if report is None:
+            return None
+        return metrics.in_metric(report["loss_nats"], self.run.metric)
 
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens per second of training, without validations; None if no report has it."""
-        train, tokens, seconds, before = self.run.settings.train, 0, 0.0, 0
+        train = self.run.settings.train
+        tokens = 0
+        seconds = 0.0
+        before = 0  # step of the report before
         for report in self.reports_of("train"):
             if report.get("tokens_per_s"):
                 averaged = (report["step"] - before) * train.batch_size * train.seg_len
-                tokens, seconds = tokens + averaged, seconds + averaged / report["tokens_per_s"]
+                tokens += averaged
+                seconds += averaged / report["tokens_per_s"]
             before = report["step"]
-        return tokens / seconds if seconds else None
+        if not seconds:
+            return None
+        return tokens / seconds
 
 
 SETTINGS = (
@@ -128,11 +145,11 @@ SETTINGS = (
 """Keys of the settings as requested, even if the text was too short for them."""
 
 
-def _settings(result: Report) -> tuple[object, ...]:
+def _settings(result: Record) -> tuple[object, ...]:
     return tuple(map(result.get, SETTINGS))
 
 
-def lowest(reports: Iterable[Report]) -> Report | None:
+def lowest(reports: Iterable[Record]) -> Record | None:
     """Return the report with the lowest loss; None without reports."""
     return min(reports, key=lambda report: report["loss_nats"], default=None)
 
@@ -148,7 +165,7 @@ def read(run: Run) -> History:
     )
 
 
-def _metadata(run: Run, name: str) -> Report:
+def _metadata(run: Run, name: str) -> Record:
     """Read the metadata of a checkpoint of a run without its tensors; empty if there is no checkpoint."""
     path = run.directory / name
     if not path.exists():
@@ -157,7 +174,7 @@ def _metadata(run: Run, name: str) -> Report:
         return read_state(path)
 
 
-def record(run: Run, results: Iterable[Report]) -> None:
+def record(run: Run, results: Iterable[Record]) -> None:
     """Append results of an evaluation to evals.jsonl."""
     log_file.append(run.directory / run_directory.EVALS, results)
 
@@ -229,8 +246,11 @@ def describe(directory: Path, say: Callable[[str], None]) -> RunSummary:
 
 def summarize(past: History) -> RunSummary:
     """Return the state and the results of a run."""
-    run, train, best = past.run, past.run.settings.train, past.best_valid or {}
-    test, trials = past.test_result
+    run = past.run
+    train = run.settings.train
+    best = past.best_valid or {}
+    quoted, trials = past.test_result
+    test = quoted or {}
     return RunSummary(
         name=run.name,
         folder=str(run.directory),
@@ -248,28 +268,31 @@ def summarize(past: History) -> RunSummary:
         last_valid=past.in_metric(past.last("valid")),
         last_train=past.in_metric(past.last("train")),
         tokens_per_s=past.tokens_per_s,
-        test=past.in_metric(test),
-        test_mem_len=test.get("mem_len") if test else None,
+        test=past.in_metric(quoted),
+        test_mem_len=test.get("mem_len"),
         test_readings=trials or None,
-        bits_per_byte=test.get("bits_per_byte") if test else None,
+        bits_per_byte=test.get("bits_per_byte"),
         origin=run.origin,
         changes=run.changes,
     )
 
 
 def _saved(directory: Path) -> str:
-    return datetime.fromtimestamp(run_directory.last_written(directory)).astimezone().isoformat(timespec="seconds")
+    time = datetime.fromtimestamp(run_directory.last_written(directory))
+    return time.astimezone().isoformat(timespec="seconds")
 
 
 def compare(histories: Sequence[History]) -> Comparison:
     """Compare two or more runs."""
     if len(histories) < 2:
         raise UsageError('compare needs two or more runs; "txl runs" lists all')
-    runs, summaries = [past.run for past in histories], tuple(map(summarize, histories))
+    runs = [past.run for past in histories]
+    summaries = tuple(map(summarize, histories))
+    texts = {(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}
     return Comparison(
         runs=summaries,
         settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),
-        same_text=len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) == 1,
+        same_text=len(texts) == 1,
         seeds=tuple(_seed_groups(runs, summaries)),
     )
 
@@ -281,12 +304,14 @@ def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterat
         settings = replace(run.settings, train=train, log=runs[0].settings.log)
         by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin), {})
         by_seed.setdefault(run.settings.train.seed, summary)  # repetitions of a seed are not counted
-    for group in map(dict.values, groups.values()):
-        columns = {"valid": [run.best_valid for run in group], "test": [run.test for run in group]}
-        spread = {
-            split: (statistics.mean(losses), statistics.stdev(losses))
-            for split, column in columns.items()
-            if len(losses := [loss for loss in column if loss is not None]) == len(group) > 1
-        }
-        if spread:
-            yield SeedGroup(runs=tuple(run.name for run in group), losses=spread)
+    for by_seed in groups.values():
+        group = list(by_seed.values())
+        if len(group) < 2:
+            continue
+        losses = {}
+        for split, column in (("valid", [run.best_valid for run in group]), ("test", [run.test for run in group])):
+            known = [loss for loss in column if loss is not None]
+            if len(known) == len(group):
+                losses[split] = (statistics.mean(known), statistics.stdev(known))
+        if losses:
+            yield SeedGroup(runs=tuple(run.name for run in group), losses=losses)

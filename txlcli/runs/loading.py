@@ -48,8 +48,11 @@ class OpenRun:
 
     def trained_on_another(self, store: TokenStore) -> bool | None:
         """Return True if the weights were trained on another train split; None if one of the digests is unknown."""
-        trained, current = self.checkpoint.state.get("train_sha256"), store.digest("train")
-        return None if trained is None or current is None else bool(trained != current)
+        trained = self.checkpoint.state.get("train_sha256")
+        current = store.digest("train")
+        if trained is None or current is None:
+            return None
+        return bool(trained != current)
 
 
 def check_vocabulary(run: Run, store: TokenStore) -> None:
@@ -64,7 +67,8 @@ def check_vocabulary(run: Run, store: TokenStore) -> None:
 def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
     """Reject weights of another vocabulary or model than the run's, even if the sizes are equal."""
     models = [saved.state.get("model", {}), recipe.function_keys(run.settings.model)]
-    if names := recipe.differences([{"model": model} for model in models]):
+    names = recipe.differences([{"model": model} for model in models])
+    if names:
         raise RunError(
             f"{path}: the weights belong to a model with other settings than {run.directory / run_directory.CARD} "
             f"has ({', '.join(sorted(names))}); restore the run's files from one copy"

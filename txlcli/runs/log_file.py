@@ -14,7 +14,7 @@ from txlcli.system.checkpoint_header import digest
 from txlcli.system.input_files import MIB, check_regular, read_text
 from txlcli.system.plain_json import parse_json
 
-Report = dict[str, Any]
+Record = dict[str, Any]
 DIGITS = 16
 MAX_BYTES = 256 * MIB
 """Largest file: reports of a million steps, one line each."""
@@ -22,12 +22,12 @@ CHECKSUM = "checksum"
 """Key of a line; it is not part of the report."""
 
 
-def to_line(report: Report) -> str:
+def to_line(report: Record) -> str:
     """Return a report as a line of a file, with its line end."""
     return json.dumps({**report, CHECKSUM: _checksum_of(report)}) + "\n"
 
 
-def from_line(line: str) -> Report:
+def from_line(line: str) -> Record:
     """Return the report of a line; a damaged line is a ValueError."""
     report = parse_json(line)
     if not isinstance(report, dict) or report.pop(CHECKSUM, None) != _checksum_of(report):
@@ -35,11 +35,11 @@ def from_line(line: str) -> Report:
     return report
 
 
-def _checksum_of(report: Report) -> str:
+def _checksum_of(report: Record) -> str:
     return digest(json.dumps(report).encode())[:DIGITS]
 
 
-def append(path: Path, reports: Iterable[Report]) -> None:
+def append(path: Path, reports: Iterable[Record]) -> None:
     """Append reports to a file, which need not exist; a killed process may have left a truncated line at its end."""
     text = "".join(map(to_line, reports)).encode()
     with path.open("ab+") as file:
@@ -48,7 +48,7 @@ def append(path: Path, reports: Iterable[Report]) -> None:
         file.write(text if ends_a_line else b"\n" + text)  # at once, so that processes do not mix their lines
 
 
-def read(path: Path, *, skip_truncated: bool = False) -> tuple[Report, ...]:
+def read(path: Path, *, skip_truncated: bool = False) -> tuple[Record, ...]:
     """Read the reports of a file; a missing file has none. Text after its last line end is ignored.
 
     With `skip_truncated`, lines that a process could not finish and that other processes wrote after are ignored, too.

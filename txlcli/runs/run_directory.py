@@ -34,14 +34,16 @@ from txlcli.system.input_files import MIB, read_text
 from txlcli.system.plain_json import parse_json
 
 FORMAT = 1
-CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
+CARD = "run.json"
+VOCAB = "vocab.json"
+METRICS = "metrics.jsonl"
 EVALS = "evals.jsonl"
+LAST = "last.safetensors"
+BEST = "best.safetensors"
 MAX_CARD = 16 * MIB
 """Largest run.json, in bytes; it grows with every change of settings."""
 DIGEST = "checksum"
 """Key of run.json."""
-SAME_KEYS = ("vocab_fingerprint", "vocab_size", "parameters", "metric")
-"""Keys of run.json that are fields of `Run`."""
 LOCKS = ".locks"
 OWN_FILES = re.compile(
     r"(run|vocab|trackers|trace)\.json|(metrics|evals)\.jsonl|(last|best|step-\d+)\.safetensors|(memory|curves)\.png|"
@@ -104,8 +106,12 @@ class Run:
     @property
     def best_or_last(self) -> Path:
         """Checkpoint to evaluate: the one named, else the best one if the run was validated, otherwise the last."""
+        if self.weights is not None:
+            return self.weights
         best = self.directory / BEST
-        return self.weights or (best if os.path.lexists(best) else self.directory / LAST)  # a broken link is an error
+        if os.path.lexists(best):  # a broken link is an error
+            return best
+        return self.directory / LAST
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Append one report to metrics.jsonl."""
@@ -115,7 +121,8 @@ class Run:
 
     def drop_metrics_after(self, step: int, *, validated: int) -> None:
         """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`."""
-        path, last = self.directory / METRICS, {"train": step, "valid": min(step, validated)}
+        path = self.directory / METRICS
+        last = {"train": step, "valid": min(step, validated)}
         kept = [report for report in log_file.read(path) if report["step"] <= last[report["kind"]]]
         if path.exists():
             write_text(path, "".join(map(log_file.to_line, kept)))
@@ -124,7 +131,8 @@ class Run:
 def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
     """Yield directories for a new run: the recipe's name, then with -2, -3 ... appended; each is free then."""
     for number in itertools.count(1):
-        directory = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
+        name = recipe_name if number == 1 else f"{recipe_name}-{number}"
+        directory = runs_dir / name
         if not directory.exists():
             yield directory
 
@@ -217,7 +225,8 @@ def aside(directory: Path) -> Path:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock a run for writing while the block runs; its directory need not exist yet, and may be a link."""
-    directory = directory.resolve() if directory.is_symlink() else directory
+    if directory.is_symlink():
+        directory = directory.resolve()
     lock = directory.parent / LOCKS / directory.name
     with contextlib.suppress(OSError):  # writing to the run reports its own error
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -247,17 +256,23 @@ def update(run: Run) -> None:
         "format": FORMAT,
         "recipe": run.recipe_name,
         "settings": recipe.to_table(run.settings),
-        **{key: getattr(run, key) for key in SAME_KEYS},
-        **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
-        **({"origin": asdict(run.origin)} if run.origin else {}),
+        "vocab_fingerprint": run.vocab_fingerprint,
+        "vocab_size": run.vocab_size,
+        "parameters": run.parameters,
+        "metric": run.metric,
     }
-    text = json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n"
-    write_text(run.directory / CARD, text)
+    if run.changes:
+        card["changes"] = [asdict(change) for change in run.changes]
+    if run.origin:
+        card["origin"] = asdict(run.origin)
+    card[DIGEST] = _digest_of(card)
+    write_text(run.directory / CARD, json.dumps(card, indent=2) + "\n")
 
 
 def _digest_of(card: dict[str, Any]) -> str:
     """Return the checksum of run.json without the checksum itself."""
-    return digest(json.dumps({key: value for key, value in card.items() if key != DIGEST}, sort_keys=True).encode())
+    checked = {key: value for key, value in card.items() if key != DIGEST}
+    return digest(json.dumps(checked, sort_keys=True).encode())
 
 
 def find(run_name: str | None, runs_dir: Path) -> Run:
@@ -266,10 +281,10 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
     A file of weights in the directory, such as RUN/step-1000.safetensors, is the run with these weights.
     """
     if run_name is None:
-        trained = filter(has_weights, newest_first(runs_dir))
-        if (directory := next(trained, None)) is None:
+        trained = [directory for directory in newest_first(runs_dir) if has_weights(directory)]
+        if not trained:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
-        return open_run(directory)
+        return open_run(trained[0])
     paths = [Path(run_name), runs_dir / run_name]
     for path in paths:
         if path.suffix == ".safetensors" and path.is_file():
@@ -278,7 +293,8 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
     if not directories:
         raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
     # Another directory of that name, such as a corpus, must not hide the run.
-    return open_run(next((directory for directory in directories if (directory / CARD).is_file()), directories[0]))
+    runs = [directory for directory in directories if (directory / CARD).is_file()]
+    return open_run((runs or directories)[0])
 
 
 def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
@@ -292,7 +308,13 @@ def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
 def short_names(directories: Sequence[Path]) -> list[str]:
     """Return distinct labels of runs: their names, or their directories if several have the same name."""
     names = [directory.name for directory in directories]
-    return [directory.name if names.count(directory.name) == 1 else str(directory) for directory in directories]
+    if len(set(names)) == len(names):
+        return names
+    labels = []
+    for directory in directories:
+        is_unique = names.count(directory.name) == 1
+        labels.append(directory.name if is_unique else str(directory))
+    return labels
 
 
 def names(runs_dir: Path) -> list[str]:
@@ -317,16 +339,19 @@ def has_weights(directory: Path) -> bool:
 
 def is_run(word: str, runs_dir: Path) -> bool:
     """Return True if the argument is the directory of a run, or its name under `runs_dir`."""
-    return any((directory / CARD).is_file() for directory in (Path(word), runs_dir / word))
+    return (Path(word) / CARD).is_file() or (runs_dir / word / CARD).is_file()
 
 
 def _all_directories(runs_dir: Path) -> Iterator[Path]:
-    return (card.parent for card in runs_dir.glob(f"*/{CARD}") if not card.parent.name.startswith("."))
+    for card in runs_dir.glob(f"*/{CARD}"):
+        if not card.parent.name.startswith("."):
+            yield card.parent
 
 
 def last_written(directory: Path) -> float:
     """Return the time when a run was last saved, in seconds since the epoch."""
-    return max((path.stat().st_mtime for path in (directory / CARD, directory / LAST) if path.exists()), default=0.0)
+    paths = (directory / CARD, directory / LAST)
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
 def open_run(directory: Path) -> Run:
@@ -344,7 +369,10 @@ def open_run(directory: Path) -> Run:
             directory=directory,
             recipe_name=card["recipe"],
             settings=recipe.resolve(card["settings"], where="settings"),
-            **{key: card[key] for key in SAME_KEYS},
+            vocab_fingerprint=card["vocab_fingerprint"],
+            vocab_size=card["vocab_size"],
+            parameters=card["parameters"],
+            metric=card["metric"],
             changes=tuple(Change(**entry) for entry in card.get("changes", [])),
             origin=Origin(**card["origin"]) if "origin" in card else None,
         )

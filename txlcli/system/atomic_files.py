@@ -16,7 +16,8 @@ def replacing(path: Path, draft: Path | None = None) -> Iterator[Path]:
     The new file has the default permissions, even if the block changes those of the temporary file, which is next to
     `path`, or `draft` on the same file system.
     """
-    draft = draft or path.with_name(f".{path.name}.new")
+    if draft is None:
+        draft = path.with_name(f".{path.name}.new")
     try:
         draft.unlink(missing_ok=True)
         draft.touch()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 DATA_DIR = Path("data")
 RUNS_DIR = Path("runs")
-DATA_VARIABLE, RUNS_VARIABLE = "TXL_DATA_DIR", "TXL_RUNS_DIR"
+DATA_VARIABLE = "TXL_DATA_DIR"
+RUNS_VARIABLE = "TXL_RUNS_DIR"
 """Environment variables that replace the default directories."""
 FLAGS = {"overrides": "--set", "begin_from": "--from"}
 """Flags whose names are not those of the field."""
@@ -42,7 +43,10 @@ def command_line(*words: str, **options: object) -> str:
         if isinstance(value, bool):
             line.append(flag(name) if value else flag(f"no_{name}"))
         elif name == "overrides" and isinstance(value, tuple):
-            line += [word for change in value for word in (flag(name), change)]
+            for change in value:
+                line += [flag(name), change]
+        elif isinstance(value, tuple):
+            line += [flag(name), ",".join(map(str, value))]
         else:
-            line += [flag(name), ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+            line += [flag(name), str(value)]
     return shlex.join(line)

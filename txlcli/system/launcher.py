@@ -56,14 +56,16 @@ VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 def place(environment: Mapping[str, str] = os.environ) -> Place:
     """Return the place of this process; variables that contradict each other are a UsageError."""
     if "RANK" in environment and "WORLD_SIZE" in environment:  # also set by hand, or by a cluster
-        size, rank = environment["WORLD_SIZE"], environment["RANK"]
+        size = environment["WORLD_SIZE"]
+        rank = environment["RANK"]
         numbers = [size, rank, environment.get("LOCAL_RANK", rank), environment.get("LOCAL_WORLD_SIZE", size)]
         if not (all(map(str.isdecimal, numbers)) and int(rank) < int(size)):
             given = ", ".join(f"{name}={environment[name]}" for name in VARIABLES if name in environment)
             raise UsageError(f"{given} contradict each other; start the processes with torchrun, or unset them")
         return Place(*map(int, numbers))
     for name, variable in OTHER_LAUNCHERS.items():
-        if (count := environment.get(variable, "1")) != "1":
+        count = environment.get(variable, "1")
+        if count != "1":
             raise UsageError(f"{name} has started {count} processes; start them with torchrun, or one with `processes`")
     return ALONE
 

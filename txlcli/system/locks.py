@@ -30,7 +30,8 @@ def if_free(lock: Path) -> Iterator[bool | None]:
 
     None: its directory is missing or cannot be written, or the system has no locks.
     """
-    held, is_free = FileLock(lock), None
+    held = FileLock(lock)
+    is_free = None
     try:
         if lock.parent.is_dir():  # FileLock would create the directory
             held.acquire(blocking=False)
@@ -64,7 +65,8 @@ def temporary_directory(parent: Path, prefix: str) -> Iterator[Path]:
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the temporary directories of killed processes from `parent`: their locks are free."""
-    for name in {path.name.removesuffix(".lock") for path in parent.glob(f"{prefix}*")}:
+    names = {path.name.removesuffix(".lock") for path in parent.glob(f"{prefix}*")}
+    for name in names:
         with if_free(_lock_of(parent / name)) as free:
             if free:
                 _remove(parent / name)

@@ -22,13 +22,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     On a CPU PyTorch raises a plain RuntimeError, on CUDA an OutOfMemoryError. That class is recognized by its name,
     because the command line calls this function without loading PyTorch.
     """
-    names = {cls.__name__ for cls in type(error).__mro__}
+    classes = {cls.__name__ for cls in type(error).__mro__}
+    if classes & {"MemoryError", "OutOfMemoryError"}:
+        return True
     message = str(error)
-    return (
-        bool(names & {"MemoryError", "OutOfMemoryError"})
-        or "can't allocate memory" in message
-        or ("RuntimeError" in names and message in LIBRARY_MESSAGES)
-    )
+    return "can't allocate memory" in message or ("RuntimeError" in classes and message in LIBRARY_MESSAGES)
 
 
 def requested_size(error: BaseException) -> str:
@@ -36,10 +34,14 @@ def requested_size(error: BaseException) -> str:
     size = re.search(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", str(error), re.IGNORECASE)
     if size is None:
         return ""
-    amount = format_size(float(size[1])) if size[2] == "bytes" else f"{size[1]} {size[2]}"
+    amount = f"{size[1]} {size[2]}"
+    if size[2] == "bytes":
+        amount = format_size(float(size[1]))
     return f" (tried to allocate {amount})"
 
 
 def format_size(size: float) -> str:
     """Return a number of bytes in GiB, or in MiB if it is less than one GiB."""
-    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+    if size >= 2**30:
+        return f"{size / 2**30:,.2f} GiB"
+    return f"{size / 2**20:,.1f} MiB"

@@ -17,10 +17,14 @@ def parse_json(text: str | bytes) -> Any:
 
 def as_json(result: Any) -> Any:
     """Return a nested result as JSON can hold it: dataclasses as objects, and None for infinity and NaN."""
-    if dataclasses.is_dataclass(result):
-        result = result.to_json() if hasattr(result, "to_json") else vars(result)
+    if hasattr(result, "to_json"):
+        result = result.to_json()
+    elif dataclasses.is_dataclass(result):
+        result = vars(result)
     if isinstance(result, Mapping):
         return {key: as_json(value) for key, value in result.items()}
     if isinstance(result, list | tuple):
         return list(map(as_json, result))
-    return None if isinstance(result, float) and not math.isfinite(result) else result
+    if isinstance(result, float) and not math.isfinite(result):
+        return None
+    return result

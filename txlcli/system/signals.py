@@ -26,7 +26,11 @@ _explanation = ""
 
 
 class Terminated(SystemExit):
-    """Another signal than Ctrl-C has arrived."""
+    """Another signal than Ctrl-C has arrived: `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
 
 
 @contextmanager
@@ -83,7 +87,9 @@ def explain_end(explanation: str) -> None:
 
 def last_line(number: int) -> str:
     """Return the last line of a command that a signal ends."""
-    return f"{WORDS[number]}; {_explanation}" if _explanation else WORDS[number]
+    if not _explanation:
+        return WORDS[number]
+    return f"{WORDS[number]}; {_explanation}"
 
 
 def _is_main() -> bool:
@@ -112,7 +118,7 @@ def ignore() -> None:
 
 def number_of(ended: BaseException) -> int:
     """Return the signal that raised an exception."""
-    return int(str(ended)) - 128 if isinstance(ended, Terminated) else signal.SIGINT
+    return ended.number if isinstance(ended, Terminated) else signal.SIGINT
 
 
 def handled(*always: int) -> list[int]:
@@ -123,7 +129,7 @@ def handled(*always: int) -> list[int]:
 
 def _exception_of(number: int) -> BaseException:
     """Return what a signal raises."""
-    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(128 + number)
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
 
 
 def _imports(frame: FrameType | None) -> bool:

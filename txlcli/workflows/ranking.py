@@ -7,7 +7,7 @@ from txlcli.corpora.corpus import Corpus
 from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
-from txlcli.runs.history import History, Report, lowest
+from txlcli.runs.history import History, Record, lowest
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.reproduction.section import Grid, ReportSection
 
@@ -102,7 +102,7 @@ def _compared(
     return results, reasons
 
 
-def _candidates(history: History) -> Iterator[tuple[str, Report, str]]:
+def _candidates(history: History) -> Iterator[tuple[str, Record, str]]:
     """Yield the results that may be quoted, of each split the preferred one first: split, result, source in words."""
     test, trials = history.test_result
     selected = f", best of {trials} test scores" if trials > 1 else ""
