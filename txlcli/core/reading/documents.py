@@ -58,13 +58,17 @@ def score_documents(model: LanguageModel, documents: Sequence[Document], setting
 
 def _score_batch(model: LanguageModel, batch: Sequence[Document], settings: EvalSettings) -> list[DocumentScore]:
     """Score documents of rising length side by side, each as a lane of the longest."""
-    shape = len(batch), max(1, len(batch[-1].targets))
-    inputs, targets, compared = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    shape = (len(batch), max(1, len(batch[-1].targets)))
+    inputs = np.zeros(shape, dtype=np.int64)
+    targets = np.zeros(shape, dtype=np.int64)
+    compared = np.zeros(shape, dtype=np.int64)
     for row, document in enumerate(batch):
         length = len(document.targets)
-        inputs[row, :length], targets[row, :length] = document.inputs, document.targets
+        inputs[row, :length] = document.inputs
+        targets[row, :length] = document.targets
         compared[row, length - document.compared : length] = 1
-    segments, is_likeliest = iter(torch.from_numpy(compared).split(settings.seg_len, dim=1)), [True] * len(batch)
+    segments = iter(torch.from_numpy(compared).split(settings.seg_len, dim=1))
+    is_likeliest = [True] * len(batch)
 
     def compare(hidden: Tensor, targets: Tensor, _losses: Tensor) -> None:
         for row, at in next(segments).nonzero().tolist():
@@ -76,9 +80,10 @@ def _score_batch(model: LanguageModel, batch: Sequence[Document], settings: Eval
     stream = Stream(model, inputs.ravel(), targets.ravel(), replace(settings, batch_size=len(batch)))
     with torch.inference_mode():
         losses = score(stream, on_segment=compare).losses_nats.reshape(shape)
-    return [
-        DocumentScore(losses[row, : len(document.targets)], is_likeliest[row]) for row, document in enumerate(batch)
-    ]
+    scores = []
+    for row, document in enumerate(batch):
+        scores.append(DocumentScore(losses[row, : len(document.targets)], is_likeliest[row]))
+    return scores
 
 
 def score_in_windows(model: LanguageModel, document: Document, settings: EvalSettings) -> DocumentScore:

@@ -34,7 +34,9 @@ class Sampling:
 
     def candidates(self, vocab_size: int) -> int:
         """Return how many of the likeliest tokens must be known to sample one."""
-        return 1 if self.greedy else min(self.top_k or vocab_size, vocab_size)
+        if self.greedy:
+            return 1
+        return min(self.top_k or vocab_size, vocab_size)
 
 
 def reader_of_one_text(model: LanguageModel, settings: EvalSettings) -> Reader:
@@ -58,7 +60,8 @@ def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torc
         before = probabilities.cumsum(dim=-1) - probabilities
         top_p = max(options.top_p, torch.finfo(before.dtype).tiny)  # less would be 0, and drop the first token, too
         probabilities = probabilities.masked_fill(before >= top_p, 0.0)
-    return tokens[torch.multinomial(probabilities, 1, generator=generator)].masked_fill(unknown, NO_TOKEN)
+    chosen = torch.multinomial(probabilities, 1, generator=generator)
+    return tokens[chosen].masked_fill(unknown, NO_TOKEN)
 
 
 def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -> Iterator[int]:
@@ -67,7 +70,8 @@ def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -
     The same seed gives the same tokens.
     """
     reader.reset()
-    yield from continue_text(reader, context, options, torch.Generator(device=reader.device).manual_seed(seed))
+    generator = torch.Generator(device=reader.device).manual_seed(seed)
+    yield from continue_text(reader, context, options, generator)
 
 
 def continue_text(reader: Reader, context: Tensor, options: Sampling, generator: torch.Generator) -> Iterator[int]:
@@ -77,7 +81,8 @@ def continue_text(reader: Reader, context: Tensor, options: Sampling, generator:
     few = useful_threads(reader.model, tokens=1)
     while True:
         with threads(few):
-            token = sample(*reader.likeliest(hidden[0, -1:], candidates), options, generator)
+            log_probs, tokens = reader.likeliest(hidden[0, -1:], candidates)
+            token = sample(log_probs, tokens, options, generator)
             number = int(token)
             if number == NO_TOKEN:
                 raise RunError(

@@ -3,6 +3,7 @@
 Axes: B batch, L segment, d model width, T tokens scored, K likeliest tokens, V vocabulary.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -54,8 +55,12 @@ def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -
     With a boundary, the token that ends a line or sentence, the stream begins with an implied one and every token is
     predicted; without, for bytes and characters, the first token has no context and is only read.
     """
-    tokens = (ids if count is None else ids[: count + (boundary is None)]).astype(np.int64)
-    return (tokens[:-1], tokens[1:]) if boundary is None else (np.insert(tokens[:-1], 0, boundary), tokens)
+    if boundary is None:
+        read = ids if count is None else ids[: count + 1]
+        tokens = read.astype(np.int64)
+        return tokens[:-1], tokens[1:]
+    targets = ids[:count].astype(np.int64)
+    return np.insert(targets[:-1], 0, boundary), targets
 
 
 @dataclass(frozen=True)
@@ -108,17 +113,20 @@ def score(
     `on_segment` is called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l); the
     targets may be on the host.
     """
-    lanes, started = stream.lanes(numbers), time.perf_counter()
+    started = time.perf_counter()
+    lanes = stream.lanes(numbers)
+    settings = replace(stream.settings, batch_size=len(lanes.numbers))
     new_reader = stream.new_reader or partial(make_reader, stream.model)
-    reader = new_reader(replace(stream.settings, batch_size=len(lanes.numbers)), length=lanes.length)
+    reader = new_reader(settings, length=lanes.length)
     losses = torch.empty(len(lanes.numbers), lanes.length, device=reader.device)
     for part in lanes.parts(reader.seg_len):
+        inputs = lanes.cut(stream.inputs, reader.device, part)
         targets = lanes.cut(stream.targets, reader.model.targets_device, part)
-        hidden = reader.read(lanes.cut(stream.inputs, reader.device, part))
-        of_segment = reader.losses(hidden, targets)
-        losses[:, part] = of_segment
+        hidden = reader.read(inputs)
+        segment_losses = reader.losses(hidden, targets)
+        losses[:, part] = segment_losses
         if on_segment:
-            on_segment(hidden, targets, of_segment)
+            on_segment(hidden, targets, segment_losses)
         stream.on_tokens(min(part.stop * lanes.number, lanes.count))
     in_order = lanes.join(losses).numpy()  # waits for the device
     return Scores(in_order, time.perf_counter() - started, lanes.number)
@@ -129,22 +137,31 @@ def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np
 
     K is at most V.
     """
-    model, parts = stream.model, []
+    model = stream.model
     rows = max(1, MAX_LOGITS // model.vocab_size)
+    segment_ids: list[Tensor] = []  # (B, l, K) each
+    segment_probabilities: list[Tensor] = []
 
     def look_up(hidden: Tensor, _targets: Tensor, _losses: Tensor) -> None:
+        all_values = []
+        all_ids = []
         with autocast(model.device, model.precision):
-            log_probs = (model.log_probs(part[None])[0].topk(count) for part in hidden.flatten(0, 1).split(rows))
-            values, ids = (torch.cat(top).unflatten(0, hidden.shape[:2]) for top in zip(*log_probs, strict=True))
-        parts.append((ids.cpu(), values.exp().float().cpu()))  # (B, L, K) each
+            for part in hidden.flatten(0, 1).split(rows):
+                values, ids = model.log_probs(part[None])[0].topk(count)
+                all_values.append(values)
+                all_ids.append(ids)
+        shape = hidden.shape[:2]
+        segment_ids.append(torch.cat(all_ids).unflatten(0, shape).cpu())
+        segment_probabilities.append(torch.cat(all_values).unflatten(0, shape).exp().float().cpu())
+
+    def in_order(parts: list[Tensor]) -> Tensor:
+        return stream.lanes().join(torch.cat(parts, dim=1).movedim(-1, 0))
 
     with torch.inference_mode():
         scores = score(stream, on_segment=look_up)
-        ids, probabilities = (
-            stream.lanes().join(torch.cat(all_parts, dim=1).movedim(-1, 0)).numpy()
-            for all_parts in zip(*parts, strict=True)
-        )
-    return scores, ids, probabilities
+        likeliest = in_order(segment_ids).numpy()
+        probabilities = in_order(segment_probabilities).numpy()
+    return scores, likeliest, probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +180,8 @@ class Lanes:
     @classmethod
     def of(cls, count: int, settings: EvalSettings, numbers: range | None = None) -> "Lanes":
         """Cut T tokens into `settings.batch_size` lanes, or fewer if the stream is short; read all by default."""
-        length = -(-count // min(settings.batch_size, count))
-        number = -(-count // length)
+        length = math.ceil(count / min(settings.batch_size, count))
+        number = math.ceil(count / length)
         return cls(count=count, number=number, length=length, numbers=numbers or range(number))
 
     @property
@@ -189,7 +206,8 @@ class Lanes:
 
     def parts(self, seg_len: int) -> Iterator[slice]:
         """Return the segments of every lane, in order."""
-        return (slice(first, min(first + seg_len, self.length)) for first in range(0, self.length, seg_len))
+        for first in range(0, self.length, seg_len):
+            yield slice(first, min(first + seg_len, self.length))
 
     def join(self, per_lane: Tensor) -> Tensor:
         """Join (..., b, length) to a piece of the stream on the host, (..., tokens)."""

@@ -37,12 +37,14 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
     A stride S of 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
     A share of (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
     """
-    count, started = len(stream.targets), time.perf_counter()
+    started = time.perf_counter()
+    count = len(stream.targets)
     length = min(stream.settings.seg_len, count)
     losses = torch.zeros(count, device=stream.model.device)
-    windows = islice(_batches(count, length, stream.settings.batch_size, stride), share[0], None, share[1])
-    for scored, of_windows in read_windows(stream, windows, length, tokens=count * length // stride):
-        losses[scored] = of_windows
+    first_batch, processes = share
+    batches = islice(_batches(count, length, stream.settings.batch_size, stride), first_batch, None, processes)
+    for scored, window_losses in read_windows(stream, batches, length, tokens=count * length // stride):
+        losses[scored] = window_losses
         stream.on_tokens(int(scored[-1, -1]) + 1)
     return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)
 
@@ -55,7 +57,9 @@ def read_windows(
     A batch has the last positions (W,) of windows that are read together, and how many of their last positions count,
     c. `tokens` are those of all windows, as far as it is known.
     """
-    model, reader, before = stream.model, None, np.arange(1 - length, 1)
+    model = stream.model
+    reader = None
+    before = np.arange(1 - length, 1)
     for lasts, counted in batches:
         if reader is None or reader.settings.batch_size != len(lasts):  # some batches may have fewer
             settings = replace(stream.settings, batch_size=len(lasts))
@@ -63,9 +67,11 @@ def read_windows(
             model = reader.model  # further readers need no copy of their own
         reader.reset()
         positions = lasts[:, None] + before  # (W, N)
-        hidden = reader.read_last(_sent(stream.inputs[positions], reader.device), count=counted)
+        inputs = _sent(stream.inputs[positions], reader.device)
+        hidden = reader.read_last(inputs, count=counted)
         scored = positions[:, length - counted :]
-        yield scored, reader.losses(hidden, _sent(stream.targets[scored], model.targets_device)).float()
+        targets = _sent(stream.targets[scored], model.targets_device)
+        yield scored, reader.losses(hidden, targets).float()
 
 
 def _sent(tokens: Tokens, device: torch.device) -> Tensor:

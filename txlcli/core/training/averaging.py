@@ -27,12 +27,14 @@ class Average:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], settings: TrainSettings) -> None:
-        self._parameters, self._settings = parameters, settings
+        self._parameters = parameters
+        self._settings = settings
         self.weights: dict[str, Tensor] = {}
         """The average by parameter name; empty before it begins: then the trained weights are evaluated."""
         self.first = settings.schedule_steps if settings.average == "mean" else None
         """Step after which a mean begins; None if it is not known yet."""
-        self._steps, self._losses = 0, list[float]()
+        self._steps = 0
+        self._losses = list[float]()
         if settings.average == "exponential":
             self._begin()
 
@@ -43,19 +45,25 @@ class Average:
         """Include the weights after optimizer step number `step`."""
         if not self.weights and self.first is not None and step > self.first:
             self._begin()
-        if self.weights:
-            rule, number = get_swa_multi_avg_fn(), self._steps + 1
-            if self._settings.average == "exponential":
-                rule = get_ema_multi_avg_fn(min(self._settings.average_decay, (1 + number) / (10 + number)))
-            rule(list(self.weights.values()), list(self._parameters.values()), self._steps)
-            self._steps = number
+        if not self.weights:
+            return
+        number = self._steps + 1
+        if self._settings.average == "exponential":
+            decay = min(self._settings.average_decay, (1 + number) / (10 + number))
+            rule = get_ema_multi_avg_fn(decay)
+        else:
+            rule = get_swa_multi_avg_fn()
+        rule(list(self.weights.values()), list(self._parameters.values()), self._steps)
+        self._steps = number
 
     def on_validation(self, loss_nats: float) -> None:
         """Take the loss of a validation into account."""
-        if self._settings.average == "asgd" and self.first is None:
-            earlier = self._losses[: max(0, len(self._losses) - self._settings.average_patience)]
-            self.first = 0 if earlier and loss_nats > min(earlier) else None  # all steps from now on
-            self._losses.append(loss_nats)
+        if self._settings.average != "asgd" or self.first is not None:
+            return
+        earlier = self._losses[: max(0, len(self._losses) - self._settings.average_patience)]
+        if earlier and loss_nats > min(earlier):
+            self.first = 0  # all steps from now on
+        self._losses.append(loss_nats)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -76,12 +84,16 @@ class Average:
 
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint, next to `weights`."""
-        trigger = {"losses": self._losses, "triggered": self.first is not None}
-        return {"steps": self._steps, **(trigger if self._settings.average == "asgd" else {})}
+        state: dict[str, Any] = {"steps": self._steps}
+        if self._settings.average == "asgd":
+            state["losses"] = self._losses
+            state["triggered"] = self.first is not None
+        return state
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Restore the average from a checkpoint; the model has its weights already."""
-        self._steps, self._losses = state["steps"], state.get("losses", [])
+        self._steps = state["steps"]
+        self._losses = state.get("losses", [])
         if state.get("triggered"):
             self.first = 0
         if weights:

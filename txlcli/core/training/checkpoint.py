@@ -76,9 +76,8 @@ def grouped(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint and replace an older one."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    metadata = checkpoint_header.write_header(
-        checkpoint.state, {name: _checksum(name, tensor) for name, tensor in tensors.items()}
-    )
+    checksums = {name: _checksum(name, tensor) for name, tensor in tensors.items()}
+    metadata = checkpoint_header.write_header(checkpoint.state, checksums)
     try:
         with replacing(path) as new:
             save_file(tensors, new, metadata)
@@ -92,8 +91,11 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     """Read a checkpoint."""
     if not check_regular(path).is_file():
         other = next(path.parent.glob("*.safetensors"), None)
-        reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
-        raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")
+        if other is not None:
+            reason = f"{other.name} holds weights only, which cannot be resumed"
+        else:
+            reason = "the run has not saved one yet"
+        raise RunError(f"{path}: no such checkpoint; {reason}")
     try:
         path.open("rb").close()  # safetensors does not report permissions
         with safe_open(path, "pt") as file:
@@ -161,17 +163,21 @@ def build_model(
 
 def gather_memories(world: World, memories: Sequence[Memory]) -> dict[str, Tensor]:
     """Return the memory of each layer, of all lanes, on rank 0."""
-    of_layers = (world.gather(torch.cat(parts)) for parts in zip(*memories, strict=True))
-    return {str(layer): torch.cat(of_ranks) for layer, of_ranks in enumerate(of_layers) if of_ranks}
+    gathered = {}
+    for layer, parts in enumerate(zip(*memories, strict=True)):
+        lanes_by_rank = world.gather(torch.cat(parts))
+        if lanes_by_rank:
+            gathered[str(layer)] = torch.cat(lanes_by_rank)
+    return gathered
 
 
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:
     """Return the states of the random generators of all processes on rank 0; all processes must call this."""
-    return {
-        _generator_name(used, rank): state
-        for used in dict.fromkeys((CPU, device))
-        for rank, state in enumerate(world.gather(generator_state(used)))
-    }
+    states = {}
+    for used in dict.fromkeys((CPU, device)):
+        for rank, state in enumerate(world.gather(generator_state(used))):
+            states[_generator_name(used, rank)] = state
+    return states
 
 
 def restore_generators(states: dict[str, Tensor], world: World, device: torch.device, *, seed: int) -> None:

@@ -59,7 +59,8 @@ class Interval:
         self.max_grad_norm = torch.zeros((), device=device)
         """Largest of all steps, 0-d; NaN if one of them is NaN."""
         self.tokens = 0
-        self._clock, self._started = clock, clock()
+        self._clock = clock
+        self._started = clock()
 
     def add(self, means: Tensor, grad_norm: Tensor, tokens: int) -> None:
         """Add one step: its mean loss and what was added to it, (2,), the norm of its gradient (0-d), its tokens."""
@@ -71,4 +72,5 @@ class Interval:
     def means(self) -> tuple[float, float, float]:
         """Return the mean loss in nats, the mean of what was added to it, and tokens per second."""
         nats, added = self._sums.tolist()  # waits for the device, so that only finished steps are timed
-        return nats / self.tokens, added / self.tokens, self.tokens / (self._clock() - self._started)
+        seconds = self._clock() - self._started
+        return nats / self.tokens, added / self.tokens, self.tokens / seconds

@@ -33,7 +33,9 @@ class Saver:
         write: Callable[[Path, Checkpoint], None] = checkpoint.save,
         meminfo: Path = MEMINFO,
     ) -> None:
-        self._identity, self._write, self._meminfo = identity or {}, write, meminfo
+        self._identity = identity or {}
+        self._write = write
+        self._meminfo = meminfo
         self.last_path = directory / "last.safetensors"
         """Checkpoint that a run resumes from."""
         self.best_path = directory / "best.safetensors"
@@ -63,12 +65,12 @@ class Saver:
         """
         self.wait()
         tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-        with contextlib.suppress(MemoryError):
-            if not copied:
-                check_free_memory(
-                    sum(tensor.nbytes for tensor in tensors.values()), checkpoint.CPU, meminfo=self._meminfo
-                )
-                tensors, copied = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}, True
+        if not copied:
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            with contextlib.suppress(MemoryError):
+                check_free_memory(size, checkpoint.CPU, meminfo=self._meminfo)
+                tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+                copied = True
         saved = Checkpoint(tensors, {**self._identity, **copy.deepcopy(state)})
         self._file = self._thread.submit(self._write, path, saved)
         if not copied:

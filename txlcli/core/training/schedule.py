@@ -11,7 +11,8 @@ def scheduled_lr(settings: TrainSettings, step: int) -> float:
     Step n of the warm-up has the fraction n / warmup_steps. The released PyTorch code is one step behind during the
     warm-up, with its very first step at the full rate; the first step of the released TF code has rate 0.
     """
-    floor, end = settings.min_lr_ratio, max(1, settings.schedule_steps)
+    floor = settings.min_lr_ratio
+    end = max(1, settings.schedule_steps)
     if settings.average == "mean" and step > end:
         return settings.average_lr_factor * scheduled_lr(settings, end)
     if step <= settings.warmup_steps:
@@ -34,5 +35,8 @@ def reduced(settings: TrainSettings, scale: float, stale: int) -> float:
     torch's ReduceLROnPlateau is not used: it overwrites the learning rates of an optimizer, while this factor resumes
     from one number.
     """
-    is_due = settings.schedule == "plateau" and stale > 0 and stale % (settings.plateau_patience + 1) == 0
-    return max(scale * settings.plateau_factor, settings.min_lr_ratio) if is_due else scale
+    if settings.schedule != "plateau" or stale == 0:
+        return scale
+    if stale % (settings.plateau_patience + 1) > 0:
+        return scale
+    return max(scale * settings.plateau_factor, settings.min_lr_ratio)

@@ -19,8 +19,10 @@ from txlcli.errors import StoreError, TrainingError
 
 COUNTED = 5_000_000
 """Tokens in which bands are counted; more do not change the shares noticeably."""
-JITTER_MIN, SHARE_OF_HALVES = 5, 0.05
-"""Least length of jittered segments, in tokens, and the share of those of half the length."""
+JITTER_MIN = 5
+"""Least length of jittered segments, in tokens."""
+HALF_LENGTH_PROB = 0.05
+"""Probability of a jittered segment of about half the length."""
 
 
 class StreamPosition(NamedTuple):
@@ -40,7 +42,9 @@ class TrainingSegments:
     """
 
     def __init__(self, ids: Tokens, settings: TrainSettings, sentence_starts: Tokens | None = None) -> None:
-        self.ids, self._settings, self._sentence_starts = ids, settings, sentence_starts
+        self.ids = ids
+        self._settings = settings
+        self._sentence_starts = sentence_starts
         self._shuffled_epoch: int | None = None
         self.lane_len = (len(ids) - 1) // settings.batch_size
         """Predictions of a lane in an epoch."""
@@ -57,8 +61,9 @@ class TrainingSegments:
     def next_position(self, position: StreamPosition) -> StreamPosition:
         """Return the position after `position`."""
         epoch, segment = position
-        is_last = segment + 1 == self.segments_in(epoch)
-        return StreamPosition(epoch + 1) if is_last else StreamPosition(epoch, segment + 1)
+        if segment + 1 == self.segments_in(epoch):
+            return StreamPosition(epoch + 1)
+        return StreamPosition(epoch, segment + 1)
 
     def _edges(self, epoch: int) -> range | NDArray[np.int64]:
         """Return the first prediction of each segment of a lane, and the end of the last one."""
@@ -78,7 +83,8 @@ class TrainingSegments:
         The E tokens before the segment are fewer at the beginning of an epoch.
         """
         _check_complete(self.ids)
-        settings, segment = self._settings, self.range_of(position)
+        settings = self._settings
+        segment = self.range_of(position)
         lane = np.arange(settings.batch_size)[:, None]
         at = np.arange(max(0, segment.start - settings.reread_len), segment.stop + 1)
         if settings.roll_lanes:  # the first token of a lane follows its last one
@@ -106,21 +112,29 @@ class TrainingSegments:
 @functools.lru_cache(maxsize=2)
 def jittered_edges(lane_len: int, seg_len: int, seed: tuple[int, ...]) -> NDArray[np.int64]:
     """Return the first token of each segment of sampled length in a lane, and the end of the last one."""
-    chance, least = np.random.default_rng(seed), min(JITTER_MIN, seg_len)
+    chance = np.random.default_rng(seed)
+    least = min(JITTER_MIN, seg_len)
     count = lane_len // least + 1
-    means = np.where(chance.random(count) < SHARE_OF_HALVES, seg_len / 2, seg_len)
+    is_half = chance.random(count) < HALF_LENGTH_PROB
+    means = np.where(is_half, seg_len / 2, seg_len)
     lengths = chance.normal(means, JITTER_STD).astype(np.int64).clip(least, seg_len + JITTER_MARGIN)
     ends = lengths.cumsum()
-    return np.minimum([0, *ends[: np.searchsorted(ends, lane_len) + 1]], lane_len)
+    last = np.searchsorted(ends, lane_len)
+    return np.minimum([0, *ends[: last + 1]], lane_len)
 
 
 def band_shares(all_bands: Sequence[Band], ids: Tokens) -> list[float]:
     """Return the shares of the bands in the first tokens of a text."""
-    counts = np.histogram(ids[:COUNTED], [*(band.first for band in all_bands), all_bands[-1].end])[0]
-    return [float(count) / max(counts.sum(), 1) for count in counts]
+    edges = [band.first for band in all_bands]
+    edges.append(all_bands[-1].end)
+    counts, _ = np.histogram(ids[:COUNTED], edges)
+    total = max(counts.sum(), 1)
+    return [float(count) / total for count in counts]
 
 
 def _check_complete(ids: Tokens) -> None:
     """Reject a memory map whose file was truncated: reading beyond its end would end the process by a signal."""
-    if isinstance(ids, np.memmap) and isinstance(ids.base, mmap.mmap) and ids.base.size() < ids.offset + ids.nbytes:
+    if not (isinstance(ids, np.memmap) and isinstance(ids.base, mmap.mmap)):
+        return
+    if ids.base.size() < ids.offset + ids.nbytes:
         raise StoreError(f"{ids.filename} was truncated during training; prepare it again, and resume")

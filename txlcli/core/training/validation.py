@@ -31,7 +31,9 @@ def validation_settings(settings: TrainSettings) -> EvalSettings:
     Without recurrence a segment is all the context there is, so validation uses the segments of training.
     """
     context = settings.mem_len + settings.reread_len
-    seg_len = (settings.valid_seg_len or settings.seg_len) if context else settings.seg_len
+    seg_len = settings.seg_len
+    if context and settings.valid_seg_len:
+        seg_len = settings.valid_seg_len
     mem_len = context + settings.seg_len - seg_len
     return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=settings.valid_batch_size, same_length="off")
 
@@ -44,7 +46,8 @@ def validate(
     on_tokens: Callable[[int], None] | None,
 ) -> Scores | None:
     """Score the validation split; return None if stopped before its end. All processes must call this."""
-    settings, world = validation_settings(parallel.settings), parallel.world
+    settings = validation_settings(parallel.settings)
+    world = parallel.world
 
     def after_segment(tokens: int) -> None:
         if on_tokens:
@@ -52,7 +55,8 @@ def validate(
         if world.any_of(should_stop()):
             raise _Stopped
 
-    stream = Stream(parallel.model, *split, settings, after_segment, parallel.make_reader)
+    inputs, targets = split
+    stream = Stream(parallel.model, inputs, targets, settings, after_segment, parallel.make_reader)
     with suppress(_Stopped):
         return score_in_processes(stream, world=world)
     return None
@@ -76,8 +80,12 @@ def score_in_processes(stream: Stream, *, world: World) -> Scores:
     """
     number = stream.lanes().number
     numbers = even_parts(number, world.size)[world.rank]
-    own = score(stream, numbers=numbers or range(1))  # without a lane, one that counts nothing: as many segments
-    counted = own.losses_nats if numbers else own.losses_nats[:0]
+    if numbers:
+        own = score(stream, numbers=numbers)
+        counted = own.losses_nats
+    else:  # as many segments as the other processes, of a lane that they score
+        own = score(stream, numbers=range(1))
+        counted = own.losses_nats[:0]
     losses = torch.cat(world.all_gather(torch.from_numpy(counted))).numpy()
     seconds = max(world.gather_objects(own.seconds))
     return Scores(losses, seconds, number)
@@ -85,6 +93,7 @@ def score_in_processes(stream: Stream, *, world: World) -> Scores:
 
 def add_shares(own: Scores, world: World) -> Scores:
     """Return the scores of all windows, of which each process has scored its share; all other losses are 0."""
-    losses = np.sum([part.numpy() for part in world.all_gather(torch.from_numpy(own.losses_nats))], axis=0)
+    shares = world.all_gather(torch.from_numpy(own.losses_nats))
+    losses = np.sum([losses.numpy() for losses in shares], axis=0)
     seconds = max(world.gather_objects(own.seconds))
     return Scores(losses, seconds, own.lanes)
