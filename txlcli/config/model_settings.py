@@ -309,7 +309,6 @@ class TransformerSettings(ModelSettings):
             self.require(self.gating == "residual", "gating", '"residual" unless norm = "pre" or "pre_released"')
         if self.gating != "gru":
             self.must_be_default("gate_bias", 'unless gating = "gru"')
-        self._check_position()
         arch = f'with arch = "{self.arch}"'
         if self.recurrent_state:
             self.must_be_default("memory_start", f"{arch} (its state is its memory)")
@@ -317,6 +316,7 @@ class TransformerSettings(ModelSettings):
             self.require(not self.absolute_positions, "position", f"an encoding of distances, or none, {arch}")
             self.must_be_default("window", arch)
             self.must_be_default("auxiliary_losses", arch)
+        self._check_position()
 
     def _check_position(self) -> None:
         """Check the settings that belong to some position encodings only."""
