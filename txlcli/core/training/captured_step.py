@@ -98,29 +98,31 @@ class CapturedStep:
         rows = self._tail_rows(targets, memories)
         if rows is None:
             return None
-        device = inputs.device
-        rows = [[send(of_tail, device) for of_tail in tails] for tails in rows]
-        targets = send(targets, device)
-        return dataclasses.replace(batch, inputs=inputs, targets=targets, seg_len=seg_len, tail_rows=rows)
+        return Batch(
+            inputs=inputs,
+            targets=send(targets, inputs.device),
+            progress=batch.progress,
+            seg_len=seg_len,
+            tail_rows=[send(tail, inputs.device) for tail in rows],
+        )
 
-    def _tail_rows(self, targets: Tensor, memories: list[Memory]) -> list[list[Tensor]] | None:
-        """Return `Objective.tail_rows` of each micro-batch; None if a tail has more targets than rows."""
+    def _tail_rows(self, targets: Tensor, memories: list[Memory]) -> list[Tensor] | None:
+        """Return `Batch.tail_rows`; None if a tail has more targets than rows."""
         if not self._tail_shares:
             return []
         settings = self.step.settings
         part = "full" if settings.seg_len_jitter else settings.loss_part  # else weights leave out the rest
         counted = targets[:, counted_positions(targets.shape[1], part)]
-        rows = []
-        for lanes in counted.split([len(memory[0]) for memory in memories]):
+        rows = list[Tensor]()
+        sizes = [len(memory[0]) for memory in memories]
+        for lanes in counted.split(sizes):
             count = lanes.numel()
             tails = self.step.model.softmax.rows_of_tails(lanes.flatten())
-            room = [
-                _capacity(count * share, count) - len(tail)
-                for tail, share in zip(tails, self._tail_shares, strict=True)
-            ]
-            if min(room) < 0:
-                return None
-            rows.append([F.pad(tail, (0, more), value=count) for tail, more in zip(tails, room, strict=True)])
+            for tail, share in zip(tails, self._tail_shares, strict=True):
+                room = _capacity(count * share, count) - len(tail)
+                if room < 0:
+                    return None
+                rows.append(F.pad(tail, (0, room), value=count))
         return rows
 
     def _capture_gradients(self, batch: Batch, memories: list[Memory]) -> None:
@@ -130,12 +132,15 @@ class CapturedStep:
             batch,
             inputs=batch.inputs.clone(),
             targets=batch.targets.clone(),
-            tail_rows=[[tail.clone() for tail in tails] for tails in batch.tail_rows],
+            tail_rows=[tail.clone() for tail in batch.tail_rows],
         )
-        self._memories = [[tensor.clone() for tensor in memory] for memory in memories]
+        self._memories = []
+        for memory in memories:
+            self._memories.append([tensor.clone() for tensor in memory])
         compute = functools.partial(self._compute, own, self._memories)
         inputs = _tensors(own, self._memories)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
             self._gradients = self._captured(compute, inputs)
             if self._gradients is None and self.step.compiles:  # the compiler may be what failed
                 self.step.compiles = False
@@ -215,7 +220,7 @@ class CapturedStep:
 
 def _tensors(batch: Batch, memories: list[Memory]) -> list[Tensor]:
     """Return all tensors that the first graph reads, but the length of a segment."""
-    return [batch.inputs, batch.targets, *chain(*batch.tail_rows), *chain(*memories)]
+    return [batch.inputs, batch.targets, *batch.tail_rows, *chain(*memories)]
 
 
 def _capacity(expected: float, limit: int) -> int:
@@ -247,7 +252,9 @@ def _weights(parallel: DataParallel) -> FlatMatrices | None:
     """Return the copies of the matrices that products read, if these have another dtype."""
     model = parallel.model
     dtype = product_dtype(parallel.settings.precision, model.dtype)
-    return None if dtype == model.dtype else FlatMatrices(parallel, dtype)
+    if dtype == model.dtype:
+        return None
+    return FlatMatrices(parallel, dtype)
 
 
 def _eager_reason(parallel: DataParallel) -> str | None:
@@ -255,8 +262,10 @@ def _eager_reason(parallel: DataParallel) -> str | None:
     model = parallel.model
     if parallel.world.size > 1:
         return "several processes exchange gradients"
+    if model.attention_backend is None:
+        return "the model has no layers with attention"
     if model.attention_backend != "auto":
-        return "attention is written out" if model.attention_backend else "the model has no layers with attention"
+        return "attention is written out"
     if getattr(model.settings, "auxiliary_losses", False):
         return "auxiliary losses change from step to step"
     if not model.memory_keeps_length(parallel.settings.seg_len):

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -108,7 +108,8 @@ class World:
         length = torch.tensor([len(tensor)])
         lengths = [torch.empty_like(length) for _ in range(self.size)]
         distributed.all_gather(lengths, length, group=self.hosts)
-        padding = max(map(int, lengths)) - len(tensor)
+        longest = max(int(length) for length in lengths)
+        padding = longest - len(tensor)
         padded = torch.nn.functional.pad(tensor, (0, padding))
         gathered = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(gathered, padded, group=self.hosts)
@@ -116,7 +117,8 @@ class World:
 
     def from_rank_0(self, function: Callable[[], Result]) -> Result:
         """Call a function in rank 0, while the other processes wait, and return its result, as JSON, in all of them."""
-        return cast(Result, self.gather_objects(function() if self.is_rank_zero else None)[0])
+        value = function() if self.is_rank_zero else None
+        return cast(Result, self.gather_objects(value)[0])
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the values of all processes by rank, as JSON holds them: a pickle from a socket might run code."""
@@ -135,7 +137,8 @@ class World:
         first = of_all[0][1]
         for rank, (host, own) in enumerate(of_all):
             for name in first | own:
-                expected, value = first.get(name, "absent"), own.get(name, "absent")
+                expected = first.get(name, "absent")
+                value = own.get(name, "absent")
                 if value != expected:
                     raise DisagreementError(
                         f"{name} is {expected} on rank 0 and {value} on rank {rank} ({host}); start all processes "
@@ -166,24 +169,33 @@ class World:
         if isinstance(error, TxlError):
             self._exchange_notes((error.exit_code, f"rank {self.rank} on {socket.gethostname()}: {error}"), 0.0)
             return error if self.is_rank_zero else ReportedError(str(error), error.exit_code)
-        lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST_PROCESS)
-        return self._explained_loss(error) if lost and isinstance(error, RuntimeError) else error
+        lost = isinstance(error, distributed.DistBackendError) or _contains(error, LOST_PROCESS)
+        if lost and isinstance(error, RuntimeError):
+            return self._explained_loss(error)
+        return error
 
     def _explained_loss(self, error: RuntimeError) -> TxlError:
         """Return the error for an exchange that another process has broken."""
         signals.ignore()  # the launcher ends this process, which is about to end by itself
-        seen_by_launcher = launcher.is_own() and not any(word in str(error) for word in TIMED_OUT)
+        seen_by_launcher = launcher.is_own() and not _contains(error, TIMED_OUT)
         notes = self._exchange_notes((0, ""), 0.0 if seen_by_launcher else SECONDS_TO_EXPLAIN)
         for code, reason in notes.values():
+            if code and self.is_rank_zero:
+                return DisagreementError(reason, code)
             if code:
-                return (DisagreementError if self.is_rank_zero else ReportedError)(reason, code)
-        silent = [rank for rank in range(self.size) if rank not in notes] if 0 in notes else [0]
-        names = f"the process of rank {' and '.join(map(str, silent))}" if silent else "another process"
-        message = f"{names} has ended or does not answer; {self.next_step}"
+                return ReportedError(reason, code)
+        silent = [0]
+        if 0 in notes:
+            silent = [rank for rank in range(self.size) if rank not in notes]
         if launcher.is_own() and not seen_by_launcher:
             self._end(silent)
-        is_reported = seen_by_launcher or self.rank != min(notes)
-        return ReportedError(message, TrainingError.exit_code) if is_reported else TrainingError(message)
+        names = "another process"
+        if silent:
+            names = f"the process of rank {' and '.join(map(str, silent))}"
+        message = f"{names} has ended or does not answer; {self.next_step}"
+        if seen_by_launcher or self.rank != min(notes):
+            return ReportedError(message, TrainingError.exit_code)
+        return TrainingError(message)
 
     def _end(self, ranks: list[int]) -> None:
         """End processes that a launcher of this machine started, and that do not answer: they may be stopped."""
@@ -199,21 +211,28 @@ class World:
 
         Wait some seconds for a note of each process.
         """
-        notes, until, store = {self.rank: own}, time.monotonic() + seconds, self.store
+        store = self.store
         assert store is not None
+        notes = {self.rank: own}
+        until = time.monotonic() + seconds
 
         def exchange() -> None:
             with suppress(RuntimeError):  # rank 0 may have served the store
                 store.set(f"note/{self.rank}", json.dumps(own))
             for rank in range(self.size):
+                seconds_left = max(0.01, until - time.monotonic())
                 with suppress(RuntimeError):
-                    store.wait([f"note/{rank}"], timedelta(seconds=max(0.01, until - time.monotonic())))
+                    store.wait([f"note/{rank}"], timedelta(seconds=seconds_left))
                     notes[rank] = tuple(json.loads(store.get(f"note/{rank}")))
 
         thread = threading.Thread(target=exchange, daemon=True)  # the store of a hanging rank 0 does not answer
         thread.start()
         thread.join(seconds + SECONDS_TO_EXPLAIN)
         return dict(notes)
+
+
+def _contains(error: BaseException, words: Iterable[str]) -> bool:
+    return any(word in str(error) for word in words)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
@@ -227,31 +246,41 @@ SINGLE_PROCESS = World()
 def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str = World.next_step) -> World:
     """Join the processes that a launcher started; without one, return a world of this process alone."""
     place = launcher.place()
-    rank, size, local_size = place.rank, place.world_size, place.local_world_size
+    rank = place.rank
+    size = place.world_size
     if size == 1:
         return SINGLE_PROCESS
-    if device.type == "cuda" and local_size > (devices := torch.cuda.device_count()):
-        raise UsageError(
-            f"{local_size} processes need {local_size} CUDA devices, and this machine has {devices}; use fewer of them"
-        )
+    if device.type == "cuda":
+        _check_devices(place.local_world_size)
     timeout = timedelta(seconds=rank_timeout_s)
     with signals.handling(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
         try:
             store = _store(rank, size)
-            if local_size == size:  # torchrun keeps its store when it starts the processes again
+            if place.local_world_size == size:  # torchrun keeps its store when it starts the processes again
                 store = distributed.PrefixStore(f"restart {launcher.restart_count()}", store)
             store.set(f"pid/{rank}", str(os.getpid()))
             store.set(f"met/{rank}", "")
             store.wait([f"met/{other}" for other in range(size)], JOIN_TIMEOUT)
             distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-            backend, longer = ("nccl", NCCL_MARGIN) if device.type == "cuda" else ("gloo", timedelta())
-            steps = distributed.new_group(backend=backend, timeout=timeout + longer)
+            if device.type == "cuda":
+                steps = distributed.new_group(backend="nccl", timeout=timeout + NCCL_MARGIN)
+            else:
+                steps = distributed.new_group(backend="gloo", timeout=timeout)
         except (RuntimeError, ValueError, OSError) as error:
             raise TrainingError(
                 f"{size} processes do not meet ({str(error).splitlines()[0]}); check that all of them were started, "
                 "MASTER_ADDR and MASTER_PORT"
             ) from error
     return World(rank, size, distributed.group.WORLD, steps, store, next_step)
+
+
+def _check_devices(processes: int) -> None:
+    """Check that each process of this machine has a GPU of its own."""
+    devices = torch.cuda.device_count()
+    if processes > devices:
+        raise UsageError(
+            f"{processes} processes need {processes} CUDA devices, and this machine has {devices}; use fewer of them"
+        )
 
 
 def _store(rank: int, size: int) -> distributed.Store:

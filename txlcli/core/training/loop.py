@@ -56,18 +56,18 @@ class Training:
         capture_graph: CaptureGraph | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.model, self.settings, self.segments, self.valid, self.world = model, settings, segments, valid, world
-        self.saver, self.device, self._clock = saver or Saver(), model.device, clock
+        self.model = model
+        self.settings = settings
+        self.segments = segments
+        self.valid = valid
+        self.saver = saver or Saver()
+        self.world = world
+        self.device = model.device
+        self._clock = clock
         first = world.rank * settings.accumulate
         self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
         self.parallel = _parallel(model, settings, world)
-        is_single_cpu = self.device.type == "cpu" and world.size == 1
-        model.embedding.gradient_of_rows = is_single_cpu and model.settings.tie_embeddings
-        model.recompute(settings.recompute)
-        model.set_attention_backend(settings.attention)
-        model.precision = settings.precision
-        if settings.compile == "on":
-            model.compile_layers()
+        _prepare(model, settings, world)
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
         self.train_step, captured = make_step(self.parallel, capture_graph, tail_shares)
         self.stepper = captured or self.train_step
@@ -75,14 +75,16 @@ class Training:
         self.average = Average(self.parallel.own_weights(), settings)
         self.lr_scale = 1.0
         """Factor of the scheduled learning rate, with schedule = "plateau"."""
-        self.step, self.position = 0, StreamPosition()
+        self.step = 0
+        self.position = StreamPosition()
         self.validated = 0
         """The step of the last validation."""
         self.best_nats = math.inf
         self.stale = 0
         """Validations since the last improvement."""
         self.memories = self.empty_memories()
-        self._skipped = self._skipped_in_a_row = 0
+        self._skipped = 0
+        self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu"
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
         self._mark_saved()
@@ -120,8 +122,10 @@ class Training:
                     stop = self.world.any_of(should_stop())
                 if self.step >= last_step or stop or self.has_ended:
                     break
-                if (taken := self.update()) is not None:
-                    self._interval.add(self._means, *taken[1:])
+                taken = self.update()
+                if taken is not None:
+                    _, grad_norm, tokens = taken
+                    self._interval.add(self._means, grad_norm, tokens)
                 for observe in on_step:
                     observe(self.step)
                 if self.step % report_every == 0 or self.step == last_step:
@@ -152,7 +156,8 @@ class Training:
         if self.position.segment == 0:
             self.memories = self.empty_memories()  # every epoch starts without memory
         tokens = self._accumulate_gradients()
-        loss, may_skip = self._means[0], self.settings.skip_nonfinite > 0
+        loss = self._means[0]
+        may_skip = self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
             self._skip("loss")
             return None
@@ -166,17 +171,22 @@ class Training:
         self.step += 1
         if self.checks_every_step:
             self._check_gradients(grad_norm)
-        share = (
-            len(self.segments.range_of(self.position)) / self.settings.seg_len if self.settings.seg_len_jitter else 1.0
-        )
-        self.stepper.update(self.lr(self.step) * share)
+        self.stepper.update(self.lr(self.step) * self._share_of_rate())
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
         return loss, grad_norm, tokens
 
+    def _share_of_rate(self) -> float:
+        """Return the factor of the learning rate for the length of a jittered segment."""
+        if not self.settings.seg_len_jitter:
+            return 1.0
+        return len(self.segments.range_of(self.position)) / self.settings.seg_len
+
     def _skip(self, what: str) -> None:
         """Pass over the segment without an update; the next step begins without memory."""
-        self.step, self._skipped, self._skipped_in_a_row = self.step + 1, self._skipped + 1, self._skipped_in_a_row + 1
+        self.step += 1
+        self._skipped += 1
+        self._skipped_in_a_row += 1
         self.model.forget_gradients()
         self.memories = self.empty_memories()
         self.position = self.segments.next_position(self.position)
@@ -187,7 +197,8 @@ class Training:
     def _accumulate_gradients(self) -> int:
         """Add the gradients of all micro-batches and set `_means` of all processes; return their tokens."""
         self.model.train()
-        inputs, targets = self._read(slice(self._parts[0].start, self._parts[-1].stop), self.position)
+        lanes = slice(self._parts[0].start, self._parts[-1].stop)
+        inputs, targets = self._read(lanes, self.position)
         batch = Batch(inputs=inputs, targets=targets, progress=self.step / self.settings.max_steps)
         self._means = self.stepper.gradients(batch, self.memories)  # (2,)
         self.world.all_reduce(self._means)
@@ -210,9 +221,18 @@ class Training:
         if not math.isfinite(loss_nats):
             raise self._failed(f"the loss is not finite at step {self.step}")
         self._check_gradients(interval.max_grad_norm)
-        lr, grad_norm = self.lr(self.step), float(interval.grad_norm)
-        penalty *= bool(self.settings.activation_penalty or self.settings.slowness_penalty)  # not auxiliary losses
-        yield StepReport(self.step, self.epoch, loss_nats, lr, grad_norm, tokens_per_s, self._skipped, penalty)
+        if not (self.settings.activation_penalty or self.settings.slowness_penalty):
+            penalty = 0.0  # auxiliary losses are not penalties
+        yield StepReport(
+            step=self.step,
+            epoch=self.epoch,
+            loss_nats=loss_nats,
+            lr=self.lr(self.step),
+            grad_norm=float(interval.grad_norm),
+            tokens_per_s=tokens_per_s,
+            skipped_steps=self._skipped,
+            penalty=penalty,
+        )
         self._skipped = 0
         self._interval = Interval(self.device, self._clock)
 
@@ -241,7 +261,8 @@ class Training:
 
     def on_validation(self, scores: Scores) -> ValidReport:
         """Save the weights if they are the best so far, and update learning rate and average."""
-        loss_nats, tokens = scores.total_nats / len(scores.losses_nats), len(scores.losses_nats)
+        tokens = len(scores.losses_nats)
+        loss_nats = scores.total_nats / tokens
         if not math.isfinite(loss_nats):
             raise TrainingError(
                 f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
@@ -249,14 +270,22 @@ class Training:
             )
         self.validated = self.step
         is_best = loss_nats < self.best_nats
-        averaged = bool(self.average.weights)
+        report = ValidReport(
+            step=self.step,
+            epoch=self.epoch,
+            loss_nats=loss_nats,
+            tokens=tokens,
+            seconds=scores.seconds,
+            best=is_best,
+            averaged=bool(self.average.weights),
+        )
         self.stale = 0 if is_best else self.stale + 1
         self.lr_scale = reduced(self.settings, self.lr_scale, self.stale)
         if is_best:
             self.best_nats = loss_nats
             self._write_weights(self.saver.best_path)
         self.average.on_validation(loss_nats)
-        return ValidReport(self.step, self.epoch, loss_nats, tokens, scores.seconds, is_best, averaged)
+        return report
 
     def _write_weights(self, path: Path) -> None:
         """Write the weights to evaluate; all processes must call this."""
@@ -270,12 +299,14 @@ class Training:
 
     def _failed(self, what: str, next_step: str = CALMER) -> TrainingError:
         self.saver.settle()
-        good = f"; the last good checkpoint is {self.saver.last_path}" if self.saver.last_path.exists() else ""
-        return TrainingError(f"{what}{good}; {next_step}")
+        if self.saver.last_path.exists():
+            what += f"; the last good checkpoint is {self.saver.last_path}"
+        return TrainingError(f"{what}; {next_step}")
 
     def _mark_saved(self) -> None:
         """Restart the timer of saves, and the interval of reports, whose speed must not include a save."""
-        self._next_save, self._saved_step = self._clock() + 60 * self.settings.save_minutes, self.step
+        self._next_save = self._clock() + 60 * self.settings.save_minutes
+        self._saved_step = self.step
         self._interval = Interval(self.device, self._clock)
 
     def save_last(self) -> None:
@@ -285,8 +316,10 @@ class Training:
         """
         self.saver.wait()  # as in `_write_weights`
         tensors = self.gather()
-        of_step = (tensor for name, tensor in tensors.items() if name.startswith(("model.", "memory.")))
-        if self.world.any_of(not all(tensor.isfinite().all() for tensor in of_step)):
+        is_finite = all(
+            tensor.isfinite().all() for name, tensor in tensors.items() if name.startswith(("model.", "memory."))
+        )
+        if self.world.any_of(not is_finite):
             raise self._failed(f"the weights are not finite after step {self.step}")
         # All losses so far were computed before the last update, which may have made the weights useless.
         if not self._next_loss_is_finite():
@@ -299,15 +332,19 @@ class Training:
 
         Each process reads its first lane.
         """
-        position, first, memories = self.position, self._parts[0].start, self.memories
+        position = self.position
+        memories = self.memories
+        first_lane = self._parts[0].start
         for _ in range(1 + self.settings.skip_nonfinite):
             if position.segment == 0:
                 memories = self.empty_memories()  # as `update` does
             memory = [layer[:1] for layer in memories[0]]
-            loss = self.train_step.loss(*self._read(slice(first, first + 1), position), memory)
+            inputs, targets = self._read(slice(first_lane, first_lane + 1), position)
+            loss = self.train_step.loss(inputs, targets, memory)
             if not self.world.any_of(not loss.isfinite()):
                 return True
-            position, memories = self.segments.next_position(position), self.empty_memories()  # as `_skip` does
+            position = self.segments.next_position(position)
+            memories = self.empty_memories()  # as `_skip` does
         return False
 
     @property
@@ -325,10 +362,9 @@ class Training:
 
     def gather(self) -> dict[str, Tensor]:
         """Return all tensors of a checkpoint by full name on rank 0; all processes must call this."""
-        model, average = map(self.parallel.gather, (self.parallel.own_weights(), self.average.weights))
         return {
-            **grouped("model", model),
-            **grouped("average", average),
+            **grouped("model", self.parallel.gather(self.parallel.own_weights())),
+            **grouped("average", self.parallel.gather(self.average.weights)),
             **grouped("memory", checkpoint.gather_memories(self.world, self.memories)),
             **grouped("rng", checkpoint.gather_generators(self.world, self.device)),
             **grouped("optimizer", self.parallel.gather_optimizer()),
@@ -336,49 +372,62 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """Return the plain data of a checkpoint."""
-        return {
+        best_nats = self.best_nats if math.isfinite(self.best_nats) else None
+        state = {
             "step": self.step,
             "place": self.position._asdict(),
             "validated": self.validated,
-            "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
+            "best_nats": best_nats,
             "stale": self.stale,
             "average": {"kind": self.settings.average, **self.average.state()},
             "lr_scale": self.lr_scale,
             "scaler": self.train_step.scaler.state_dict(),
-            **({"compiled": self.train_step.compiles} if self.device.type == "cuda" else {}),
         }
+        if self.device.type == "cuda":
+            state["compiled"] = self.train_step.compiles
+        return state
 
     def restore(self, saved: Checkpoint) -> None:
         """Resume exactly where a checkpoint was written; the model has its weights already."""
         if not saved.group("rng"):
             raise RunError(f"{self.saver.last_path}: holds weights only; restore it from a copy")
         state = saved.state
-        if (kind := state["average"]["kind"]) != self.settings.average:
+        kind = state["average"]["kind"]
+        if kind != self.settings.average:
             raise RecipeError(
                 f'{self.saver.last_path}: trained with train.average = "{kind}", which cannot become '
                 f'"{self.settings.average}" during the training; start a new run instead'
             )
-        self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
+        self.step = state["step"]
+        self.validated = state["validated"]
+        self.position = StreamPosition(**state["place"])
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.stale = state["stale"]
         if self.settings.schedule == "plateau":
             self.lr_scale = state["lr_scale"]
         if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
             self.train_step.scaler.load_state_dict(state["scaler"])
-        averages = saved.group("average").items()
-        self.average.restore(state["average"], {name: self.parallel.own_part(whole) for name, whole in averages})
+        averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}
+        self.average.restore(state["average"], averages)
         self.parallel.restore_optimizer(saved.group("optimizer"))
-        memory = saved.group("memory")  # of all lanes
-        layers = [memory[str(number)] for number in range(len(memory))]
-        self.memories = [
-            [layer[part.start : part.stop].to(self.device, copy=True) for layer in layers] for part in self._parts
-        ]
+        self.memories = self._own_memories(saved.group("memory"))
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
+
+    def _own_memories(self, saved: dict[str, Tensor]) -> list[Memory]:
+        """Return the memory of each micro-batch of this process, given that of all lanes by the number of a layer."""
+        memories = []
+        for part in self._parts:
+            lanes = slice(part.start, part.stop)
+            layers = [saved[str(number)][lanes] for number in range(len(saved))]
+            memories.append([layer.to(self.device, copy=True) for layer in layers])
+        return memories
 
     def seed_of_step(self) -> int:
         """Return a seed for the random numbers of this process after this step."""
-        key = (self.settings.seed, self.step, self.world.rank)
-        return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
+        key = [self.settings.seed, self.step]
+        if not self.world.is_rank_zero:
+            key.append(self.world.rank)
+        return int(np.random.default_rng(key).integers(1 << 63))
 
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:
@@ -386,6 +435,17 @@ def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: to
     check_free_memory(4 * count_parameters(settings, vocab_size), torch.device("cpu"))  # float32 has 4 bytes
     torch.manual_seed(seed)
     return make_model(settings, vocab_size).to(device)
+
+
+def _prepare(model: LanguageModel, settings: TrainSettings, world: World) -> None:
+    """Let a model compute as the settings say."""
+    is_single_cpu = model.device.type == "cpu" and world.size == 1
+    model.embedding.gradient_of_rows = is_single_cpu and model.settings.tie_embeddings
+    model.recompute(settings.recompute)
+    model.set_attention_backend(settings.attention)
+    model.precision = settings.precision
+    if settings.compile == "on":
+        model.compile_layers()
 
 
 def _parallel(model: LanguageModel, settings: TrainSettings, world: World) -> DataParallel:

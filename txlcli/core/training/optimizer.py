@@ -69,28 +69,32 @@ def parameter_groups(model: nn.Module, settings: TrainSettings) -> list[dict[str
 
     The groups depend on the settings alone; in a part of a model, some may be empty.
     """
-    groups: dict[tuple[float, bool], list[Tensor]] = {
-        (factor, decays): []
-        for factor in (1.0, settings.embedding_lr)
-        for decays in ((True,) if settings.decay_norms else (True, False))
-    }
+    by_rule = dict[tuple[float, bool], list[Tensor]]()
+    for factor in (1.0, settings.embedding_lr):
+        by_rule[factor, True] = []
+        if not settings.decay_norms:
+            by_rule[factor, False] = []
     for name, parameter in model.named_parameters():
         factor = settings.embedding_lr if name.startswith("embedding.") else 1.0
         is_matrix = parameter.dim() > 1 and not name.endswith(("_bias", "_biases"))
-        groups[factor, is_matrix or settings.decay_norms].append(parameter)
-    return [
-        parameter_group(f"lr x {factor:g}{'' if decays else ', no decay'}", parameters, lr_factor=factor)
-        | ({} if decays else {"weight_decay": 0.0})
-        for (factor, decays), parameters in groups.items()
-    ]
+        by_rule[factor, is_matrix or settings.decay_norms].append(parameter)
+    groups = []
+    for (factor, decays), parameters in by_rule.items():
+        if decays:
+            groups.append(parameter_group(f"lr x {factor:g}", parameters, lr_factor=factor))
+        else:
+            group = parameter_group(f"lr x {factor:g}, no decay", parameters, lr_factor=factor)
+            groups.append(group | {"weight_decay": 0.0})
+    return groups
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Make the optimizer that train.optimizer names."""
     try:
         optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
-        grouped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if missing := [name for name, parameter in model.named_parameters() if parameter not in grouped]:
+        grouped = set(parameters_of(optimizer))
+        missing = [name for name, parameter in model.named_parameters() if parameter not in grouped]
+        if missing:
             raise ValueError(f"it has no group for {shortened(', '.join(missing))}")
     except ValueError as error:
         reason = " ".join(str(error).split())
@@ -98,6 +102,12 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
             f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason}; use another, such as "adamw"'
         ) from error
     return optimizer
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the parameters of all groups."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 @functools.lru_cache(maxsize=1)  # a forecast asks for many numbers of processes
@@ -110,7 +120,11 @@ def named_groups(model: ModelSettings, vocab_size: int, settings: TrainSettings)
         stand_in = make_model(model, vocab_size)
         groups = make_optimizer(stand_in, settings).param_groups
     names = {parameter: name for name, parameter in stand_in.named_parameters()}
-    return [group | {"params": {names[one]: one.shape for one in group["params"]}} for group in groups]
+    named = []
+    for group in groups:
+        shapes = {names[parameter]: parameter.shape for parameter in group["params"]}
+        named.append(group | {"params": shapes})
+    return named
 
 
 class Lamb(Optimizer):
@@ -143,37 +157,42 @@ class Lamb(Optimizer):
     def _update_all(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """Do what `_update` does in a few kernels for all weights; a rate that is a tensor may be on the device."""
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        means, squares = ([self.state[weight][key] for weight in weights] for key in ("exp_avg", "exp_avg_sq"))
+        means = [self.state[weight]["exp_avg"] for weight in weights]
+        squares = [self.state[weight]["exp_avg_sq"] for weight in weights]
         beta_1, beta_2 = self._betas
         foreach.mul_(means, beta_1)
         foreach.add_(means, gradients, alpha=1 - beta_1)
         foreach.mul_(squares, beta_2)
         foreach.addcmul_(squares, gradients, gradients, value=1 - beta_2)
         counts = tuple(-(-weight.numel() // ROW) for weight in weights)
-        if counts not in self._owners:
-            numbers = [
-                weight.new_full((count,), n, dtype=torch.long)
-                for n, (weight, count) in enumerate(zip(weights, counts, strict=True))
-            ]
-            self._owners[counts] = torch.cat(numbers)
         rows = weights[0].new_empty(sum(counts), ROW)
-        updates = [
-            part.flatten()[: weight.numel()].view_as(weight)
-            for part, weight in zip(rows.split(counts), weights, strict=True)
-        ]
+        updates = []
+        for part, weight in zip(rows.split(counts), weights, strict=True):
+            updates.append(part.flatten()[: weight.numel()].view_as(weight))
         foreach.copy_(updates, squares)
         rows.sqrt_().add_(LAMB_EPS).reciprocal_()
         foreach.mul_(updates, means)
         if group["weight_decay"]:
             foreach.add_(updates, weights, alpha=group["weight_decay"])
-        weight_norms, update_norms = (torch.stack(foreach.norm(tensors)) for tensors in (weights, updates))
+        weight_norms = torch.stack(foreach.norm(weights))
+        update_norms = torch.stack(foreach.norm(updates))
         ratios = weight_norms.clamp(max=LAMB_MAX_WEIGHT_NORM) / (update_norms + LAMB_EPS)
         ratios = torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0) * group["lr"]
-        rows.mul_(ratios[self._owners[counts], None])
+        rows.mul_(ratios[self._owners_of_rows(weights, counts), None])
         foreach.sub_(weights, updates)
 
+    def _owners_of_rows(self, weights: list[Tensor], counts: tuple[int, ...]) -> Tensor:
+        """Return the number of the weight that each row belongs to, given the rows of each weight."""
+        if counts not in self._owners:
+            numbers = []
+            for number, count in enumerate(counts):
+                numbers.append(weights[0].new_full((count,), number, dtype=torch.long))
+            self._owners[counts] = torch.cat(numbers)
+        return self._owners[counts]
+
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        mean, mean_square = self.state[weight]["exp_avg"], self.state[weight]["exp_avg_sq"]
+        mean = self.state[weight]["exp_avg"]
+        mean_square = self.state[weight]["exp_avg_sq"]
         beta_1, beta_2 = self._betas
         mean.mul_(beta_1).add_(gradient, alpha=1 - beta_1)
         mean_square.mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
@@ -181,7 +200,8 @@ class Lamb(Optimizer):
         torch.div(mean, update, out=update)
         if group["weight_decay"]:
             update.add_(weight, alpha=group["weight_decay"])
-        weight_norm, update_norm = weight.norm(), update.norm()
+        weight_norm = weight.norm()
+        update_norm = update.norm()
         ratio = weight_norm.clamp(max=LAMB_MAX_WEIGHT_NORM) / (update_norm + LAMB_EPS)
         ratio = torch.where((weight_norm > 0) & (update_norm > 0), ratio, 1.0)
         weight.addcmul_(update, ratio, value=-group["lr"])
@@ -207,14 +227,14 @@ def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 def _make_adam(cls: type[torch.optim.Adam], model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Adam with an L2 penalty in the gradient, or AdamW with decoupled weight decay (Loshchilov and Hutter 2019)."""
-    (beta_1, beta_2), groups = settings.betas, parameter_groups(model, settings)
+    beta_1, beta_2 = settings.betas
     adam = cls(
-        groups,
+        parameter_groups(model, settings),
         lr=settings.lr,
         betas=(beta_1, beta_2),
         weight_decay=settings.weight_decay,
         fused=True,
-        capturable=any(parameter.is_cuda for group in groups for parameter in group["params"]),
+        capturable=any(parameter.is_cuda for parameter in model.parameters()),
     )
     without_capture_warning(adam)
     _allocate(adam, "exp_avg", "exp_avg_sq")
@@ -229,9 +249,8 @@ def _allocate(optimizer: Optimizer, *names: str) -> None:
     The first step would allocate them in the gaps that a backward pass leaves in memory. This way it leaves none, and a
     model that is too large fails before it reads a text.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+    for parameter in parameters_of(optimizer):
+        optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
 
 
 class MuonWithAdamW(Optimizer):
@@ -242,9 +261,11 @@ class MuonWithAdamW(Optimizer):
 
     def __init__(self, muon: torch.optim.Muon, adamw: Optimizer) -> None:
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
-        self._muon, self._adamw = muon, adamw
+        self._muon = muon
+        self._adamw = adamw
         self.state: defaultdict[Any, Any] = defaultdict(dict, {**muon.state, **adamw.state})
-        muon.state = adamw.state = self.state
+        muon.state = self.state
+        adamw.state = self.state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -274,7 +295,8 @@ class MuonWithAdamW(Optimizer):
 
 def orthogonalized(matrices: Tensor, coefficients: tuple[float, float, float], *, steps: int, eps: float) -> Tensor:
     """Return matrices (n, rows, columns) whose singular values are close to 1, by Newton-Schulz iterations in bf16."""
-    is_tall, (a, b, c) = matrices.shape[1] > matrices.shape[2], coefficients
+    a, b, c = coefficients
+    is_tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if is_tall else matrices).bfloat16()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
@@ -289,7 +311,8 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
     Both have the same learning rate and decoupled weight decay: the update of a matrix is scaled to the root mean
     square of AdamW's (`match_rms_adamw`, Liu et al. 2025). Muon has Nesterov momentum.
     """
-    matrices, others = list[nn.Parameter](), dict[str, nn.Parameter]()
+    matrices = list[nn.Parameter]()
+    others = dict[str, nn.Parameter]()
     for name, parameter in model.named_parameters():
         if _is_layer_matrix(name, parameter.shape):
             matrices.append(parameter)
@@ -313,14 +336,27 @@ def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
     return name.startswith(("layers.", "encoding.w_k_position.")) and len(shape) == 2
 
 
+def _two_states(name: str, shape: torch.Size, settings: TrainSettings) -> int:
+    return 2
+
+
+def _sgd_states(name: str, shape: torch.Size, settings: TrainSettings) -> int:
+    return 1 if settings.momentum else 0
+
+
+def _muon_states(name: str, shape: torch.Size, settings: TrainSettings) -> int:
+    return 1 if _is_layer_matrix(name, shape) else 2
+
+
+_make_plain_adam = functools.partial(_make_adam, torch.optim.Adam)
+_make_adamw = functools.partial(_make_adam, torch.optim.AdamW)
+
 OPTIMIZERS = {
-    "adam": OptimizerEntry(functools.partial(_make_adam, torch.optim.Adam), lambda *_: 2, capturable=True),
-    "adamw": OptimizerEntry(functools.partial(_make_adam, torch.optim.AdamW), lambda *_: 2, capturable=True),
-    "lamb": OptimizerEntry(Lamb, lambda *_: 2, capturable=True),
-    "muon": OptimizerEntry(
-        _make_muon, lambda name, shape, _: 1 if _is_layer_matrix(name, shape) else 2, capturable=True
-    ),
-    "sgd": OptimizerEntry(_make_sgd, lambda _name, _shape, settings: int(settings.momentum > 0), capturable=True),
+    "adam": OptimizerEntry(_make_plain_adam, _two_states, capturable=True),
+    "adamw": OptimizerEntry(_make_adamw, _two_states, capturable=True),
+    "lamb": OptimizerEntry(Lamb, _two_states, capturable=True),
+    "muon": OptimizerEntry(_make_muon, _muon_states, capturable=True),
+    "sgd": OptimizerEntry(_make_sgd, _sgd_states, capturable=True),
 }
 """Optimizers by the name that train.optimizer gives them."""
 

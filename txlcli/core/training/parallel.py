@@ -17,7 +17,7 @@ from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import World
-from txlcli.core.training.optimizer import make_optimizer
+from txlcli.core.training.optimizer import make_optimizer, parameters_of
 
 Computed = TypeVar("Computed", bound=tuple[Any, ...])
 
@@ -29,7 +29,9 @@ class DataParallel:
     """True if each process holds a part of each weight, and of its average."""
 
     def __init__(self, model: LanguageModel, settings: TrainSettings, world: World) -> None:
-        self.model, self.settings, self.world = model, settings, world
+        self.model = model
+        self.settings = settings
+        self.world = world
         self._module = self._wrapped()
         self.optimizer = self._make_optimizer()
 
@@ -46,12 +48,16 @@ class DataParallel:
 
     def call(self, compute: Callable[[], Computed]) -> Computed:
         """Return what the model computes for the lanes of this process; its backward pass averages gradients."""
+        if self.world.size == 1:
+            return compute()
         computed: Computed = self._module(compute)
         return computed
 
     def no_sync(self) -> AbstractContextManager[object]:
         """Within this block, add gradients to this process's without averaging them yet."""
-        return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
+        if isinstance(self._module, DistributedDataParallel):
+            return self._module.no_sync()
+        return nullcontext()
 
     def make_reader(self, settings: EvalSettings, *, length: int) -> Reader:
         """Return a reader of the model in training; all processes must read as many segments."""
@@ -91,14 +97,18 @@ class DataParallel:
 
     def restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state of this process, `NAME.KEY`, from the state of the whole optimizer."""
-        optimizer, weights = self.own_optimizer, self.own_weights()
-        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        optimizer = self.own_optimizer
+        weights = self.own_weights()
+        own = set(parameters_of(optimizer))
         for full_name, whole in tensors.items():
             name, _, key = full_name.rpartition(".")
             weight = weights[name]
-            if weight in own:  # fused kernels need the step counter on the device of the parameter
-                part = self.own_part(whole) if whole.shape == weight.shape else whole.to(weight.device)
-                optimizer.state[weight][key] = part
+            if weight not in own:
+                continue
+            if whole.shape == weight.shape:
+                optimizer.state[weight][key] = self.own_part(whole)
+            else:  # fused kernels need the step counter on the device of the parameter
+                optimizer.state[weight][key] = whole.to(weight.device)
 
 
 class CalledModule(nn.Module):

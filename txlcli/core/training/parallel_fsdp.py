@@ -39,10 +39,9 @@ class FullyShardedParallel(DataParallel):
             distributed.broadcast(parameter.data, src=0, group=self.world.hosts)
         device_type = "cuda" if distributed.get_backend(self.world.steps) == "nccl" else "cpu"
         self._mesh = DeviceMesh.from_group(self.world.steps, device_type)
+        is_bf16 = self.settings.precision == "bf16"
         for layer in getattr(self.model, "layers", ()):
-            _shard_layer(
-                layer, self._mesh, bf16=self.settings.precision == "bf16", keeps_gathered=self.model.has_layer_losses
-            )
+            _shard_layer(layer, self._mesh, bf16=is_bf16, keeps_gathered=self.model.has_layer_losses)
         module = CalledModule(self.model)
         fully_shard(module, mesh=self._mesh)
         return module
@@ -72,7 +71,7 @@ class FullyShardedParallel(DataParallel):
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, whole: tensors that a model makes like its weights are divided."""
-        return list(map(_whole, super().first_memory(batch_size, mem_len)))
+        return [_whole(tensor) for tensor in super().first_memory(batch_size, mem_len)]
 
     def own_weights(self) -> dict[str, Tensor]:
         self._drop_gathered()
@@ -118,11 +117,12 @@ def _shard_layer(layer: nn.Module, mesh: DeviceMesh, *, bf16: bool, keeps_gather
 
     `keeps_gathered` leaves them whole until the backward pass, which FSDP prepares only for the outputs of a layer.
     """
-    policy, modules = MixedPrecisionPolicy(), list(layer.modules())
-    if bf16 and not any(isinstance(module, nn.RNNBase) for module in modules):
-        for module in modules:
-            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                fully_shard(module, mesh=mesh, reshard_after_forward=not keeps_gathered)
+    policy = MixedPrecisionPolicy()
+    reads_fp32 = any(isinstance(module, nn.RNNBase) for module in layer.modules())
+    if bf16 and not reads_fp32:
+        norms = [module for module in layer.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+        for norm in norms:
+            fully_shard(norm, mesh=mesh, reshard_after_forward=not keeps_gathered)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps_gathered)
 

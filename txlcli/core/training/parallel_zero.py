@@ -26,8 +26,11 @@ class ZeroParallel(DataParallel):
     def _make_optimizer(self) -> Optimizer:
         parameters = dict(self.model.named_parameters())
         groups = named_groups(self.model.settings, self.model.vocab_size, self.settings)
+        own_groups = []
+        for group in groups:
+            own_groups.append(group | {"params": [parameters[name] for name in group["params"]]})
         return ZeroRedundancyOptimizer(
-            [group | {"params": [parameters[name] for name in group["params"]]} for group in groups],
+            own_groups,
             optimizer_class=self._make_part,  # type: ignore[arg-type]
             process_group=self.world.steps,
         )
@@ -39,9 +42,11 @@ class ZeroParallel(DataParallel):
 
     def _make_part(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Make the optimizer of the parameters of one process, given in all groups, some of which may be empty."""
-        own = {parameter for group in groups for parameter in group["params"]}
-        part = ModelPart({name: one for name, one in self.model.named_parameters() if one in own})
-        return make_optimizer(part, self.settings)
+        own = set[Tensor]()
+        for group in groups:
+            own.update(group["params"])
+        part = {name: parameter for name, parameter in self.model.named_parameters() if parameter in own}
+        return make_optimizer(ModelPart(part), self.settings)
 
     def gather_optimizer(self) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
@@ -49,7 +54,8 @@ class ZeroParallel(DataParallel):
         gathered = {}
         for rank, names in enumerate(self.world.gather_objects(list(own))):
             for name in names:
-                if tensors := self.world.gather(own.get(name, torch.empty(0))):
+                tensors = self.world.gather(own.get(name, torch.empty(0)))
+                if self.world.is_rank_zero:
                     gathered[name] = tensors[rank]
         return gathered
 
@@ -61,10 +67,12 @@ def largest_state_bytes(model: ModelSettings, vocab_size: int, settings: TrainSe
     numbers so far.
     """
     count = OPTIMIZERS[settings.optimizer].state_tensors
-    numbers, state = [0] * processes, [0] * processes
+    elements = [0] * processes
+    state = [0] * processes
     for group in named_groups(model, vocab_size, settings):
-        for name, shape in sorted(group["params"].items(), key=lambda item: item[1].numel(), reverse=True):
-            rank = numbers.index(min(numbers))
-            numbers[rank] += shape.numel()
+        largest_first = sorted(group["params"].items(), key=lambda item: item[1].numel(), reverse=True)
+        for name, shape in largest_first:
+            rank = elements.index(min(elements))
+            elements[rank] += shape.numel()
             state[rank] += FLOAT_BYTES * shape.numel() * count(name, shape, settings)
     return max(state)

@@ -5,7 +5,7 @@ Axes: B batch, E tokens that are read again, L segment, M memory, d model width,
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,22 +32,17 @@ class Batch:
     """Fraction of the training steps that are done; auxiliary losses depend on it."""
     seg_len: Tensor | None = None
     """Number of targets that are not padding (0-d), if the segment is padded."""
-    tail_rows: Sequence[Sequence[Tensor]] = ()
-    """Of each micro-batch `Objective.tail_rows`, if a CUDA graph reads them."""
+    tail_rows: Sequence[Tensor] = ()
+    """`Objective.tail_rows` of one micro-batch after another, if a CUDA graph reads them."""
 
     def split(self, sizes: Sequence[int]) -> Iterator["Batch"]:
         """Yield micro-batches of these numbers of lanes."""
         inputs = self.inputs.split(sizes)
         targets = self.targets.split(sizes)
+        tails = len(self.tail_rows) // len(sizes)
         for number in range(len(sizes)):
-            rows = self.tail_rows[number : number + 1]
-            yield Batch(
-                inputs=inputs[number],
-                targets=targets[number],
-                progress=self.progress,
-                seg_len=self.seg_len,
-                tail_rows=rows,
-            )
+            rows = self.tail_rows[number * tails : (number + 1) * tails]
+            yield replace(self, inputs=inputs[number], targets=targets[number], tail_rows=rows)
 
 
 class Step:
@@ -109,7 +104,7 @@ class Step:
             part=self.settings.loss_part,
             progress=batch.progress,
             seg_len=batch.seg_len,
-            tail_rows=batch.tail_rows[0] if batch.tail_rows else None,
+            tail_rows=batch.tail_rows or None,
             reread_len=self.settings.reread_len,
             activation_penalty=self.settings.activation_penalty,
             slowness_penalty=self.settings.slowness_penalty,
