@@ -28,6 +28,8 @@ H100 = SimpleNamespace(
 )
 observers = []
 """Functions that are called with the name of each kernel, and the bytes that it reads and writes."""
+sources = {}
+"""Names of all kernels of Inductor, by their source."""
 
 
 def size_of(tensor):
@@ -40,6 +42,7 @@ class FusedKernel:
     """A kernel of Inductor, which does nothing."""
 
     def __init__(self, name, source):
+        sources[source] = name
         self._name = name
         self._arguments = re.search(rf"def {name}\(([^)]*)\)", source)[1].split(", ")
         self._read_and_written = {argument for argument in self._arguments if f"tl.load({argument} " in source}
