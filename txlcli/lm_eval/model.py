@@ -67,9 +67,10 @@ class HarnessModel(LM):
             seg_len=seg_len,
             batch_size=int(batch_size),
         )
-        place = "auto" if device is None or device.startswith("cuda") else device
+        if device is None or device.startswith("cuda"):
+            device = "auto"
         name = None if run is None else str(run)
-        self._opened = open_run(name, Path(str(runs_dir)), device=place, precision=precision)
+        self._opened = open_run(name, Path(str(runs_dir)), device=device, precision=precision)
         check_options(self._opened, options)
         self._vocab = self._opened.vocab
         self._vocab.check_has_text()
@@ -87,15 +88,20 @@ class HarnessModel(LM):
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes into its results about the model."""
-        opened, settings = self._opened, self._settings
-        return {
+        opened = self._opened
+        settings = self._settings
+        info = {
             "model_run": str(opened.run.directory),
             "model_step": opened.checkpoint.state["step"],
             "model_num_parameters": opened.run.parameters,
             "model_precision": opened.precision,
             "model_seg_len": settings.seg_len,
-            **({"model_attn_len": settings.seg_len} if self._in_windows else {"model_mem_len": settings.mem_len}),
         }
+        if self._in_windows:
+            info["model_attn_len"] = settings.seg_len
+        else:
+            info["model_mem_len"] = settings.mem_len
+        return info
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and True if it is the greedy one.
@@ -103,7 +109,8 @@ class HarnessModel(LM):
         Blanks at the end of the context belong to the continuation, as in other models of the harness.
         """
         texts = []
-        for context, continuation in (request.args for request in requests):
+        for request in requests:
+            context, continuation = request.args
             ids = self._vocab.encode(context + continuation)
             texts.append((ids, len(ids) - len(self._vocab.encode(context.rstrip()))))
         return self._log_likelihoods(texts, compare=True)
@@ -124,7 +131,8 @@ class HarnessModel(LM):
         documents = []
         for ids, count in texts:
             inputs, targets = scored_stream(ids, self._vocab.boundary)
-            documents.append(Document(inputs, targets, min(count, len(targets)) if compare else 0))
+            compared = min(count, len(targets)) if compare else 0
+            documents.append(Document(inputs, targets, compared))
         results = []
         for (_, count), document, score in zip(texts, documents, self._score(documents), strict=True):
             known = min(count, len(document.targets))
@@ -139,34 +147,52 @@ class HarnessModel(LM):
         Without a boundary, an empty context is read as a line end, or as the first symbol if the vocabulary has none.
         """
         reader = sampling.reader_of_one_text(self._opened.model, self._settings)
-        begin = [] if self._vocab.boundary is None else [self._vocab.boundary]
         texts = []
         for context, options in tqdm([request.args for request in requests], desc="generating", disable=None):
             generation = normalize_gen_kwargs(options)
-            ids = np.array([*begin, *self._vocab.encode(context)] or [self._vocab.ids_of.get("\n", 0)])
+            ids = np.array(self._context_ids(context))
             tokens = sampling.generate(reader, torch.from_numpy(ids), _sampling(generation), seed=SEED)
             pieces = self._vocab.spell(itertools.islice(tokens, generation["max_gen_toks"]), after=int(ids[-1]))
-            texts.append(_until(pieces, [*filter(None, generation["until"])]))
+            stops = [stop for stop in generation["until"] if stop]
+            texts.append(_until(pieces, stops))
         return texts
 
+    def _context_ids(self, context: str) -> list[int]:
+        """Return the ids to continue; of an empty context without a boundary, those of a line end."""
+        ids = list(self._vocab.encode(context))
+        if self._vocab.boundary is not None:
+            ids.insert(0, self._vocab.boundary)
+        return ids or [self._vocab.ids_of.get("\n", 0)]
+
     def _score(self, documents: Sequence[Document]) -> list[DocumentScore]:
-        model, settings, length = self._opened.model, self._settings, self._settings.seg_len
-        if unknown := sum(np.count_nonzero(document.targets == self._vocab.unknown) for document in documents):
-            logging.getLogger(__name__).warning(
-                f"{unknown:,} of {sum(len(document.targets) for document in documents):,} tokens are not in the "
-                "vocabulary and are read as <unk>, which is easier to predict than the words that it stands for"
-            )
-        if not self._in_windows:
-            # In parts, for the progress; documents of similar length meet within a part.
-            part = 32 * settings.batch_size
-            parts = [documents[first : first + part] for first in range(0, len(documents), part)]
-            shown = tqdm(parts, desc="scoring", disable=None)
-            return [score for some in shown for score in score_documents(model, some, settings)]
+        self._warn_of_unknown(documents)
+        if self._in_windows:
+            return self._score_in_windows(documents)
+        # In parts, for the progress; documents of similar length meet within a part.
+        part_size = 32 * self._settings.batch_size
+        parts = [documents[first : first + part_size] for first in range(0, len(documents), part_size)]
+        scores = []
+        for part in tqdm(parts, desc="scoring", disable=None):
+            scores += score_documents(self._opened.model, part, self._settings)
+        return scores
+
+    def _score_in_windows(self, documents: Sequence[Document]) -> list[DocumentScore]:
+        model = self._opened.model
+        length = self._settings.seg_len
         longest = max((document.compared for document in documents), default=0)
         if longest > length:
             raise UsageError(f"attn_len={length}: a continuation has {longest} tokens; give at least that")
-        settings = dataclasses.replace(settings, batch_size=windows_at_once(model.device, length))
+        settings = dataclasses.replace(self._settings, batch_size=windows_at_once(model.device, length))
         return [score_in_windows(model, document, settings) for document in tqdm(documents, "scoring", disable=None)]
+
+    def _warn_of_unknown(self, documents: Sequence[Document]) -> None:
+        unknown = sum(np.count_nonzero(document.targets == self._vocab.unknown) for document in documents)
+        if unknown:
+            tokens = sum(len(document.targets) for document in documents)
+            logging.getLogger(__name__).warning(
+                f"{unknown:,} of {tokens:,} tokens are not in the vocabulary and are read as <unk>, which is easier to "
+                "predict than the words that it stands for"
+            )
 
 
 def _sampling(generation: Mapping[str, Any]) -> sampling.Sampling:
@@ -189,4 +215,6 @@ def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:
     for text in itertools.accumulate(pieces):
         if any(stop in text for stop in stops):
             break
-    return min([text, *(text.partition(stop)[0] for stop in stops)], key=len)
+    candidates = [text]
+    candidates += [text.partition(stop)[0] for stop in stops]
+    return min(candidates, key=len)

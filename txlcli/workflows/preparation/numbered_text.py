@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as arrow
+from numpy.typing import NDArray
 from pyarrow import feather
 
 from txlcli.corpora.corpus import Slice, Slices
@@ -39,7 +40,8 @@ def cut_into_chunks(slices: Slices, size: int = CHUNK) -> Iterator[Slices]:
     for piece in slices:
         if held and filled + piece.size > size:
             yield tuple(held)
-            held, filled = [], 0
+            held = []
+            filled = 0
         rest = piece
         while rest.size > size:
             head = rest.read(0, size)
@@ -61,11 +63,13 @@ def _character_end(piece: Slice, offset: int) -> int:
 
 def align_to_characters(slices: Slices) -> Slices:
     """Move each end of a slice that lies inside a UTF-8 character behind that character."""
-    files = ((piece, *whole(piece.path)) for piece in slices)
-    return tuple(
-        replace(piece, start=_character_end(file, piece.start), stop=_character_end(file, piece.stop))
-        for piece, file in files
-    )
+    aligned = []
+    for piece in slices:
+        (file,) = whole(piece.path)
+        start = _character_end(file, piece.start)
+        stop = _character_end(file, piece.stop)
+        aligned.append(replace(piece, start=start, stop=stop))
+    return tuple(aligned)
 
 
 def join_files(slices: Slices, *, close_last: bool) -> Slices:
@@ -74,23 +78,41 @@ def join_files(slices: Slices, *, close_last: bool) -> Slices:
     With `close_last`, which words need, also after the last slice, unless the text has no word.
     """
     pieces = [piece for piece in slices if piece.size]
-    joined = [piece if piece.read(piece.size - 1) in (b"\n", b"\r") else replace(piece, tail=b"\n") for piece in pieces]
+    if not pieces:
+        return ()
+    joined = [_closed(piece) for piece in pieces]
     closes = close_last and any(block.strip() for piece in pieces for block in piece.blocks())
-    return (*joined[:-1], *(joined if closes else pieces)[-1:])
+    if not closes:
+        joined[-1] = pieces[-1]
+    return tuple(joined)
+
+
+def _closed(piece: Slice) -> Slice:
+    """Return a slice with the line end that its last line lacks."""
+    if piece.read(piece.size - 1) in (b"\n", b"\r"):
+        return piece
+    return replace(piece, tail=b"\n")
 
 
 def read_chunk(chunk: Slices, *, is_utf8: bool) -> bytes:
     """Read the bytes of a chunk; if `is_utf8`, they must be UTF-8."""
-    parts = [piece.read() for piece in chunk]
-    for piece, data in zip(chunk, parts, strict=True) if is_utf8 else ():
-        try:
-            data.decode()
-        except UnicodeDecodeError as error:
-            raise CorpusInputError(
-                f"{piece.path}: byte {piece.start + error.start:,} is not valid UTF-8; give its `encoding`, such as "
-                "cp1252, repair the file, or use `tokenizer` byte"
-            ) from None
+    parts = []
+    for piece in chunk:
+        data = piece.read()
+        if is_utf8:
+            _check_utf8(piece, data)
+        parts.append(data)
     return b"".join(parts)
+
+
+def _check_utf8(piece: Slice, data: bytes) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise CorpusInputError(
+            f"{piece.path}: byte {piece.start + error.start:,} is not valid UTF-8; give its `encoding`, such as "
+            "cp1252, repair the file, or use `tokenizer` byte"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,29 +152,45 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
     """
     chunk, starts = job
     data = read_chunk(chunk, is_utf8=rules.tokenizer != "byte")
-    symbols, numbers, sizes = rules.number([data[start:end] for start, end in pairwise([0, *starts, len(data)])])
-    path = directory / f"{uuid.uuid4().hex}.arrow"
-    distinct = arrow.array(symbols, arrow.large_string())
-    text = arrow.DictionaryArray.from_arrays(numbers.astype(smallest_dtype(len(symbols))), distinct)
-    feather.write_feather(arrow.table({"text": text}), path, compression="uncompressed", chunksize=max(1, len(text)))
-    marks = ["" if mark is None else rules.symbols[mark] for mark in (rules.boundary, rules.unknown)]
-    ends, unknown = (numbers == (symbols.index(mark) if mark in symbols else -1) for mark in marks)
+    parts = [data[start:end] for start, end in pairwise([0, *starts, len(data)])]
+    symbols, numbers, sizes = rules.number(parts)
+    boundary = "" if rules.boundary is None else rules.symbols[rules.boundary]
+    is_boundary = _is_symbol(boundary, symbols, numbers)
+    unknown = "" if rules.unknown is None else rules.symbols[rules.unknown]
+    is_unknown = _is_symbol(unknown, symbols, numbers)
     invalid = 0
     if rules.tokenizer == "byte":
         invalid = data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
-    words, lines = count_words(data, len(text), rules.tokenizer, has_boundary=bool(marks[0]))
+    words, lines = count_words(data, len(numbers), rules.tokenizer, has_boundary=bool(boundary))
     return NumberedChunk(
-        path=path,
-        tokens=len(text),
+        path=_write(symbols, numbers, directory),
+        tokens=len(numbers),
         words=words,
         lines=lines,
         bytes=len(data),
-        starts=np.flatnonzero(ends) + 1 if sentences else np.cumsum(sizes)[:-1],
+        starts=np.flatnonzero(is_boundary) + 1 if sentences else np.cumsum(sizes)[:-1],
         nuls=data.count(0),
         invalid=invalid,
-        boundaries=data.count(marks[0].encode()) if marks[0] else 0,
-        literal_unknown=int(unknown.sum()),
+        boundaries=data.count(boundary.encode()) if boundary else 0,
+        literal_unknown=int(is_unknown.sum()),
     )
+
+
+def _is_symbol(symbol: str, symbols: Sequence[str], numbers: Ids) -> NDArray[np.bool_]:
+    """Return True for each number of a symbol."""
+    if symbol not in symbols:
+        return np.zeros(len(numbers), dtype=np.bool_)
+    return np.equal(numbers, symbols.index(symbol))
+
+
+def _write(symbols: Sequence[str], numbers: Ids, directory: Path) -> Path:
+    """Write distinct symbols, and the text as their numbers, into a new file of the directory."""
+    path = directory / f"{uuid.uuid4().hex}.arrow"
+    distinct = arrow.array(symbols, arrow.large_string())
+    text = arrow.DictionaryArray.from_arrays(numbers.astype(smallest_dtype(len(symbols))), distinct)
+    table = arrow.table({"text": text})
+    feather.write_feather(table, path, compression="uncompressed", chunksize=max(1, len(text)))
+    return path
 
 
 @dataclass(frozen=True)
@@ -163,23 +201,32 @@ class NumberedText:
 
     def total(self, name: str, *splits: str) -> int:
         """Return the sum of a count of the chunks, by default of all splits."""
-        return sum(getattr(chunk, name) for split in splits or self.chunks for chunk in self.chunks[split])
+        total = 0
+        for split in splits or self.chunks:
+            total += sum(getattr(chunk, name) for chunk in self.chunks[split])
+        return total
 
     def info(self, split: str, *, count_line_ends: bool) -> SplitInfo:
         """Return the counts of a split, but for those of ids."""
-        words, lines, tokens, size = (self.total(name, split) for name in ("words", "lines", "tokens", "bytes"))
+        tokens = self.total("tokens", split)
         if not tokens:
             raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
-        return SplitInfo(tokens=tokens, words=words + count_line_ends * lines, bytes=size)
+        words = self.total("words", split)
+        if count_line_ends:
+            words += self.total("lines", split)
+        return SplitInfo(tokens=tokens, words=words, bytes=self.total("bytes", split))
 
     def starts(self, split: str) -> Ids | None:
         """Return the places of the tokens that begin a document; None for text that is not divided into documents."""
         chunks = self.chunks[split]
         if not any(chunk.starts.size for chunk in chunks):
             return None
-        ends = np.cumsum([chunk.tokens for chunk in chunks])
-        places = (chunk.starts + end - chunk.tokens for chunk, end in zip(chunks, ends, strict=True))
-        return np.unique(np.concatenate([[0], *places]))
+        firsts: list[Ids] = [np.zeros(1, dtype=np.int64)]
+        tokens_before = 0
+        for chunk in chunks:
+            firsts.append(chunk.starts + tokens_before)
+            tokens_before += chunk.tokens
+        return np.unique(np.concatenate(firsts))
 
     def counts(self) -> dict[str, Counter[str]]:
         """Count the symbols of each split, in first-seen order."""
@@ -187,7 +234,8 @@ class NumberedText:
         for split, chunks in self.chunks.items():
             for chunk in chunks:
                 symbols, numbers = chunk.read()
-                counts[split].update(dict(zip(symbols, np.bincount(numbers).tolist(), strict=True)))
+                times = np.bincount(numbers).tolist()
+                counts[split].update(dict(zip(symbols, times, strict=True)))
         return counts
 
     def ids(self, split: str, vocab: Vocab, step: Step) -> Iterator[Ids]:

@@ -32,7 +32,7 @@ UNITS = {"sentencepiece": "piece", "ids": "id"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PreparationPlan:
     """A preparation whose options have been checked."""
 
     corpus: Corpus
@@ -57,7 +57,9 @@ class Plan:
     @cached_property
     def documents(self) -> Documents | None:
         """Documents of the text, if their places are to be stored."""
-        return Documents(self.options.documents) if self.options.documents else None
+        if self.options.documents is None:
+            return None
+        return Documents(self.options.documents)
 
     @property
     def own_convention(self) -> bool:
@@ -87,28 +89,27 @@ class Plan:
             raise StoreError(f"{self.store} exists already; add `force` to overwrite it, or give another `name`")
 
 
-def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> Plan:
+def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> PreparationPlan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
-    from txlcli.workflows.exchange import containers
-
-    own = source if corpus is corpora.OWN_TEXT else None
-    exported = _exported_vocabulary(own, options) if own else None
-    size = exported.size if exported else None
-    try:
-        tokens = token_files.find(own, options.dtype, size) if own and options.tokenizer is None else None
-        files = containers.find(own, options.column, options.encoding) if own and not tokens else ()
-    except CorpusError as error:
-        raise CorpusInputError(str(error)) from error
-    vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
-    if own and vocab is None and (tokens or (files and all(file.is_pieces for file in files))):
-        vocab_file, vocab = (own if own.is_dir() else own.parent) / token_files.VOCABULARY, exported
-    default = vocab.tokenizer if vocab else "ids" if tokens else corpus.unit
-    tokenizer: TokenizerName = options.tokenizer or default
+    own_source = source if corpus is corpora.OWN_TEXT else None
+    exported = None
+    tokens = None
+    files: tuple[TextFile, ...] = ()
+    if own_source is not None:
+        exported = _exported_vocabulary(own_source, options)
+        tokens, files = _find_files(own_source, options, exported)
+    vocab_file = options.vocab
+    vocab = vocabularies.read(vocab_file) if vocab_file is not None else None
+    is_export = tokens is not None or (bool(files) and all(file.is_pieces for file in files))
+    if own_source is not None and vocab is None and is_export:
+        vocab_file = _vocabulary_file(own_source)
+        vocab = exported
+    tokenizer = options.tokenizer or _default_tokenizer(corpus, vocab, tokens)
     _reject_unused(options, corpus, tokenizer, tokens, [file for file in files if file.column])
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"`data_dir` {data_dir} is a file; give a folder")
-    plan = Plan(
+    plan = PreparationPlan(
         corpus=corpus,
         source=source,
         store=data_dir / f"{_store_name(options, corpus, source, tokenizer, vocab)}.h5",
@@ -123,21 +124,40 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     return plan
 
 
+def _find_files(
+    source: Path, options: PrepareOptions, exported: Vocab | None
+) -> "tuple[TokenFiles | None, tuple[TextFile, ...]]":
+    """Return the token files at the path of the user's own text, or the files whose text must be extracted."""
+    from txlcli.workflows.exchange import containers
+
+    try:
+        if options.tokenizer is None:
+            tokens = token_files.find(source, options.dtype, exported.size if exported else None)
+            if tokens is not None:
+                return tokens, ()
+        return None, containers.find(source, options.column, options.encoding)
+    except CorpusError as error:
+        raise CorpusInputError(str(error)) from error
+
+
+def _default_tokenizer(corpus: Corpus, vocab: Vocab | None, tokens: TokenFiles | None) -> TokenizerName:
+    if vocab is not None:
+        return vocab.tokenizer
+    return "ids" if tokens is not None else corpus.unit
+
+
+def _vocabulary_file(source: Path) -> Path:
+    """Return the path of the vocabulary that txl exports with files."""
+    directory = source if source.is_dir() else source.parent
+    return directory / token_files.VOCABULARY
+
+
 def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, Path | None]:
     """Return the corpus of that name and its source, or the user's own text at that path."""
-    source = options.source
     if corpus_or_path not in corpora.CORPORA:
-        path = Path(corpus_or_path)
-        if not path.exists() and (path.is_symlink() or re.search(r"[/\\.]", corpus_or_path)):
-            raise UsageError(f"no file or folder at {path}; give the path of a file or folder with your text")
-        if not path.exists():
-            raise UnknownNameError("corpus or path", corpus_or_path, corpora.CORPORA)
-        if source is not None:
-            raise UsageError(
-                f'`source` needs the name of a corpus, and "{corpus_or_path}" is not one; prepare the path without it'
-            )
-        return corpora.OWN_TEXT, check_regular(path)
+        return corpora.OWN_TEXT, _own_source(corpus_or_path, options)
     corpus = corpora.CORPORA[corpus_or_path]
+    source = options.source
     if source is None:
         return corpus, Path(sysconfig.get_path(corpus.home)) if corpus.home else None
     if not source.exists():
@@ -147,9 +167,23 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
     return corpus, check_regular(source)
 
 
+def _own_source(corpus_or_path: str, options: PrepareOptions) -> Path:
+    """Return the path of the user's own text."""
+    path = Path(corpus_or_path)
+    if not path.exists():
+        if path.is_symlink() or re.search(r"[/\\.]", corpus_or_path):
+            raise UsageError(f"no file or folder at {path}; give the path of a file or folder with your text")
+        raise UnknownNameError("corpus or path", corpus_or_path, corpora.CORPORA)
+    if options.source is not None:
+        raise UsageError(
+            f'`source` needs the name of a corpus, and "{corpus_or_path}" is not one; prepare the path without it'
+        )
+    return check_regular(path)
+
+
 def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
     """Return the vocabulary that txl exported with the files, unless the user describes another."""
-    file = (source if source.is_dir() else source.parent) / token_files.VOCABULARY
+    file = _vocabulary_file(source)
     if options.given("tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
         return None
     try:
@@ -166,22 +200,21 @@ def _reject_unused(
     rows: "list[TextFile]",
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
-    built = None if tokens or tokenizer == corpus.unit else tokenizer
+    built = None if tokens or tokenizer == corpus.unit else tokenizer  # tokenizer of a vocabulary that is built
     has_header = tokens is None or tokens.format != token_files.WITHOUT_HEADER
-    is_cut = tokens is not None and "" in tokens.splits
+    has_splits = "" not in tokens.splits if tokens else bool(corpus.files or corpus.symbols)
+    is_own_text = corpus is corpora.OWN_TEXT and not tokens
+    has_released_convention = bool(corpus.released_conventions) and not built
+    has_size = tokens is not None or built in ("word", "sentencepiece")
     for name, has_effect, purpose in (
         ("dtype", not has_header, "a .bin of ids without a header, without `tokenizer`"),
-        ("column", rows, "files that end with .parquet, .arrow, .jsonl, .json, .csv or .tsv"),
+        ("column", bool(rows), "files that end with .parquet, .arrow, .jsonl, .json, .csv or .tsv"),
         ("documents", not tokens, "text, not for token ids"),
-        ("encoding", corpus is corpora.OWN_TEXT and not tokens, "own text"),
-        (
-            "split",
-            is_cut or (not tokens and not (corpus.files or corpus.symbols)),
-            "text or a file of ids without splits of its own",
-        ),
+        ("encoding", is_own_text, "own text"),
+        ("split", not has_splits, "text or a file of ids without splits of its own"),
         ("workers", not tokens, "text, not for token ids"),
-        ("released_convention", corpus.released_conventions and not built, "enwik8 and lm1b with their own tokenizer"),
-        ("vocab_size", tokens or built in ("word", "sentencepiece"), "token ids, and words or SentencePiece of a text"),
+        ("released_convention", has_released_convention, "enwik8 and lm1b with their own tokenizer"),
+        ("vocab_size", has_size, "token ids, and words or SentencePiece of a text"),
         ("min_count", built in ("word", "char"), "a vocabulary of words or characters that is built from the text"),
         ("sp_type", built == "sentencepiece", "`tokenizer` sentencepiece"),
     ):
@@ -200,15 +233,22 @@ def _store_name(
 ) -> str:
     if options.name is not None:
         return options.name
-    given = f"-vocab-{vocab.fingerprint[:8]}" if options.vocab and vocab else ""
+    ending = ""
+    if options.vocab and vocab:
+        ending = f"-vocab-{vocab.fingerprint[:8]}"
     if corpus is corpora.OWN_TEXT and source is not None:
         plain = plain_name(source.resolve(), otherwise="text")
         if plain.removesuffix("-released") in corpora.CORPORA:
             raise UsageError(f'"{plain}" is the name of a benchmark\'s own store; choose another with `name`')
-        return plain + given
-    own = "-released" if options.released_convention else ""
+        return plain + ending
+    return corpus.name + (ending or _convention_ending(options, corpus, tokenizer))
+
+
+def _convention_ending(options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName) -> str:
+    """Return the end of the name of a store whose vocabulary is not given."""
     if tokenizer == "sentencepiece":
-        own = f"-{'bpe' if options.sp_type == 'bpe' else 'sp'}{options.vocab_size or DEFAULT_VOCAB_SIZE}"
-    elif tokenizer != corpus.unit:
-        own = f"-{tokenizer}"
-    return corpus.name + (given or own)
+        model = "bpe" if options.sp_type == "bpe" else "sp"
+        return f"-{model}{options.vocab_size or DEFAULT_VOCAB_SIZE}"
+    if tokenizer != corpus.unit:
+        return f"-{tokenizer}"
+    return "-released" if options.released_convention else ""

@@ -1,15 +1,16 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from txlcli.corpora.corpus import CorpusError, Slices, Splits, size_of
+from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
 from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, train
-from txlcli.data.token_store import TokenStore, writing
+from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.system.command_lines import command_line
@@ -26,7 +27,7 @@ from txlcli.workflows.preparation.numbered_text import (
     read_chunk,
 )
 from txlcli.workflows.preparation.options import PrepareOptions
-from txlcli.workflows.preparation.planning import CHUNK, DEFAULT_VOCAB_SIZE, Plan, make_plan
+from txlcli.workflows.preparation.planning import CHUNK, DEFAULT_VOCAB_SIZE, PreparationPlan, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.reporter import Reporter
@@ -37,7 +38,8 @@ PARALLEL_CHUNKS = 8
 """Number of chunks up to which one process reads them: starting more takes longer than they save."""
 SAMPLED_CHUNKS = {"unigram": 12, "bpe": 32}
 """Most text on which SentencePiece is trained: a unigram model takes 20 bytes of memory per byte, a BPE model 5."""
-EXCERPT_TOKENS, EXCERPT_CHARACTERS = 120, 100
+EXCERPT_TOKENS = 120
+EXCERPT_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
@@ -56,22 +58,24 @@ class PreparedStore:
     def excerpt(self, split: str) -> str:
         """Return the beginning of a split as one line."""
         text = " ".join(self.store.vocab.decode(self.store.ids(split)[:EXCERPT_TOKENS]).split())
-        return text if len(text) <= EXCERPT_CHARACTERS else text[: EXCERPT_CHARACTERS - 3] + "..."
+        if len(text) <= EXCERPT_CHARACTERS:
+            return text
+        return text[: EXCERPT_CHARACTERS - 3] + "..."
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl prepare --json` prints."""
         store = self.store
-        splits = {
-            split: {
-                **vars(info),
-                "words": info.words or None,  # not known of token ids without text
-                "bytes": info.bytes or None,
-                **({} if (starts := store.sentence_starts(split)) is None else {"documents": len(starts)}),
-                "unknown_percent": 100 * info.unknown / info.tokens,
-                "begins": self.excerpt(split),
-            }
-            for split, info in store.splits.items()
-        }
+        splits = {}
+        for split, info in store.splits.items():
+            facts = dict(vars(info))
+            facts["words"] = info.words or None  # not known of token ids without text
+            facts["bytes"] = info.bytes or None
+            starts = store.sentence_starts(split)
+            if starts is not None:
+                facts["documents"] = len(starts)
+            facts["unknown_percent"] = 100 * info.unknown / info.tokens
+            facts["begins"] = self.excerpt(split)
+            splits[split] = facts
         return {
             "store": str(store.path),
             **store.to_json(),
@@ -111,17 +115,21 @@ def clean(data_dir: Path) -> None:
     remove_abandoned(data_dir, WORK_DIRECTORY)
 
 
-def run_plan(plan: Plan, reporter: Reporter) -> TokenStore:
+def run_plan(plan: PreparationPlan, reporter: Reporter) -> TokenStore:
     """Carry out a plan. After a failure only downloads are left, which the next attempt continues."""
     directory = plan.store.parent
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with _only_process(plan), temporary_directory(directory, WORK_DIRECTORY) as work:
             plan = replace(plan, work=work, reporter=reporter)
-            return write_store(plan, plan.tokens) if plan.tokens else _prepare_text(plan)
+            if plan.tokens:
+                return write_store(plan, plan.tokens)
+            return _prepare_text(plan)
     except CorpusError as error:
-        hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
-        raise CorpusInputError(f"{error}{hint}") from error
+        message = str(error)
+        if plan.source is None:
+            message += f'; or "txl prepare {plan.corpus.name} --source PATH" with the files'
+        raise CorpusInputError(message) from error
     except OSError as error:
         raise StoreError(
             f"{error.filename or directory}: {error.strerror or error}; check its permissions and the free space"
@@ -129,7 +137,7 @@ def run_plan(plan: Plan, reporter: Reporter) -> TokenStore:
 
 
 @contextmanager
-def _only_process(plan: Plan) -> Iterator[None]:
+def _only_process(plan: PreparationPlan) -> Iterator[None]:
     """Hold the lock of the store while the block runs."""
     lock = plan.store.with_name(f".{plan.store.name}.lock")
     with exclusive(lock, f"{plan.store} is being prepared by another process; wait for it, or give another `name`"):
@@ -140,30 +148,29 @@ def _only_process(plan: Plan) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def _prepare_text(plan: Plan) -> TokenStore:
+def _prepare_text(plan: PreparationPlan) -> TokenStore:
     """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store."""
-    text, rule = locate_text(plan), rules.rule_of(plan)
+    text = locate_text(plan)
+    rule = rules.rule_of(plan)
     closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
     splits = {split: _joined(plan, split, pieces, closes_lines) for split, pieces in text.splits.items()}
-    vocab, sampled = plan.vocab, list[str]()
+    vocab = plan.vocab
+    notes = list(text.notes)
+    sampling_notes: list[str] = []
     if vocab is None and plan.tokenizer == "sentencepiece":
         with plan.reporter.progress("training SentencePiece"):
-            vocab, sampled = _train_sentencepiece(plan, splits)
+            vocab, sampling_notes = _train_sentencepiece(plan, splits)
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
     numbered = _number(plan, splits, vocab or rules.vocabulary(plan, rule, marks))
     vocab = vocab or rules.build(plan, rule, text.vocabulary_file, numbered)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     infos = {split: numbered.info(split, count_line_ends=count_line_ends) for split in splits}
+    notes += rules.notes_on(plan, rule, text, numbered, vocab, infos)
+    notes += sampling_notes
     facts = plan.facts(
         conventions=rules.conventions_of(plan, text),
-        notes=(*text.notes, *rules.notes_on(plan, rule, text, numbered, vocab, infos), *sampled),
-        changes={
-            **text.changes,
-            "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
-            "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else numbered.total("lines"),
-            "bytes_dropped": sum(info.bytes - info.tokens for info in infos.values()) if vocab.dropped else 0,
-            "nul_bytes_kept": numbered.total("nuls"),
-        },
+        notes=tuple(notes),
+        changes=_changes(text, splits, vocab, numbered, infos),
         source_digest=digest(splits),
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )
@@ -177,24 +184,44 @@ def _prepare_text(plan: Plan) -> TokenStore:
     return TokenStore.open(plan.store)
 
 
-def _joined(plan: Plan, split: str, pieces: Slices, close_last: bool) -> Slices:
+def _changes(
+    text: Text, splits: Splits, vocab: Vocab, numbered: NumberedText, infos: Mapping[str, SplitInfo]
+) -> dict[str, int]:
+    """Count what was added to the text and left out of it."""
+    changes = dict(text.changes)
+    changes["line_ends_added"] = sum(1 for piece in chain(*splits.values()) if piece.tail)
+    changes["line_ends_dropped"] = 0
+    changes["bytes_dropped"] = 0
+    changes["nul_bytes_kept"] = numbered.total("nuls")
+    if vocab.dropped:
+        changes["bytes_dropped"] = sum(info.bytes - info.tokens for info in infos.values())
+    elif not vocab.keeps_line_ends:
+        changes["line_ends_dropped"] = numbered.total("lines")
+    return changes
+
+
+def _joined(plan: PreparationPlan, split: str, pieces: Slices, close_last: bool) -> Slices:
     """Return the slices of a split, with ends of lines between them; benchmarks may be cut inside characters."""
     if not size_of(pieces):
         where = ", ".join(str(piece.path) for piece in pieces) or "the source"
         raise CorpusInputError(f"{where}: the {split} split is empty; add text to it")
-    return join_files(pieces if plan.tokenizer == "byte" else align_to_characters(pieces), close_last=close_last)
+    if plan.tokenizer != "byte":
+        pieces = align_to_characters(pieces)
+    return join_files(pieces, close_last=close_last)
 
 
-def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
+def _train_sentencepiece(plan: PreparationPlan, splits: Splits) -> tuple[Vocab, list[str]]:
     """Train a SentencePiece model, on the first part of each chunk if the text is long; return a note if it is."""
     if "train" not in splits:
         raise CorpusInputError(
             "SentencePiece is trained on the train split, and this source has none; add one, "
             "or choose another `tokenizer`"
         )
-    size, sp_type = size_of(splits["train"]), plan.options.sp_type or "unigram"
+    size = size_of(splits["train"])
+    sp_type = plan.options.sp_type or "unigram"
     sample = SAMPLED_CHUNKS[sp_type] * plan.chunk
-    vocab_size, largest = plan.options.vocab_size or DEFAULT_VOCAB_SIZE, min(size, sample) + FIXED_PIECES
+    vocab_size = plan.options.vocab_size or DEFAULT_VOCAB_SIZE
+    largest = min(size, sample) + FIXED_PIECES
     if vocab_size > largest:  # each piece but the fixed ones is a part of the text
         raise UsageError(
             f"`vocab_size` {vocab_size} is too large for a text of {size:,} bytes; give less than {largest}"
@@ -203,23 +230,32 @@ def _train_sentencepiece(plan: Plan, splits: Splits) -> tuple[Vocab, list[str]]:
     def lines() -> Iterator[str]:
         for chunk in cut_into_chunks(splits["train"]):
             text = read_chunk(chunk, is_utf8=True).decode()
-            yield from text[: int(len(text) * min(1.0, sample / size)) + 1].split("\n")
+            end = int(len(text) * min(1.0, sample / size)) + 1
+            yield from text[:end].split("\n")
 
     model = train(lines(), size=vocab_size, model_type=sp_type)
-    note = f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
-    return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
+    notes = []
+    if size > sample:
+        notes.append(
+            f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
+        )
+    return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), notes
 
 
-def _number(plan: Plan, splits: Splits, splitter: Vocab) -> NumberedText:
+def _number(plan: PreparationPlan, splits: Splits, splitter: Vocab) -> NumberedText:
     """Number the symbols of each chunk, in worker processes if there are many chunks."""
-    total, documents = sum(map(size_of, splits.values())), plan.documents
-    chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, plan.chunk)]
+    chunks: list[tuple[str, Slices]] = []  # with their splits
+    for split, pieces in splits.items():
+        for chunk in cut_into_chunks(pieces, plan.chunk):
+            chunks.append((split, chunk))
     workers = plan.options.workers if len(chunks) > PARALLEL_CHUNKS else 1
+    documents = plan.documents
     jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
     number = partial(number_chunk, splitter, plan.work, sentences=plan.corpus.sentences and not documents)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
+    total = sum(map(size_of, splits.values()))
     with plan.reporter.progress("reading", total, "B") as step:
-        for (split, _), chunk in zip(chunks, map_in_order(number, jobs, workers), strict=True):
-            numbered[split].append(chunk)
-            step.advance(chunk.bytes)
+        for (split, _), numbered_chunk in zip(chunks, map_in_order(number, jobs, workers), strict=True):
+            numbered[split].append(numbered_chunk)
+            step.advance(numbered_chunk.bytes)
     return NumberedText(numbered)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from txlcli import __version__
 from txlcli.corpora import OWN_TEXT
@@ -15,78 +16,100 @@ from txlcli.corpora.locate import list_files, list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text
 from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.planning import Plan
+from txlcli.workflows.preparation.planning import PreparationPlan
+
+if TYPE_CHECKING:
+    from txlcli.workflows.exchange.containers import Written
 
 BLANK = b" \n"
 """Line that an empty row of a mirror stands for, as in WikiText."""
 
 
-def locate_text(plan: Plan) -> Text:
+def locate_text(plan: PreparationPlan) -> Text:
     """Return the location of each split's text, cut between documents; archives are unpacked."""
     starts = plan.documents.starts if plan.documents else None
     options = ReadOptions(plan.options.released_convention, plan.options.split, starts)
-    source, corpus, work = plan.source, plan.corpus, plan.work
-    if source is None:
-        _download(plan)
-        if altered := _altered_files(work, corpus):
-            wrong = "; ".join(f"{path}: {fault}" for path, fault in altered.items())
-            raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
-        return corpus.read(work, options)
+    if plan.source is None:
+        return _download_text(plan, options)
     if plan.files:
         return _extract_text(plan, options)
-    for path in (packed := _packed_files(source, corpus)):
+    source = plan.source
+    packed = _packed_files(source, plan.corpus)
+    for path in packed:
         _unpack_or_copy(path, plan)
-    source = work if packed else source
-    text = corpus.read(source, options)
-    notes = [f"{path.name} is not the original file" for path in _altered_files(source, corpus)]
+    if packed:
+        source = plan.work
+    text = plan.corpus.read(source, options)
+    notes = list(text.notes)
+    notes += [f"{path.name} is not the original file" for path in _altered_files(source, plan.corpus)]
     tables = [path for path in text_files(source) if path.suffix.lower() in (".csv", ".tsv")]
-    if corpus is OWN_TEXT and tables:
+    if plan.corpus is OWN_TEXT and tables:
         notes.append(f"{list_names(tables, source)}: read as plain text with all columns; `column` reads one of them")
-    return replace(text, notes=(*text.notes, *notes))
+    return replace(text, notes=tuple(notes))
 
 
-def _extract_text(plan: Plan, options: ReadOptions) -> Text:
+def _download_text(plan: PreparationPlan, options: ReadOptions) -> Text:
+    _download(plan)
+    altered = _altered_files(plan.work, plan.corpus)
+    if altered:
+        wrong = "; ".join(f"{path}: {fault}" for path, fault in altered.items())
+        raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
+    return plan.corpus.read(plan.work, options)
+
+
+def _extract_text(plan: PreparationPlan, options: ReadOptions) -> Text:
     """Write the text of files into text files of the same names, and find the splits in these."""
-    from txlcli.workflows.exchange import containers
-
     assert plan.source is not None
-    source, with_starts, only_utf8 = plan.source, plan.options.documents == "records", plan.tokenizer != "byte"
-    directory, work = (source if source.is_dir() else source.parent), plan.work / "text"
-    extracted, written = work / source.relative_to(directory), dict[Path, containers.Written]()
-    with plan.reporter.progress("reading files", len(plan.files), "files") as step:
-        for file in plan.files:
-            if not (file.column or file.packing):
-                reject_other_than_text(file.path, is_utf8=plan.options.encoding is None)
-            target = work / file.path.relative_to(directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            written[target] = containers.extract(file, target, only_utf8=only_utf8, with_starts=with_starts)
-            step.advance(1)
-    if plan.documents and with_starts:
-        plan.documents.offsets.update({target: part.starts for target, part in written.items()})
+    source = plan.source
+    directory = source if source.is_dir() else source.parent
+    work = plan.work / "text"
+    extracted = work / source.relative_to(directory)
+    written = _write_text(plan, directory, work)
     columns = ", ".join(dict.fromkeys(file.column for file in plan.files if file.column))
-    if columns and not any(part.size for part in written.values()):
+    if columns and not any(part.size for part in written):
         raise CorpusError(f"{source}: the column {columns} has no text; give `column` another")
     try:
         text = plan.corpus.read(extracted, options)
     except CorpusError as error:
         raise CorpusError(str(error).replace(str(extracted), str(source))) from error
     files, hidden = list_files(source)
-    others = [path for path in files if path not in {*(file.path for file in plan.files), plan.vocab_file}]
+    read = {file.path for file in plan.files}
+    others = [path for path in files if path not in read and path != plan.vocab_file]
     formats = " and ".join(dict.fromkeys(file.format for file in plan.files))
     notes = list(text.notes)
     if columns:
         notes.append(f"text of the column {columns} ({formats} files: {len(plan.files):,})")
     if others:
         notes.append(f"files in the folder that are not {formats}, which were left out: {list_names(others, source)}")
-    changes = {
-        "files_skipped": len(others) + text.changes["files_skipped"],
-        "hidden_files_skipped": hidden,
-        "rows_without_text": sum(part.missing for part in written.values()),
-    }
-    return replace(text, notes=tuple(notes), changes={**text.changes, **changes})
+    changes = dict(text.changes)
+    changes["files_skipped"] = len(others) + text.changes["files_skipped"]
+    changes["hidden_files_skipped"] = hidden
+    changes["rows_without_text"] = sum(part.missing for part in written)
+    return replace(text, notes=tuple(notes), changes=changes)
 
 
-def _download(plan: Plan) -> None:
+def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> "list[Written]":
+    """Write the text of files in `directory` into files of the same names in `work`."""
+    from txlcli.workflows.exchange import containers
+
+    with_starts = plan.options.documents == "records"
+    only_utf8 = plan.tokenizer != "byte"
+    written = []
+    with plan.reporter.progress("reading files", len(plan.files), "files") as step:
+        for file in plan.files:
+            if not (file.column or file.packing):
+                reject_other_than_text(file.path, is_utf8=plan.options.encoding is None)
+            target = work / file.path.relative_to(directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = containers.extract(file, target, only_utf8=only_utf8, with_starts=with_starts)
+            if plan.documents and with_starts:
+                plan.documents.offsets[target] = text.starts
+            written.append(text)
+            step.advance(1)
+    return written
+
+
+def _download(plan: PreparationPlan) -> None:
     """Download what is not in the directory of downloads, and unpack it into `work`."""
     for download in plan.corpus.downloads:
         for file in _fetch_or_mirror(plan, download):
@@ -98,13 +121,17 @@ def _download(plan: Plan) -> None:
                 raise CorpusError(str(error)) from error
 
 
-def _fetch_or_mirror(plan: Plan, download: Download) -> Sequence[Download]:
+def _fetch_or_mirror(plan: PreparationPlan, download: Download) -> Sequence[Download]:
     """Fetch a file, or those of its mirror if they were fetched before or no address has the file; return which."""
-
-    mirror, directory, faults = download.mirror, plan.downloads, list[str]()
+    mirror = download.mirror
+    directory = plan.downloads
     if mirror and not is_complete(download, directory) and all(is_complete(file, directory) for file in mirror):
         return mirror
-    for files in filter(None, ((download,), mirror)):
+    faults: list[str] = []
+    candidates: list[Sequence[Download]] = [(download,)]
+    if mirror:
+        candidates.append(mirror)
+    for files in candidates:
         try:
             for file in files:
                 with plan.reporter.progress(f"downloading {file.file}", file.size, "B") as step:
@@ -119,7 +146,11 @@ def _fetch_or_mirror(plan: Plan, download: Download) -> Sequence[Download]:
 
 def _published(corpus: Corpus) -> dict[str, Download]:
     """Return all files that are published, by name."""
-    return {file.file: file for download in corpus.downloads for file in (download, *download.mirror)}
+    published = {}
+    for download in corpus.downloads:
+        for file in (download, *download.mirror):
+            published[file.file] = file
+    return published
 
 
 def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
@@ -127,20 +158,32 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
 
     Files of a mirror are used in its order, and only if the directory lacks the file that they replace.
     """
-    published, paths = _published(corpus), [source]
-    if source.is_dir():
-        files = {path.name: path for path in text_files(source)}
-        if any(corpus.has_file(name) for name in files.keys() - (published.keys() - corpus.digests.keys())):
-            return []
-        chosen = ((download,) if download.file in files else download.mirror for download in corpus.downloads)
-        paths = [files[file.file] for file in itertools.chain(*chosen) if file.file in files]
-    is_packed = any((path.name in published and published[path.name].rows_of) or format_of(path) for path in paths)
-    return paths if published and is_packed else []
+    published = _published(corpus)
+    paths = _published_files(source, corpus) if source.is_dir() else [source]
+    for path in paths:
+        has_rows = path.name in published and published[path.name].rows_of
+        if published and (has_rows or format_of(path)):
+            return paths
+    return []
 
 
-def _unpack_or_copy(path: Path, plan: Plan) -> None:
+def _published_files(directory: Path, corpus: Corpus) -> list[Path]:
+    """Return the published files in a directory; none if it has unpacked text."""
+    files = {path.name: path for path in text_files(directory)}
+    not_packed = files.keys() - (_published(corpus).keys() - corpus.digests.keys())
+    if any(corpus.has_file(name) for name in not_packed):
+        return []
+    paths = []
+    for download in corpus.downloads:
+        chosen = (download,) if download.file in files else download.mirror
+        paths += [files[file.file] for file in chosen if file.file in files]
+    return paths
+
+
+def _unpack_or_copy(path: Path, plan: PreparationPlan) -> None:
     """Write the text of a published file into the temporary directory."""
-    file, work = _published(plan.corpus).get(path.name), plan.work
+    file = _published(plan.corpus).get(path.name)
+    work = plan.work
     if file is not None and file.rows_of:
         from txlcli.workflows.exchange import containers
 
@@ -156,8 +199,13 @@ def _unpack_or_copy(path: Path, plan: Plan) -> None:
 
 def _altered_files(source: Path, corpus: Corpus) -> dict[Path, str]:
     """Return the files that have an original's name but not its content, each with the difference."""
-    files = {path: corpus.digests[path.name] for path in text_files(source) if path.name in corpus.digests}
-    return {path: fault for path, original in files.items() if (fault := digest_fault(path, original))}
+    faults = {}
+    for path in text_files(source):
+        if path.name in corpus.digests:
+            fault = digest_fault(path, corpus.digests[path.name])
+            if fault:
+                faults[path] = fault
+    return faults
 
 
 def digest(splits: Splits) -> str:

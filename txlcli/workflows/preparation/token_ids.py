@@ -1,6 +1,5 @@
 """Writes a token store from files of token ids, which are kept as they are."""
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,31 +13,25 @@ from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles
 from txlcli.workflows.exchange.token_types import other_type
-from txlcli.workflows.preparation.planning import Plan
+from txlcli.workflows.preparation.planning import PreparationPlan
 from txlcli.workflows.preparation.sources import digest
 from txlcli.workflows.reporter import Step
 
 
-def write_store(plan: Plan, tokens: TokenFiles) -> TokenStore:
+def write_store(plan: PreparationPlan, tokens: TokenFiles) -> TokenStore:
     """Write the store, after a first pass that finds the largest id if the size of the vocabulary is not known."""
-    splits, size = _splits(plan, tokens), tokens.dtype.itemsize
+    splits = _splits(plan, tokens)
+    size = tokens.dtype.itemsize
     counts = {split: size_of(pieces) // size for split, pieces in splits.items()}
     total = sum(counts.values())
-    vocab, vocab_size = plan.vocab, plan.options.vocab_size
-    if vocab is None and vocab_size is None:
-        with plan.reporter.progress("counting ids", total, "tokens") as step:
-            blocks = itertools.chain(*(_blocks(pieces, tokens, MAX_IDS, step) for pieces in splits.values()))
-            vocab_size = 1 + max(int(block.max()) for block in blocks)
-    vocab = vocab or Vocab.of_ids(vocab_size or 0)
+    vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or _count_ids(plan, tokens, splits, total))
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
-    used = {piece.path.stem for pieces in splits.values() for piece in pieces} | {Path(VOCABULARY).stem}
-    skipped = sum(path.stem not in used for path in text_files(plan.source)) if plan.source else 0
+    conventions = {"ids": f"as in the token files ({tokens.format})"}
+    if tokens.documents:
+        conventions["documents"] = "as in the index"
     facts = plan.facts(
-        changes={"files_skipped": skipped},
-        conventions={
-            "ids": f"as in the token files ({tokens.format})",
-            **({"documents": "as in the index"} if tokens.documents else {}),
-        },
+        changes={"files_skipped": _count_skipped(plan, splits)},
+        conventions=conventions,
         notes=_notes(plan, tokens, vocab, splits),
         source_digest=digest(splits),
         every_byte_scored=has_bytes,
@@ -48,13 +41,34 @@ def write_store(plan: Plan, tokens: TokenFiles) -> TokenStore:
         plan.reporter.progress("writing", total, "tokens") as step,
     ):
         for split, count in counts.items():
-            info = SplitInfo(tokens=count, words=0, bytes=count * has_bytes)  # others are not known
-            starts = np.array(tokens.documents.starts(splits[split])) // size if tokens.documents else None
+            info = SplitInfo(tokens=count, words=0, bytes=count if has_bytes else 0)  # others are not known
+            starts = None
+            if tokens.documents:
+                starts = np.array(tokens.documents.starts(splits[split])) // size
             writer.add(split, info, _blocks(splits[split], tokens, vocab.size, step, vocab.unknown), starts)
     return TokenStore.open(plan.store)
 
 
-def _splits(plan: Plan, tokens: TokenFiles) -> Splits:
+def _count_ids(plan: PreparationPlan, tokens: TokenFiles, splits: Splits, total: int) -> int:
+    """Return the size of the smallest vocabulary with all ids."""
+    largest = 0
+    with plan.reporter.progress("counting ids", total, "tokens") as step:
+        for pieces in splits.values():
+            for block in _blocks(pieces, tokens, MAX_IDS, step):
+                largest = max(largest, int(block.max()))
+    return 1 + largest
+
+
+def _count_skipped(plan: PreparationPlan, splits: Splits) -> int:
+    """Count the files of the source that are neither read nor the vocabulary."""
+    if plan.source is None:
+        return 0
+    used = {piece.path.stem for pieces in splits.values() for piece in pieces}
+    used.add(Path(VOCABULARY).stem)
+    return sum(1 for path in text_files(plan.source) if path.stem not in used)
+
+
+def _splits(plan: PreparationPlan, tokens: TokenFiles) -> Splits:
     """Return the splits; files without splits are cut together, between documents or ids."""
     assert plan.source is not None
     if "" not in tokens.splits:
@@ -69,7 +83,8 @@ def _blocks(pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown:
     """Yield the ids of pieces in blocks, all of them below `limit`, and -1 for the id `unknown`."""
     for piece in pieces:
         for block in tokens.blocks(piece):
-            if len(wrong := block[(block < 0) | (block >= limit)]):
+            wrong = block[(block < 0) | (block >= limit)]
+            if len(wrong):
                 way = "the `vocab` or `vocab_size` of this file, or write it again"
                 if tokens.format == WITHOUT_HEADER and (guess := other_type(piece.path, tokens.dtype)):
                     way = f"`dtype` {guess.dtype}"
@@ -80,7 +95,7 @@ def _blocks(pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown:
             step.advance(len(block))
 
 
-def _notes(plan: Plan, tokens: TokenFiles, vocab: Vocab, splits: Splits) -> tuple[str, ...]:
+def _notes(plan: PreparationPlan, tokens: TokenFiles, vocab: Vocab, splits: Splits) -> tuple[str, ...]:
     """Return notes on the source, the first ones about the vocabulary."""
     paths = sorted({piece.path for pieces in splits.values() for piece in pieces})
     notes = [f"{tokens.dtype.name} ids of {list_names(paths, plan.source or paths[0])}"]

@@ -11,23 +11,27 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange import vocabularies
 from txlcli.workflows.preparation.numbered_text import NumberedText
-from txlcli.workflows.preparation.planning import Plan
+from txlcli.workflows.preparation.planning import PreparationPlan
 
 
-def rule_of(plan: Plan) -> VocabularyRule:
+def rule_of(plan: PreparationPlan) -> VocabularyRule:
     """Return the rule of the benchmark, or the one for the tokenizer."""
     corpus = plan.corpus
     if not plan.own_convention:
         return VocabularyRule(**cards()["tokenizers"][plan.tokenizer]["rule"])
-    return (corpus.released_rule or corpus.rule) if plan.options.released_convention else corpus.rule
+    if plan.options.released_convention and corpus.released_rule:
+        return corpus.released_rule
+    return corpus.rule
 
 
-def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
+def conventions_of(plan: PreparationPlan, text: Text) -> dict[str, str]:
     """Describe the conventions of the store, by subject."""
-    corpus, options, own = plan.corpus, plan.options, plan.own_convention
+    options = plan.options
     about_splits = {"split", "files", "documents", *text.splits}
-    described = corpus.conventions | (corpus.released_conventions if options.released_convention else {})
-    described = {key: value for key, value in described.items() if key in about_splits or (own and key not in SPLITS)}
+    described = {}
+    for subject, convention in _corpus_conventions(plan).items():
+        if subject in about_splits or (plan.own_convention and subject not in SPLITS):
+            described[subject] = convention
     described |= text.conventions
     if options.documents:
         described["documents"] = options.documents
@@ -36,69 +40,101 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     if options.split:
         described["split"] = f"{'/'.join(f'{share:g}' for share in options.split)} by --split"
     if plan.vocab is not None:
-        kept = {key: value for key, value in described.items() if key in about_splits}
-        return kept | {"vocabulary": "given by --vocab" if options.vocab else f"from {plan.vocab_file}"}
-    if own:
-        built_from = _built_from(corpus.rule, text)
-        return described | ({"vocabulary": f"{plan.tokenizer}s of {built_from} by frequency"} if built_from else {})
-    at_least, most = options.min_count or 1, options.vocab_size
-    limits = f", at least {at_least} times" * (at_least > 1) + (f", the {most:,} most frequent" if most else "")
+        kept = {subject: convention for subject, convention in described.items() if subject in about_splits}
+        kept["vocabulary"] = "given by --vocab" if options.vocab else f"from {plan.vocab_file}"
+        return kept
+    if plan.own_convention:
+        built_from = _built_from(plan.corpus.rule, text)
+        if built_from:
+            described["vocabulary"] = f"{plan.tokenizer}s of {built_from} by frequency"
+        return described
+    return described | _tokenizer_conventions(plan)
+
+
+def _corpus_conventions(plan: PreparationPlan) -> Mapping[str, str]:
+    corpus = plan.corpus
+    if plan.options.released_convention:
+        return corpus.conventions | corpus.released_conventions
+    return corpus.conventions
+
+
+def _tokenizer_conventions(plan: PreparationPlan) -> dict[str, str]:
+    """Describe the conventions of a tokenizer that is not the corpus's own, with the limits of its vocabulary."""
+    options = plan.options
+    limits = ""
+    if options.min_count and options.min_count > 1:
+        limits += f", at least {options.min_count} times"
+    if options.vocab_size:
+        limits += f", the {options.vocab_size:,} most frequent"
     model = "BPE" if options.sp_type == "bpe" else "unigram"
-    added = cards()["tokenizers"][plan.tokenizer]["conventions"]
-    return described | {key: value.format(limits=limits, model=model) for key, value in added.items()}
+    conventions = cards()["tokenizers"][plan.tokenizer]["conventions"]
+    return {subject: text.format(limits=limits, model=model) for subject, text in conventions.items()}
 
 
-def vocabulary(plan: Plan, rule: VocabularyRule, symbols: list[str]) -> Vocab:
+def vocabulary(plan: PreparationPlan, rule: VocabularyRule, symbols: list[str]) -> Vocab:
     """Return a vocabulary of symbols with the marks of a rule, if it has them."""
-    boundary, unknown = (symbols.index(mark) if mark in symbols else None for mark in (rule.boundary, rule.unknown))
     return Vocab(
         plan.tokenizer,
         symbols,
-        boundary=boundary,
-        unknown=unknown,
+        boundary=symbols.index(rule.boundary) if rule.boundary in symbols else None,
+        unknown=symbols.index(rule.unknown) if rule.unknown in symbols else None,
         lower_case=rule.lower_case,
         dropped=rule.dropped.encode(),
     )
 
 
-def build(plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, text: NumberedText) -> Vocab:
+def build(plan: PreparationPlan, rule: VocabularyRule, vocabulary_file: Path | None, text: NumberedText) -> Vocab:
     """Build the vocabulary of a text, or read the list of the benchmark."""
     if rule.all_bytes:
         return Vocab.of_bytes(range(256))
     if vocabulary_file is not None and plan.own_convention:
         symbols = list(vocabularies.read(vocabulary_file).symbols)
-        if lacking := " and ".join(symbol for symbol in rule.specials if symbol not in symbols):
-            raise CorpusInputError(f"{vocabulary_file}: the vocabulary lacks {lacking}; this is another file")
+        lacking = [symbol for symbol in rule.specials if symbol not in symbols]
+        if lacking:
+            raise CorpusInputError(
+                f"{vocabulary_file}: the vocabulary lacks {' and '.join(lacking)}; this is another file"
+            )
         return vocabulary(plan, rule, symbols)
     counts = text.counts()
-    total = sum((counts[split] for split in rule.splits if split in counts), Counter[str]())
-    total = total or sum(counts.values(), total)
-    frequent = (symbol for symbol, times in total.most_common() if times >= (plan.options.min_count or 1))
+    counted = [counts[split] for split in rule.splits if split in counts]
+    total = sum(counted, Counter[str]()) or sum(counts.values(), Counter[str]())
+    min_count = plan.options.min_count or 1
+    frequent = [symbol for symbol, times in total.most_common() if times >= min_count]
     symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
-    if rule.unknown is not None and rule.unknown not in symbols and not set().union(*counts.values()) <= {*symbols}:
+    has_all = set().union(*counts.values()).issubset(symbols)
+    if rule.unknown is not None and rule.unknown not in symbols and not has_all:
         symbols.append(rule.unknown)
     return vocabulary(plan, rule, symbols)
 
 
 def _built_from(rule: VocabularyRule, text: Text) -> str | None:
     """Return the splits that the vocabulary is built from if what the rule needs is missing; None otherwise."""
-    missing = text.vocabulary_file is None if rule.file else not set(rule.splits) & set(text.splits)
-    return " and ".join(text.splits) if missing and not rule.all_bytes else None
+    if rule.all_bytes or _has_needed(rule, text):
+        return None
+    return " and ".join(text.splits)
+
+
+def _has_needed(rule: VocabularyRule, text: Text) -> bool:
+    """Return True if a text has the list of the benchmark, or a split that the vocabulary is built from."""
+    if rule.file:
+        return text.vocabulary_file is not None
+    return not set(rule.splits).isdisjoint(text.splits)
 
 
 def notes_on(
-    plan: Plan, rule: VocabularyRule, text: Text, numbered: NumberedText, vocab: Vocab, counts: Mapping[str, SplitInfo]
+    plan: PreparationPlan,
+    rule: VocabularyRule,
+    text: Text,
+    numbered: NumberedText,
+    vocab: Vocab,
+    counts: Mapping[str, SplitInfo],
 ) -> Iterator[str]:
     """Yield notes on what differs from the benchmark, and on symbols that do not mean what they look like."""
     built_from = _built_from(rule, text) if plan.vocab is None else None
     if built_from:
         missing = rule.file or f"{' or '.join(rule.splits)} split"
         yield f"no {missing} in this source: the vocabulary is built from {built_from}"
-    sizes = {"types": vocab.size} | {split: count.tokens for split, count in counts.items()}
-    if vocab.dropped:  # the published counts are of bytes, before any are dropped
-        sizes = {split: count.bytes for split, count in counts.items()}
-    published = plan.corpus.published.items() if plan.own_convention else ()
-    others = [f"{name} {sizes[name]:,} of {full:,}" for name, full in published if sizes.get(name, full) != full]
+    others = _other_sizes(plan, vocab, counts) if plan.own_convention else []
     if others:
         yield f"not the full benchmark ({', '.join(others)}): do not compare with published numbers"
     if nuls := numbered.total("nuls"):
@@ -117,3 +153,16 @@ def notes_on(
         )
     if vocab.unknown is not None and (times := numbered.total("literal_unknown")):
         yield f"the text itself has {vocab.symbols[vocab.unknown]} {times:,} times, which are not counted as unknown"
+
+
+def _other_sizes(plan: PreparationPlan, vocab: Vocab, counts: Mapping[str, SplitInfo]) -> list[str]:
+    """Return the sizes that are not the published ones, in words."""
+    if vocab.dropped:  # the published counts are of bytes, before any are dropped
+        sizes = {split: count.bytes for split, count in counts.items()}
+    else:
+        sizes = {"types": vocab.size} | {split: count.tokens for split, count in counts.items()}
+    others = []
+    for name, full in plan.corpus.published.items():
+        if name in sizes and sizes[name] != full:
+            others.append(f"{name} {sizes[name]:,} of {full:,}")
+    return others
