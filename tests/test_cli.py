@@ -61,8 +61,8 @@ def test_help_and_version_are_shown_on_stdout(arguments):
 
 
 def test_an_option_before_its_command_is_answered_with_the_order():
-    assert txl("--quiet", "info").stderr == 'error: --quiet comes after the command: "txl COMMAND --quiet"\n'
-    assert txl("--steps", "info").stderr == 'error: unknown option --steps; see "txl --help"\n'
+    assert "--quiet comes after the command" in txl("--quiet", "info").stderr
+    assert "unknown option --steps" in txl("--steps", "info").stderr
 
 
 WRONG_NAMES = [
@@ -91,10 +91,7 @@ for words in {WRONG_NAMES!r}:
 def test_an_invalid_choice_gets_a_suggestion():
     ended = txl("prepare", "x", "--tokenizer", "wrod")
     assert (ended.exit_code, ended.stdout) == (2, "")
-    assert ended.stderr == (
-        "error: Invalid value for '--tokenizer': 'wrod' is not one of 'byte', 'char', 'word', 'sentencepiece'; "
-        'did you mean "word"? See "txl prepare --help"\n'
-    )
+    assert 'did you mean "word"?' in ended.stderr
 
 
 def test_sigterm_removes_unfinished_files(tmp_path):

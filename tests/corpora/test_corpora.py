@@ -66,12 +66,8 @@ def test_a_text_with_symbols_that_are_not_in_text8_is_rejected(tmp_path, other, 
     path = tmp_path / "small.txt"
     valid = " the fox jumps" * 80_000  # longer than the block in which the file is read
     path.write_text(f"{valid}{other}over {other}")
-    with pytest.raises(CorpusError) as refused:
+    with pytest.raises(CorpusError, match=f"byte 1,120,000 is {shown}"):
         corpora.CORPORA["text8"].read(path, PLAIN)
-    assert str(refused.value) == (
-        f"{path}: byte 1,120,000 is {shown}, but text8 has a to z and spaces only: this is another file; "
-        "give text8 or a prefix of it, or prepare the file as own text"
-    )
 
 
 @pytest.mark.parametrize("data", [b"\x01 the\n" * 50, b"text\xff" * 60, b"text " * 50 + b"\0", b"text\r\n" * 50])
@@ -191,12 +187,12 @@ def test_json_is_read_as_text_and_noted(tmp_path):
     (tmp_path / "a.txt").write_text("a line\n" * 99)
     assert own.read(tmp_path, PLAIN).notes == ()
     (tmp_path / "b.jsonl").write_text('{"text": "a line"}\n' * 99)
-    note = "b.jsonl: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
-    assert own.read(tmp_path, PLAIN).notes == (note,)
-    assert own.read(tmp_path / "b.jsonl", PLAIN).notes == (note,)
+    for source in (tmp_path, tmp_path / "b.jsonl"):
+        (note,) = own.read(source, PLAIN).notes
+        assert note.startswith("b.jsonl: read as plain text")
     (tmp_path / "a.txt").rename(tmp_path / "train.txt")
     (tmp_path / "b.jsonl").rename(tmp_path / "test.JSON")
-    assert own.read(tmp_path, PLAIN).notes[-1] == note.replace("b.jsonl", "test.JSON")
+    assert own.read(tmp_path, PLAIN).notes[-1].startswith("test.JSON: read as plain text")
 
 
 @pytest.mark.parametrize(
@@ -302,12 +298,8 @@ SCRIPTS += ["ひらがなのながいぶん\n"]  # its bytes in UTF-16 are mostl
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
 def test_utf_16_and_utf_32_are_recognized_and_named(tmp_path, line, encoding):
     (tmp_path / "a").write_text(line * 99, encoding=encoding)
-    with pytest.raises(CorpusError) as refused:
+    with pytest.raises(CorpusError, match=f"give `encoding` {encoding}, "):
         own.read(tmp_path / "a", PLAIN)
-    assert str(refused.value) == (
-        f"{tmp_path}/a: {encoding} is not UTF-8; give `encoding` {encoding}, or convert it: "
-        f"iconv -f {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')} -t UTF-8 FILE > NEW"
-    )
     (tmp_path / "a").write_text(line * 99, encoding="utf-8")
     own.read(tmp_path / "a", PLAIN)
 
@@ -344,32 +336,27 @@ def test_file_names_in_a_directory_determine_the_splits_without_empty_files(tmp_
 def test_splits_named_by_files_and_missing_splits_are_noted(tmp_path):
     write_named(tmp_path, *(f"train-{number}.txt" for number in range(5)), "dev.txt")
     text = own.read(tmp_path, PLAIN)
-    assert text.notes == (
-        "the splits are as the folder's names say (train: train-0.txt, train-1.txt, train-2.txt and 2 more; "
-        "valid: dev.txt); --split cuts the whole text",
-        "no test split in this source",
-    )
+    names, missing = text.notes
+    assert "train: train-0.txt, train-1.txt, train-2.txt and 2 more; valid: dev.txt" in names
+    assert "no test split" in missing
     assert text.conventions == {"split": "the folder's own files"}
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "unfit"),
     [
-        (["train.txt", "test.txt", "notes.txt"], "test.txt names a split, notes.txt names none or several"),
-        (["book.txt", "dev.txt"], "dev.txt names a split, book.txt names none or several"),
-        (["train/a.txt", "b/c.txt"], "train/a.txt names a split, b/c.txt names none or several"),
-        (["x/train.txt", "x/a.txt"], "x/train.txt names a split, x/a.txt names none or several"),
-        (["test/train.txt"], "test/train.txt names a split, test/train.txt names none or several"),
-        (["train.txt", "train-and-test.txt"], "train.txt names a split, train-and-test.txt names none or several"),
+        (["train.txt", "test.txt", "notes.txt"], "notes.txt"),
+        (["book.txt", "dev.txt"], "book.txt"),
+        (["train/a.txt", "b/c.txt"], "b/c.txt"),
+        (["x/train.txt", "x/a.txt"], "x/a.txt"),
+        (["test/train.txt"], "test/train.txt"),
+        (["train.txt", "train-and-test.txt"], "train-and-test.txt"),
     ],
 )
-def test_files_without_a_split_beside_named_splits_are_rejected_without_shares(tmp_path, names, message):
+def test_files_without_a_split_beside_named_splits_are_rejected_without_shares(tmp_path, names, unfit):
     write_named(tmp_path, *names)
-    with pytest.raises(CorpusError) as refused:
+    with pytest.raises(CorpusError, match=f"{unfit} names none or several"):
         own.read(tmp_path, PLAIN)
-    assert str(refused.value) == (
-        f"{tmp_path}: {message}; rename or move such files, or give --split 90,5,5 to cut the whole text"
-    )
     parts = texts(own.read(tmp_path, ReadOptions(shares=(60, 20, 20))))
     assert b"".join(parts.values()) == "".join(f"{name}\n" * 10 for name in sorted(names)).encode()
 
@@ -400,9 +387,8 @@ def test_backups_readmes_pictures_and_two_versions_of_a_text_are_not_joined_to_i
     write_named(tmp_path, "train.txt", "test.txt", "README.md", "train.txt~", ".hidden", ".git/config", "#test.txt#")
     text = own.read(tmp_path, PLAIN)
     assert texts(text) == {"train": b"train.txt\n" * 10, "test": b"test.txt\n" * 10}
-    assert text.notes[2:] == (
-        "files that are not text, are backups or name no split, which were left out: #test.txt#, README.md, train.txt~",
-    )
+    (note,) = text.notes[2:]
+    assert note.endswith("left out: #test.txt#, README.md, train.txt~")
     assert text.changes == {"files_skipped": 3, "hidden_files_skipped": 2, "byte_order_marks_dropped": 0}
     write_named(tmp_path, "__pycache__/train.pyc", "__MACOSX/x", "Thumbs.db")
     assert own.read(tmp_path, PLAIN).changes["hidden_files_skipped"] == 5
@@ -410,7 +396,7 @@ def test_backups_readmes_pictures_and_two_versions_of_a_text_are_not_joined_to_i
     (tmp_path / "book/cover.png").write_bytes(b"\x89PNG\r\n" + bytes(20))
     skipped, note = own.read(tmp_path / "book", PLAIN).notes
     assert skipped.endswith("which were left out: cover.png")
-    assert note == "README: part of the text; move it away if it only describes the text"
+    assert note.startswith("README: part of the text")
     write_named(tmp_path, "train.txt.raw")
     for options in (PLAIN, ReadOptions(shares=(90, 5, 5))):
         with pytest.raises(CorpusError, match=r"train\.txt and train\.txt\.raw are two versions of one text; keep one"):

@@ -44,10 +44,8 @@ def test_evaluation_settings_that_are_not_none_become_attributes(tmp_path):
 
 
 def test_writing_into_a_missing_directory_is_an_error(tmp_path):
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError, match="the losses cannot be written") as caught:
         write(tmp_path / "no/losses.h5")
-    assert str(caught.value).startswith(f"{tmp_path / 'no/losses.h5'}: the losses cannot be written (")
-    assert str(caught.value).endswith("; check the folder and the free space")
     assert "\n" not in str(caught.value)
 
 
@@ -57,6 +55,5 @@ def test_any_other_file_is_rejected(tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["tokens"] = TOKENS
     for name in ("thesis.txt", "folder.h5", "other.h5"):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match="holds no losses"):
             loss_file.check_path(tmp_path / name, "`losses` a")
-        assert str(caught.value) == "`losses` a: exists and holds no losses; give another name"

@@ -105,12 +105,8 @@ def test_weights_of_a_model_with_other_settings_are_rejected(tmp_path):
     other = dataclasses.replace(SETTINGS.model, memory_start="zeros", window=7)
     path = run.directory / run_directory.LAST
     checkpoint.save(path, Checkpoint(grouped("model", weights), state_of(other)))
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"other settings .*\(model.memory_start, model.window\)"):
         open_run(tmp_path)
-    assert str(caught.value) == (
-        f"{path}: the weights belong to a model with other settings than {run.directory}/run.json has "
-        "(model.memory_start, model.window); restore the run's files from one copy"
-    )
 
 
 def test_settings_that_matter_in_training_only_may_differ(tmp_path):

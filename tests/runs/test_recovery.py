@@ -43,9 +43,8 @@ def test_a_replacement_without_progress_is_rolled_back(runs_dir, files, step):
     make(runs_dir / ".a.replaced", "run.json", step=5)
     if files is not None:  # else it was killed before its directory was there
         make(runs_dir / "a", *files, step=step)
-    assert recovered(runs_dir) == [
-        f"restored the run {runs_dir}/a, whose replacement was interrupted before its first checkpoint"
-    ]
+    (line,) = recovered(runs_dir)
+    assert line.startswith("restored the run")
     assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == 5
     assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
 
@@ -54,9 +53,8 @@ def test_a_replacement_without_progress_is_rolled_back(runs_dir, files, step):
 def test_a_replacement_with_progress_is_completed(runs_dir, file):
     make(runs_dir / ".a.replaced", "run.json", step=5)
     make(runs_dir / "a", "run.json", file, step=1)
-    assert recovered(runs_dir) == [
-        f"deleted the earlier run {runs_dir}/a, whose replacement was interrupted after its first checkpoint"
-    ]
+    (line,) = recovered(runs_dir)
+    assert line.startswith("deleted the earlier run")
     assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == 1
     assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
 

@@ -61,8 +61,7 @@ def test_a_run_is_named_after_its_recipe_and_numbered_from_2(runs_dir):
 def test_a_taken_name_is_rejected(runs_dir):
     create(runs_dir, "mine")
     before = (runs_dir / "mine" / "run.json").read_bytes()
-    message = refusal(create, runs_dir, "mine", metric="ppl")
-    assert message == f"{runs_dir / 'mine'} exists; resume it with `resume` mine, or replace it with `force`"
+    assert "runs/mine exists" in refusal(create, runs_dir, "mine", metric="ppl")
     assert (runs_dir / "mine" / "run.json").read_bytes() == before
 
 
@@ -78,8 +77,7 @@ def test_force_replaces_a_run_with_all_its_files(runs_dir):
 def test_a_directory_that_is_not_a_run_is_never_replaced(runs_dir, force, file):
     (runs_dir / "mine").mkdir(parents=True)
     (runs_dir / "mine" / file).write_text("years of work")
-    message = refusal(create, runs_dir, "mine", force=force)
-    assert message == f"{runs_dir / 'mine'} exists and is not a run; choose another `name`"
+    assert "is not a run" in refusal(create, runs_dir, "mine", force=force)
     assert (runs_dir / "mine" / file).read_text() == "years of work"
 
 
@@ -94,7 +92,7 @@ def test_one_process_writes_a_linked_run_whatever_its_name_and_force_keeps_it(ru
     kept.parent.mkdir()
     run.directory.rename(kept)
     run.directory.symlink_to(kept)
-    assert refusal(create, runs_dir, "mine", force=True) == "runs/mine is a link; remove it, or choose another `name`"
+    assert "is a link" in refusal(create, runs_dir, "mine", force=True)
     for first, second in ((run.directory, kept), (kept, run.directory)):
         with run_directory.locked(first), pytest.raises(BusyError), run_directory.locked(second):
             pass
@@ -141,7 +139,7 @@ def test_the_most_recent_run_is_the_one_that_was_saved_last(runs_dir):
 def test_without_runs_the_error_has_the_command_to_train_one(runs_dir):
     assert not run_directory.any_run(runs_dir)
     message = refusal(run_directory.find, None, runs_dir)
-    assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
+    assert '"txl train stdlib"' in message
     run = create(runs_dir)
     assert not run_directory.any_run(runs_dir)  # the run has no weights yet
     assert refusal(run_directory.find, None, runs_dir) == message
@@ -155,11 +153,10 @@ def test_an_unknown_run_or_another_directory_is_rejected(runs_dir):
     create(runs_dir, "wt103")
     with pytest.raises(UnknownNameError) as caught:
         run_directory.find("enwik", runs_dir)
-    assert str(caught.value) == 'unknown run "enwik"; did you mean "enwik8"? (known: enwik8, wt103)'
+    assert 'did you mean "enwik8"?' in str(caught.value)
     assert caught.value.exit_code == 2
     (runs_dir / "thing").mkdir()
-    message = refusal(run_directory.find, "thing", runs_dir)
-    assert message == "runs/thing is not a run: it has no run.json; name a folder that txl train wrote"
+    assert "it has no run.json" in refusal(run_directory.find, "thing", runs_dir)
 
 
 @pytest.mark.parametrize(
@@ -175,19 +172,16 @@ def test_a_damaged_run_json_is_rejected(runs_dir, change, what):
     card = read_card(run.directory)
     change(card)
     (run.directory / "run.json").write_text(json.dumps(card))
-    message = refusal(run_directory.open_run, run.directory)
-    assert message == f"runs/enwik8/run.json: damaged ({what}); restore it from a copy"
+    assert f"runs/enwik8/run.json: damaged ({what})" in refusal(run_directory.open_run, run.directory)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"format": 1, "recipe": "x", "settings": []}'])
 def test_run_json_of_another_structure_is_rejected(runs_dir, text):
     run = create(runs_dir)
     (run.directory / "run.json").write_bytes(text)
-    message = refusal(run_directory.open_run, run.directory)
-    assert message.startswith("runs/enwik8/run.json: damaged (")
+    assert "damaged" in refusal(run_directory.open_run, run.directory)
     (run.directory / "run.json").write_text('{"format": 2}')
-    message = refusal(run_directory.open_run, run.directory)
-    assert message == "runs/enwik8/run.json: written by a newer txl (format 2); update txl to read it"
+    assert "newer txl" in refusal(run_directory.open_run, run.directory)
 
 
 def metrics_of(run):

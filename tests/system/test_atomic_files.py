@@ -50,17 +50,16 @@ def test_a_file_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nowhere/curve.png", ": there is no folder nowhere; make it first"),
-        ("pipe", " is a pipe, not a regular file; name another"),
-        ("plots", " is a folder; name a file"),
+        ("nowhere/curve.png", "there is no folder nowhere"),
+        ("pipe", "is a pipe"),
+        ("plots", "is a folder"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_rejected(tmp_path, monkeypatch, path, message):
     monkeypatch.chdir(tmp_path)
     SPECIAL["pipe"](Path("pipe"))
     Path("plots").mkdir()
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=message):
         check_output(Path(path), f"--plot {path}")
-    assert str(caught.value) == f"--plot {path}{message}"
     check_output(Path("curve.png"), "--plot curve.png")
     check_output(tmp_path / "curve.png", "--plot curve.png")

@@ -22,9 +22,8 @@ def test_a_special_file_is_rejected_before_it_is_opened(tmp_path, monkeypatch, k
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     SPECIAL[kind](Path("input"))
     named = "device" if kind == "terminal" else kind
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=f"input is a {named}"):
         read_bytes(Path("input"), 7)
-    assert str(refused.value) == f"input is a {named}, not a regular file; save its content to a file and name that"
 
 
 def test_a_link_to_a_regular_file_is_read(tmp_path):
@@ -39,9 +38,8 @@ def test_a_file_above_the_limit_is_rejected(tmp_path, most, size):
     path.write_bytes(b"x" * most)
     assert len(read_bytes(path, most)) == most
     path.write_bytes(b"x" * (most + 1))
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=f"larger than {size}"):
         read_bytes(path, most)
-    assert str(refused.value) == f"{path}: larger than {size}, the limit of such a text; give a smaller one"
 
 
 def test_a_stream_is_not_read_beyond_the_limit():

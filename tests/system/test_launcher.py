@@ -30,13 +30,13 @@ def test_a_single_process_is_alone(environment):
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, r"WORLD_SIZE=2, RANK=x contradict each other; start the processes with"),
-        ({"RANK": "0", "WORLD_SIZE": "2(x3)"}, r"WORLD_SIZE=2\(x3\), RANK=0 contradict each other"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, r"WORLD_SIZE=2, RANK=2 contradict each other"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, r"WORLD_SIZE=0, RANK=0 contradict each other"),
-        ({"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "5"}, r"srun has started 7 processes; start them with torchrun"),
-        ({"OMPI_COMM_WORLD_SIZE": "3"}, r"mpirun has started 3 processes; start them with torchrun, or one with `pro"),
-        (TORCHRUN | {"LOCAL_RANK": "-1"}, r"LOCAL_RANK=-1, LOCAL_WORLD_SIZE=4 contradict each other"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x contradict"),
+        ({"RANK": "0", "WORLD_SIZE": "2(x3)"}, "RANK=0 contradict"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 contradict"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 contradict"),
+        ({"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "5"}, "srun has started 7 processes"),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, "mpirun has started 3 processes"),
+        (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1"),
     ],
 )
 def test_a_wrong_environment_is_rejected(environment, error):
