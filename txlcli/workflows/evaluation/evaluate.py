@@ -124,7 +124,9 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting], options: EvalOptions
         tempered = with_temperature(scoring, partial(score, setting=setting))
         row = score(tempered, setting)
         reads_stream = setting.attn_len is None and not setting.by_document and setting.protocol is None
-        yield with_times(tempered, row) if options.timed and reads_stream else row
+        if options.timed and reads_stream:
+            row = with_times(tempered, row)
+        yield row
 
 
 def _collect(yielded: Iterator[EvalRow], world: World) -> tuple[list[EvalRow], BaseException | None]:

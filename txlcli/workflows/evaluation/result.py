@@ -71,7 +71,9 @@ class EvalResult:
             "rows": [row.to_json() for row in self.rows],
         }
         if self.compares_protocols:
-            result["lacking"] = {"recurrence": self.lacks_recurrence} if self.lacks_recurrence else {}
+            result["lacking"] = {}
+            if self.lacks_recurrence:
+                result["lacking"] = {"recurrence": self.lacks_recurrence}
         return result
 
     @property
@@ -83,7 +85,9 @@ class EvalResult:
         """Return the settings of a row in one sentence."""
         settings = self.scoring.settings
         model = self.scoring.opened.model.settings
-        limit = f"max_distance = {settings.max_distance or 'none'}, " if model.limits_distance else ""
+        limit = ""
+        if model.limits_distance:
+            limit = f"max_distance = {settings.max_distance or 'none'}, "
         precision = self._describe_precision(row)
         if row.stride:
             predicted = f"the last {row.stride} predictions of each window"
@@ -100,7 +104,9 @@ class EvalResult:
         if row.attn_len_max is None:
             return f"The recurrent state is carried along the text. L = {settings.seg_len}, {precision}; {lanes}"
         mem_len = f"M = {row.mem_len}, " if row.method else ""
-        same_length = f"same_length = {settings.same_length}, " if model.has_attention else ""
+        same_length = ""
+        if model.has_attention:
+            same_length = f"same_length = {settings.same_length}, "
         return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{precision}; {lanes}"
 
     def _describe_precision(self, row: EvalRow) -> str:
@@ -149,7 +155,9 @@ def write_losses(path: Path, result: EvalResult) -> None:
     facts = {key: shared[key] for key in ("run", "step", "text", "precision", "max_distance")}
     facts["split"] = scoring.text.split
     facts["vocab_fingerprint"] = run.vocab_fingerprint
-    facts["store"] = run.settings.corpus.store if scoring.text.split else None
+    facts["store"] = None
+    if scoring.text.split:
+        facts["store"] = run.settings.corpus.store
     losses = []
     for row in result.rows:
         if row.attn_len:

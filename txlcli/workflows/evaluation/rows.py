@@ -138,13 +138,10 @@ def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     scoring = scoring.changed(mem_len=mem_len)
     starts = document_starts(scoring.opened, scoring.text, scoring.workspace)
     spans = list(pairwise([*starts, len(scoring.text.targets)]))
-    row = make_row(scoring, scoring.score(partial(_score_spans, spans), f"M = {mem_len}"))
-    if row.attn_len_max is not None:
-        longest = max(end - first for first, end in spans)
-        alone = replace(scoring.settings, batch_size=1)
-        fewest, most = attention_span(scoring.opened.model, alone, longest)
-        row = replace(row, attn_len_min=fewest, attn_len_max=most)
-    return replace(row, documents=len(spans))
+    scores = scoring.score(partial(_score_spans, spans), f"M = {mem_len}")
+    longest = max(end - first for first, end in spans)
+    keys = _keys_seen(scoring.changed(batch_size=1), longest)
+    return make_row(scoring, scores, keys=keys, documents=len(spans))
 
 
 def _score_spans(spans: Sequence[tuple[int, int]], stream: Stream) -> Scores:
@@ -173,15 +170,15 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     tokens = len(scoring.text.targets)
     windows = batch_size or windows_at_once(model.device, min(length, tokens))
     scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
-    scored = partial(score_windows, stride=stride, share=(world.rank, world.size))
-    row = make_row(scoring, add_shares(scoring.score(scored, f"N = {length}"), world))
-    # A window longer than the text predicts all of it at once.
-    most = min(length, tokens)
-    fewest = length - stride + 1 if length < tokens else tokens
+    score_share = partial(score_windows, stride=stride, share=(world.rank, world.size))
+    scores = add_shares(scoring.score(score_share, f"N = {length}"), world)
+    fewest = length - stride + 1
+    most = length
+    if length >= tokens:  # such a window predicts all of the text at once
+        fewest = most = tokens
     window = model.settings.attention_window or most
-    return replace(
-        row, attn_len_min=min(fewest, window), attn_len_max=min(most, window), attn_len=length, stride=stride
-    )
+    keys = (min(fewest, window), min(most, window))
+    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride)
 
 
 def _times(scoring: Scoring) -> tuple[float, float] | None:
@@ -205,19 +202,33 @@ def _times(scoring: Scoring) -> tuple[float, float] | None:
     return xl.median, vanilla.median
 
 
-def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it again") -> EvalRow:
-    """Return the result for one setting, without times of one lane; a recurrent state has no attention length.
+def make_row(
+    scoring: Scoring,
+    scores: Scores,
+    *,
+    keys: tuple[int | None, int | None] | None = None,
+    attn_len: int | None = None,
+    stride: int | None = None,
+    documents: int | None = None,
+    next_step: str = "train it again",
+) -> EvalRow:
+    """Return the result for one setting, without times of one lane.
 
-    `next_step` is the advice of the error if the loss is not finite, not even in fp32.
+    Args:
+        scoring: the text and the settings.
+        scores: losses of the text.
+        keys: smallest and largest number of keys that a query sees; None computes them for a stream with a memory.
+        attn_len: window length N; None with memory.
+        stride: tokens predicted per window; None with memory.
+        documents: number of documents that were read from an empty memory each.
+        next_step: advice of the error if the loss is not finite, not even in fp32.
     """
     opened = scoring.opened
     text = scoring.text
     if not math.isfinite(scores.total_nats):
         advice = non_finite_advice(opened.precision, next_step)
         raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
-    fewest = most = None
-    if not opened.model.settings.recurrent_state:
-        fewest, most = attention_span(opened.model, scoring.settings, len(text.targets))
+    fewest, most = keys or _keys_seen(scoring, len(text.targets))
     tokens = len(scores.losses_nats)
     measures = metrics.measures(scores.total_nats, tokens=tokens, words=text.words, size=text.size)
     return EvalRow(
@@ -229,9 +240,20 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
         loss_nats=scores.total_nats / tokens,
         measures={name: metrics.finite(value) for name, value in measures.items()},
         ms_per_token=scores.ms_per_token,
+        attn_len=attn_len,
+        stride=stride,
         temperature=float(scoring.settings.temperature),
+        documents=documents,
         losses_nats=scores.losses_nats,
     )
+
+
+def _keys_seen(scoring: Scoring, tokens: int) -> tuple[int | None, int | None]:
+    """Return the smallest and the largest number of keys of a query in a text; None for a recurrent state."""
+    model = scoring.opened.model
+    if model.settings.recurrent_state:
+        return None, None
+    return attention_span(model, scoring.settings, tokens)
 
 
 def non_finite_advice(precision: str, next_step: str) -> str:

@@ -26,7 +26,8 @@ def find_temperature(loss_at: Callable[[float], float]) -> float:
     losses = {step: loss_at(1 + step * STEP) for step in (-1, 0, 1)}
     best = min(losses, key=losses.__getitem__)
     while best in (min(losses), max(losses)):
-        step = best + 1 if best == max(losses) else best - 1
+        is_warmest = best == max(losses)
+        step = best + 1 if is_warmest else best - 1
         if not COLDEST <= step <= HOTTEST:
             return 1 + best * STEP
         losses[step] = loss_at(1 + step * STEP)
@@ -160,6 +161,8 @@ def search_length(scoring: Scoring, setting: RowSetting) -> LengthSearch:
         return row.loss_nats
 
     # If every query sees M keys, M = 0 is not comparable: queries then see the 1 to L keys of their segment.
-    least = 0 if option == "mem_len" and on_valid.settings.same_length == "off" else step
+    least = step
+    if option == "mem_len" and on_valid.settings.same_length == "off":
+        least = 0
     found = find_length(loss_at, least=least, step=step, longest=longest)
     return replace(found, option=option)

@@ -101,10 +101,10 @@ def row_settings(run_settings: Settings, options: EvalOptions) -> list[RowSettin
         return list(_protocol_settings(run_settings, options))
     if options.attn_len is not None:
         return [_windows(options, length) for length in options.windows or (0,)]
-    mem_lens = options.mem_lens
-    if not mem_lens:
-        default = run_settings.eval.mem_len
-        mem_lens = (0, default) if options.html and default else (default,)
+    default = run_settings.eval.mem_len
+    mem_lens = options.mem_lens or (default,)
+    if options.html and default and not options.mem_lens:
+        mem_lens = (0, default)  # to show what the memory gains
     if options.searched:
         mem_lens = (0,)
     return [RowSetting(mem_len=mem_len, by_document=options.reset_at_documents) for mem_len in mem_lens]
@@ -131,17 +131,19 @@ def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator
     mem_lens = options.mem_lens
     if not mem_lens and run_settings.eval.mem_len:
         mem_lens = (run_settings.eval.mem_len,)
+    lengths = mem_lens or (run_settings.train.seg_len,)
+    if model.recurrent_state:
+        mem_lens = (0,)
     windows = options.windows
     if not windows:
         longest = model.longest_window or MAX_COUNT
-        lengths = mem_lens or (run_settings.train.seg_len,)
         windows = tuple(dict.fromkeys(min(length, longest) for length in lengths))
     shortest = min(windows)
     if options.stride is not None and options.stride > shortest:
         raise UsageError(f"`stride` {options.stride} exceeds the window length {shortest}; give at most that")
     for protocol in options.protocols:
         if protocol == "recurrence":
-            for mem_len in (0,) if model.recurrent_state else mem_lens:
+            for mem_len in mem_lens:
                 yield RowSetting(mem_len=mem_len, protocol=protocol)
             continue
         for length in windows:

@@ -144,7 +144,9 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
         return None
     _, text = recipe.packaged(run.recipe_name)
     own = recipe.resolve_text(text, run.recipe_name).corpus.store
-    return getattr(published, split, None) if store.corpus == own else None
+    if store.corpus != own:
+        return None
+    return getattr(published, split, None)
 
 
 def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
@@ -156,23 +158,26 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         ids = vocab.encode(data)
     except VocabularyError as error:
         raise VocabularyError(f"{source.label}: {error}") from error
+    words = _count_words(data, len(ids), opened)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
         raise VocabularyError(f"{source.label}: no token to predict; give a longer text")
-    unknown = 0 if vocab.unknown is None else int((targets == vocab.unknown).sum())
+    unknown = 0
+    if vocab.unknown is not None:
+        unknown = int((targets == vocab.unknown).sum())
     if unknown:
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
     whole = len(targets) == _predictable(len(ids), vocab)
     size = None
-    if vocab.tokenizer == "byte":
-        size = None if vocab.dropped else len(targets)
+    if vocab.tokenizer == "byte" and not vocab.dropped:
+        size = len(targets)
     elif vocab.tokenizer == "sentencepiece" and whole and not unknown:
         size = len(data)
     return ScoredText(
         title=printable(source.name),
         inputs=inputs,
         targets=targets,
-        words=_scored_words(_count_words(data, len(ids), opened), vocab) if whole else None,
+        words=_scored_words(words, vocab) if whole else None,
         size=size,
         unit="piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer,
         conventions={},

@@ -61,7 +61,7 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
     """
     settings = request.settings
     if request.resumed is None and launcher.is_main():
-        next(request.directories(workspace.runs_dir))  # rejects a name that is taken
+        next(new_directories(request, workspace.runs_dir))  # rejects a name that is taken
         _prepare_if_missing(settings, workspace)  # before the processes meet, since it may take long
     device = pick_device(workspace.device)
     check_device(settings, device, processes=launcher.world_size())
@@ -77,6 +77,16 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
             yield builder.begin(files)
         else:
             yield builder.resume(request.resumed, files)
+
+
+def new_directories(request: Request, runs_dir: Path) -> Iterator[Path]:
+    """Yield directories for a new run: the one that is asked for, or each free one with the name of the recipe."""
+    options = request.options
+    if options.name is None and not options.force:
+        yield from run_directory.free_directories(runs_dir, request.run_name)
+    directory = runs_dir / request.run_name
+    run_directory.check_free(directory, force=options.force)
+    yield directory
 
 
 def _prepare_if_missing(settings: Settings, workspace: Workspace) -> None:
@@ -120,13 +130,14 @@ class Builder:
 
     def begin(self, files: ExitStack) -> Job:
         """Build the training of a new run; `files` keeps its directory locked, and removes it without a checkpoint."""
-        request, store = self.request, self.store
+        request = self.request
+        store = self.store
         weights = initial_weights.read(request, store, self.workspace)
         self._agree(weights.checkpoint if weights else None)
         run = new_run(request, Path(), store, weights)
         segments, valid = read_splits(request.settings, store, self.reporter)
         if self.world.is_rank_zero:
-            claimed = run_directory.claimed(request.directories(self.workspace.runs_dir))
+            claimed = run_directory.claimed(new_directories(request, self.workspace.runs_dir))
             run = replace(run, directory=files.enter_context(claimed))  # others may have begun since
         plan = self._plan(run, segments)
         self.reporter.say(f"training {plan}")
@@ -200,16 +211,21 @@ def new_run(request: Request, directory: Path, store: TokenStore | None, weights
     Without a store it has the vocabulary size of [published], and no vocabulary.
     """
     settings = request.settings
-    vocab_size = store.vocab.size if store else settings.published.vocab_size
+    vocab_size = settings.published.vocab_size
+    fingerprint = metric = ""
+    if store is not None:
+        vocab_size = store.vocab.size
+        fingerprint = store.fingerprint
+        metric = store.metric
     assert vocab_size is not None
     return Run(
         directory=directory,
         recipe_name=request.recipe_name,
         settings=settings,
-        vocab_fingerprint=store.fingerprint if store else "",
+        vocab_fingerprint=fingerprint,
         vocab_size=vocab_size,
         parameters=registry.count_parameters(settings.model, vocab_size),
-        metric=store.metric if store else "",
+        metric=metric,
         origin=weights.origin if weights else None,
     )
 

@@ -34,7 +34,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.training import initial_weights
-from txlcli.workflows.training.build import check_device, new_run, read_splits
+from txlcli.workflows.training.build import check_device, new_directories, new_run, read_splits
 from txlcli.workflows.training.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.plan import Plan
@@ -150,7 +150,9 @@ def run(request: Request, workspace: Workspace, *, processes: int) -> TrainingFo
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
     flops = plan.flops_per_token
     peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
-    timed = _timed_share_of_peak(plan, of_one, peak) if needed.total <= MAX_TIMED_BYTES else None
+    timed = None
+    if needed.total <= MAX_TIMED_BYTES:
+        timed = _timed_share_of_peak(plan, of_one, peak)
     expected, source = plan.expected_share(of_one)
     share = timed or expected
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
@@ -178,7 +180,7 @@ def run(request: Request, workspace: Workspace, *, processes: int) -> TrainingFo
 def _plan(request: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
     """Check a training run as `build.built` does, except for its device, and plan it."""
     settings = request.settings
-    directory = next(request.directories(workspace.runs_dir))
+    directory = next(new_directories(request, workspace.runs_dir))
     store = _store_if_prepared(settings, workspace)
     if store is not None:
         initial_weights.read(request, store, workspace)

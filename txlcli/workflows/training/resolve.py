@@ -1,6 +1,5 @@
 """Resolves what the user asks to train before PyTorch is imported: a recipe, one for a store, or that of a run."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,14 +42,6 @@ class Request:
     options: TrainOptions
     resumed: Run | None = None
     """The run to resume, as it was stopped; None for a new run."""
-
-    def directories(self, runs_dir: Path) -> Iterator[Path]:
-        """Yield directories for a new run: the one that is asked for, or each free one with the name of the recipe."""
-        if self.options.name is None and not self.options.force:
-            yield from run_directory.free_directories(runs_dir, self.run_name)
-        directory = runs_dir / self.run_name
-        run_directory.check_free(directory, force=self.options.force)
-        yield directory
 
     def with_seeds(self, count: int, runs_dir: Path) -> list["Request"]:
         """Return one run per seed, from the seed of the settings on; the name of each must be free."""
@@ -95,11 +86,14 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
 
 def _of_store(store: str, unit: str, options: TrainOptions, workspace: Workspace) -> Request:
     """Resolve the name of a token store: the small recipe of its unit, or the settings of a run, on this text."""
-    begins_from = options.begin_from
-    settings_of = f"with the settings of {begins_from}" if begins_from else f'the recipe "{RECIPES[unit]}"'
-    workspace.reporter.say(f"{store} is a token store (unit {unit}): training {settings_of} on it")
     on_store = replace(options, overrides=(f"corpus.store={store}", *options.overrides))
-    request = _of_run(on_store, workspace.runs_dir) if begins_from else _of_recipe(RECIPES[unit], on_store)
+    found = f"{store} is a token store (unit {unit})"
+    if options.begin_from:
+        workspace.reporter.say(f"{found}: training with the settings of {options.begin_from} on it")
+        request = _of_run(on_store, workspace.runs_dir)
+    else:
+        workspace.reporter.say(f'{found}: training the recipe "{RECIPES[unit]}" on it')
+        request = _of_recipe(RECIPES[unit], on_store)
     return replace(request, run_name=options.name or store)
 
 

@@ -52,7 +52,8 @@ def train_recipe(
 
     Without a recipe, a new run has the settings of the run that it begins from. `on_report` receives every metric.
     """
-    return train(resolve(source, options, workspace), workspace, on_report=on_report)
+    request = resolve(source, options, workspace)
+    return train(request, workspace, on_report=on_report)
 
 
 def train(request: Request, workspace: Workspace, *, on_report: OnReport | None = None) -> TrainingResult:
@@ -89,8 +90,11 @@ def _take_steps(
 ) -> tuple[float | None, StepProfile | None]:
     """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
     training = job.training
-    limit_s = None if options.max_minutes is None else 60 * options.max_minutes
-    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+    limit_s = None
+    deadline = math.inf
+    if options.max_minutes is not None:
+        limit_s = 60 * options.max_minutes
+        deadline = time.monotonic() + limit_s
     failures: list[Exception] = []
 
     def should_stop() -> bool:
@@ -210,7 +214,9 @@ def _check_interrupted(job: Job, stopped_by: int, resume_hint: str) -> None:
     """Raise an Interrupted if a signal stopped the training, or if no step replaced an earlier run."""
     training = job.training
     directory = job.plan.run.directory
-    code = 128 + stopped_by if stopped_by else TxlError.exit_code
+    code = TxlError.exit_code
+    if stopped_by:
+        code = 128 + stopped_by
     if training.step == 0 and training.world.is_rank_zero and run_directory.aside(directory).exists():
         raise Interrupted(f"no step was taken; the earlier run {directory} was kept", code)
     if not stopped_by:
