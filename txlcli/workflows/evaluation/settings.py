@@ -147,10 +147,5 @@ def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator
                 yield RowSetting(mem_len=mem_len, protocol=protocol)
             continue
         for length in windows:
-            if protocol == "disjoint":
-                stride = length
-            elif protocol == "strided":
-                stride = options.stride or max(1, length // 2)
-            else:
-                stride = 1
-            yield _windows(options, length, stride=stride, protocol=protocol)
+            strides = {"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}
+            yield _windows(options, length, stride=strides[protocol], protocol=protocol)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -90,18 +90,9 @@ def _take_steps(
 ) -> tuple[float | None, StepProfile | None]:
     """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
     training = job.training
-    limit_s = None
-    deadline = math.inf
-    if options.max_minutes is not None:
-        limit_s = 60 * options.max_minutes
-        deadline = time.monotonic() + limit_s
+    limit_s = None if options.max_minutes is None else 60 * options.max_minutes
     failures: list[Exception] = []
-
-    def should_stop() -> bool:
-        if launcher.is_orphan() and not caught:
-            caught.append(signal.SIGTERM)
-        return bool(caught or failures) or time.monotonic() >= deadline
-
+    should_stop = _stop_condition(caught, failures, limit_s)
     profiler = _profiler(job.plan, training, options.profile) if options.profile else None
     with _opened_log(job, reporter, on_report, limit_s) as log:
         on_step = _observers(log, profiler, reporter)
@@ -129,6 +120,20 @@ def _take_steps(
         if failures:
             raise failures[0]  # all processes have saved, if they could
     return log.mfu if log else None, profiler.result if profiler else None
+
+
+def _stop_condition(caught: list[int], failures: Sequence[Exception], limit_s: float | None) -> Callable[[], bool]:
+    """Return a function that is true after a signal, a failure or the time limit; a lost launcher counts as SIGTERM."""
+    deadline = math.inf
+    if limit_s is not None:
+        deadline = time.monotonic() + limit_s
+
+    def should_stop() -> bool:
+        if launcher.is_orphan() and not caught:
+            caught.append(signal.SIGTERM)
+        return bool(caught or failures) or time.monotonic() >= deadline
+
+    return should_stop
 
 
 @contextmanager
