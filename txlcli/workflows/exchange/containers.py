@@ -176,8 +176,8 @@ def _reading(file: TextFile) -> Iterator[None]:
 
 def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file."""
-    unpacked = UNPACKERS[file.packing](file.path, "rb") if file.packing else io.FileIO(file.path, "rb")
-    stream = io.BufferedReader(unpacked, BLOCK)
+    unpack = UNPACKERS[file.packing] if file.packing else io.FileIO
+    stream = io.BufferedReader(unpack(file.path, "rb"), BLOCK)
     head = stream.peek(HEAD)[:HEAD]
     if file.packing and (inside := format_in(head, "packed", "rows", "other")):
         raise CorpusInputError(f"{file.path}: contains another file ({inside}), not text; unpack it first")
@@ -201,8 +201,12 @@ def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
 
 def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the number of each line, or of each item of an array, from 1, and its object."""
-    unit = "item" if file.format == "JSON" else "line"
-    values = _json_items(stream) if file.format == "JSON" else _json_lines(stream)
+    if file.format == "JSON":
+        unit = "item"
+        values = _json_items(stream)
+    else:
+        unit = "line"
+        values = _json_lines(stream)
     for number, value in values:
         if not isinstance(value, dict):
             raise CorpusInputError(
@@ -221,7 +225,9 @@ def _json_lines(stream: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
 def _json_items(stream: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
     """Yield the number of each item of an array, and the item."""
     array = _parsed(stream.read(MAX_ROW_LEN))
-    yield from enumerate(array if isinstance(array, list) else [None], 1)
+    if not isinstance(array, list):
+        array = [None]  # an item that is not an object
+    yield from enumerate(array, 1)
 
 
 def _parsed(text: str) -> Any:
@@ -344,7 +350,9 @@ def extract(
                 if size > limit:
                     raise too_large(file.path)
         except UnicodeDecodeError:
-            place = f'row {n_rows:,} of the column "{shortened(file.column)}"' if file.column else "its text"
+            place = "its text"
+            if file.column:
+                place = f'row {n_rows:,} of the column "{shortened(file.column)}"'
             raise CorpusInputError(
                 f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
             ) from None

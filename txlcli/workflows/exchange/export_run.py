@@ -55,15 +55,17 @@ class ExportedRun:
 def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
     """Write a run as a Hugging Face directory, or as a program with the file that runs it."""
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
+    notes: tuple[str, ...] = ()
     if options.format == "pt2":
         _check_architecture(opened)
         write = _write_program
-        has_text = opened.vocab.tokenizer in ("byte", "char", "word")
-        note = None if has_text else ONLY_IDS
+        if opened.vocab.tokenizer not in ("byte", "char", "word"):
+            notes = (ONLY_IDS,)
     else:
         _check_settings(opened)
         write = _write_hugging_face
-        note = None if opened.model.memory_starts_full else EMPTY_START
+        if not opened.model.memory_starts_full:
+            notes = (EMPTY_START,)
     fill = functools.partial(write, opened)
     names = FILES_BY_FORMAT[options.format]
     return ExportedRun(
@@ -71,7 +73,7 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
         folder=str(directory),
         files=export_directory.fill(directory, names, fill, opened.vocab, force=options.force),
         parameters=opened.run.parameters,
-        notes=() if note is None else (note,),
+        notes=notes,
     )
 
 

@@ -14,7 +14,7 @@ from txlcli.system.plain_json import parse_json
 from txlcli.workflows.exchange.weights import INDEX
 
 CONFIG = "config.json"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+FILES_OF_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Names of the file of weights in a Hugging Face directory."""
 MODEL_TYPE = "transfo-xl"
 TABLE = files("txlcli.workflows.exchange") / "huggingface.toml"
@@ -24,11 +24,11 @@ KEYS = tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 def file_of_weights(directory: Path) -> Path:
     """Return the file of weights in a Hugging Face directory, or the index of its shards."""
-    for name in WEIGHTS:
+    for name in FILES_OF_WEIGHTS:
         for path in (directory / name, directory / f"{name}{INDEX}"):
             if path.exists():
                 return path
-    raise RunError(f"{directory} has neither {' nor '.join(WEIGHTS)}, nor the index ({INDEX}) of their shards")
+    raise RunError(f"{directory} has neither {' nor '.join(FILES_OF_WEIGHTS)}, nor the index ({INDEX}) of their shards")
 
 
 def read_keys(directory: Path) -> dict[str, dict[str, Any]]:

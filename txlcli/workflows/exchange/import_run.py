@@ -75,6 +75,9 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         metric=metrics.metric_of(vocab.tokenizer),
     )
     _write(new_run, vocab, tensors, path, force=options.force)
+    notes = []
+    if padding:
+        notes.append(f"the last {padding} ids of the weights pad the vocabulary and were dropped")
     prepare = None
     if store is None:
         vocab_file = directory / run_directory.VOCAB
@@ -87,7 +90,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         vocab_size=vocab.size,
         store=str(store.path) if store else None,
         prepare=prepare,
-        notes=[f"the last {padding} ids of the weights pad the vocabulary and were dropped"] if padding else [],
+        notes=notes,
         boundary=None if vocab.boundary is None else vocab.symbol(vocab.boundary),
         unknown=None if vocab.unknown is None else vocab.symbol(vocab.unknown),
         norm=settings.model.norm,

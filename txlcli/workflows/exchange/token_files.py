@@ -39,7 +39,7 @@ MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: 
 """Types of ids by their code."""
 LONGEST_DOCUMENT = 1 << 30
 """Most ids of a document that is written for Megatron, whose lengths are int32."""
-MAX_IDS = (1 << 31) - 1
+MAX_LLM_C_IDS = (1 << 31) - 1
 """Most ids of a file of llm.c, whose header has an int32."""
 
 
@@ -217,9 +217,9 @@ def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: N
     """
     dtype = type_named(dtype_of(format, vocab_size))
     count = len(ids)
-    if format == "llm.c" and count > MAX_IDS:
+    if format == "llm.c" and count > MAX_LLM_C_IDS:
         raise ExportError(
-            f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give `format` "
+            f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_LLM_C_IDS:,}); give `format` "
             "nanogpt or megatron"
         )
     with path.open("wb") as file:

@@ -154,9 +154,9 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
     data = read_chunk(chunk, is_utf8=rules.tokenizer != "byte")
     parts = [data[start:end] for start, end in pairwise([0, *starts, len(data)])]
     symbols, numbers, sizes = rules.number(parts)
-    boundary = "" if rules.boundary is None else rules.symbols[rules.boundary]
+    boundary = _symbol(rules, rules.boundary)
     is_boundary = _is_symbol(boundary, symbols, numbers)
-    unknown = "" if rules.unknown is None else rules.symbols[rules.unknown]
+    unknown = _symbol(rules, rules.unknown)
     is_unknown = _is_symbol(unknown, symbols, numbers)
     invalid = 0
     if rules.tokenizer == "byte":
@@ -174,6 +174,13 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
         boundaries=data.count(boundary.encode()) if boundary else 0,
         literal_unknown=int(is_unknown.sum()),
     )
+
+
+def _symbol(rules: Vocab, number: int | None) -> str:
+    """Return a symbol of a vocabulary; empty for none."""
+    if number is None:
+        return ""
+    return rules.symbols[number]
 
 
 def _is_symbol(symbol: str, symbols: Sequence[str], numbers: Ids) -> NDArray[np.bool_]:

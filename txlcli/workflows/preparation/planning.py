@@ -67,6 +67,20 @@ class PreparationPlan:
         return self.tokenizer == self.corpus.unit
 
     @property
+    def title(self) -> str:
+        """Text or ids that are prepared, in words."""
+        if self.tokens is not None:
+            return f"token ids of {self.tokens.format}"
+        return f"{self.corpus.title} ({self.tokenizer})"
+
+    @property
+    def origin(self) -> str:
+        """Where the text comes from, in words."""
+        if self.source is None:
+            return f"downloaded to {self.downloads} and kept there"
+        return f"from {self.source}"
+
+    @property
     def downloads(self) -> Path:
         """Directory that keeps the original files."""
         return self.store.parent / "downloads" / self.corpus.name
@@ -89,7 +103,7 @@ class PreparationPlan:
             raise StoreError(f"{self.store} exists already; add `force` to overwrite it, or give another `name`")
 
 
-def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> PreparationPlan:
+def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, chunk: int = CHUNK) -> PreparationPlan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
     own_source = source if corpus is corpora.OWN_TEXT else None
@@ -100,7 +114,9 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
         exported = _exported_vocabulary(own_source, options)
         tokens, files = _find_files(own_source, options, exported)
     vocab_file = options.vocab
-    vocab = vocabularies.read(vocab_file) if vocab_file is not None else None
+    vocab = None
+    if vocab_file is not None:
+        vocab = vocabularies.read(vocab_file)
     is_export = tokens is not None or (bool(files) and all(file.is_pieces for file in files))
     if own_source is not None and vocab is None and is_export:
         vocab_file = _vocabulary_file(own_source)
@@ -119,6 +135,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
         vocab_file=vocab_file,
         tokens=tokens,
         files=files,
+        chunk=chunk,
     )
     plan.check_free()
     return plan

@@ -96,12 +96,10 @@ def run(
 ) -> PreparedStore:
     """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`."""
     reporter = reporter or Reporter()
-    plan = replace(make_plan(corpus_or_path, options, data_dir), chunk=chunk)
-    origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
-    title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
+    plan = make_plan(corpus_or_path, options, data_dir, chunk=chunk)
     if options.source is None and plan.corpus.name == corpus_or_path and Path(corpus_or_path).exists():
         reporter.say(f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here")
-    reporter.say(f"preparing {title}, {origin}, into {plan.store}")
+    reporter.say(f"preparing {plan.title}, {plan.origin}, into {plan.store}")
     return PreparedStore(run_plan(plan, reporter))
 
 

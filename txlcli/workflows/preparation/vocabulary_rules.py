@@ -76,11 +76,18 @@ def vocabulary(plan: PreparationPlan, rule: VocabularyRule, symbols: list[str]) 
     return Vocab(
         plan.tokenizer,
         symbols,
-        boundary=symbols.index(rule.boundary) if rule.boundary in symbols else None,
-        unknown=symbols.index(rule.unknown) if rule.unknown in symbols else None,
+        boundary=_index(symbols, rule.boundary),
+        unknown=_index(symbols, rule.unknown),
         lower_case=rule.lower_case,
         dropped=rule.dropped.encode(),
     )
+
+
+def _index(symbols: list[str], mark: str | None) -> int | None:
+    """Return the place of a mark; None if it is not among the symbols."""
+    if mark is None or mark not in symbols:
+        return None
+    return symbols.index(mark)
 
 
 def build(plan: PreparationPlan, rule: VocabularyRule, vocabulary_file: Path | None, text: NumberedText) -> Vocab:
@@ -130,12 +137,10 @@ def notes_on(
     counts: Mapping[str, SplitInfo],
 ) -> Iterator[str]:
     """Yield notes on what differs from the benchmark, and on symbols that do not mean what they look like."""
-    built_from = _built_from(rule, text) if plan.vocab is None else None
-    if built_from:
+    if plan.vocab is None and (built_from := _built_from(rule, text)):
         missing = rule.file or f"{' or '.join(rule.splits)} split"
         yield f"no {missing} in this source: the vocabulary is built from {built_from}"
-    others = _other_sizes(plan, vocab, counts) if plan.own_convention else []
-    if others:
+    if plan.own_convention and (others := _other_sizes(plan, vocab, counts)):
         yield f"not the full benchmark ({', '.join(others)}): do not compare with published numbers"
     if nuls := numbered.total("nuls"):
         yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
