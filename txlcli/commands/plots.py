@@ -50,10 +50,10 @@ def plot_panels(
 
     `log_y` has the labels of logarithmic axes, `styles` matplotlib's properties of lines by their names.
     """
-    most_curves = max(map(len, panels.values()))
+    max_curves = max(map(len, panels.values()))
     height = 4.2
-    if most_curves > 1:
-        height += 0.25 * most_curves  # for the legend
+    if max_curves > 1:
+        height += 0.25 * max_curves  # for the legend
     figure = new_figure(max(6.4, 4.8 * len(panels)), height)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (y_label, curves) in zip(row, panels.items(), strict=True):

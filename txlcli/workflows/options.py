@@ -1,6 +1,6 @@
 """Base class of the options of a job: the Python interface takes them, and `commands` builds flags and help from them.
 
-A job declares each option once, in a module beside it: `training/options.py`, `speed_options.py`. Modules of options
+A job declares each option once, in a module next to it: `training/options.py`, `speed_options.py`. Modules of options
 import neither PyTorch nor Typer, so that `txl COMMAND --help` stays fast. Where a job reports an option,
 it writes the name of the field in backticks, `mem_len`, and the command line prints the flag, --mem-len.
 """
@@ -98,7 +98,7 @@ class Options:
     def _check(self) -> None:
         """Reject combinations of options; subclasses define it.
 
-        A subclass says with `exclude` which options do not apply beside others.
+        A subclass says with `exclude` which options do not apply together with others.
         """
 
     @classmethod
