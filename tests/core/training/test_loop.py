@@ -66,7 +66,7 @@ def new_training(
     if ids is None:
         ids = draw_split(LANES * LANE_LEN + 1, seed=5)
     if model is None:
-        settings_of_model = model_settings(dropout=dropout, attention_dropout=dropout, **(shape or {}))
+        settings_of_model = model_settings(**{"dropout": dropout, "attention_dropout": dropout, **(shape or {})})
         model = new_model(settings_of_model, V, seed=settings.seed, device=CPU)
     segments = TrainingSegments(ids, settings, starts)
     split = scored_stream(draw_split(31, seed=6), None) if valid else None
@@ -150,6 +150,13 @@ def test_recomputation_and_every_attention_backend_train_the_same(tmp_path, drop
     assert losses_of(reports) == pytest.approx(losses_of(expected), rel=rel)
 
 
+ONE_MASK_EACH = {
+    **{"variational_dropout": True, "dropout": 0.0, "attention_dropout": 0.0},
+    **{"embedding_dropout": 0.3, "distance_dropout": 0.3, "inner_dropout": 0.3, "output_dropout": 0.3},
+}
+"""One mask in each compiled function: PyTorch 2.11 samples masks that depend on no data in another order."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "dropout", "shape", "recompute"),
@@ -161,7 +168,7 @@ def test_recomputation_and_every_attention_backend_train_the_same(tmp_path, drop
         ("reference", 0.0, COMPRESSIVE, False),
         ("auto", 0.3, {}, False),
         ("auto", 0.3, {}, "layers"),
-        ("auto", 0.3, {"variational_dropout": True}, False),
+        ("auto", 0.3, ONE_MASK_EACH, False),
     ],
 )
 def test_compiled_layers_train_the_same(tmp_path, attention, dropout, shape, recompute):

@@ -67,7 +67,8 @@ class AgingMemory(HiddenMemory):
 
     @property
     def length(self) -> int:
-        return self.slots.shape[1] + super().length
+        # PyTorch 2.11 does not compile a property of `super()`.
+        return self.slots.shape[1] + self.positions.shape[1] + self.segment_len
 
     def leaving(self, kept: Tensor, rate: int) -> Tensor:
         """Return the positions (B, x, d) that are compressed after a segment, of which `kept` (B, L, d) is kept."""
@@ -95,9 +96,11 @@ class CompressiveLayer(Layer):
         if not leaving.shape[1]:
             return output
         slots = self.compression(leaving)
+        loss: Tensor | None = None
         if self.training and self.compression.convolution is not None:
-            output = output._replace(loss=self.reconstruction_loss(output.kept, leaving, slots))
-        return output._replace(slots=slots.detach())
+            loss = self.reconstruction_loss(output.kept, leaving, slots)
+        # PyTorch 2.11 does not compile `_replace` of a NamedTuple.
+        return LayerOutput(output.hidden, output.kept, slots.detach(), loss, output.read)
 
     def reconstruction_loss(self, layer_input: Tensor, leaving: Tensor, compressed: Tensor) -> Tensor:
         """Return the attention-reconstruction loss (0-d), whose gradient reaches `compressed` alone.
