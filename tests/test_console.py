@@ -54,13 +54,6 @@ def test_every_part_of_a_table_is_shown_as_it_is_or_escaped_on_one_line(capsys, 
     ("total", "unit", "limit_s", "shown"),
     [
         (40e6, "tokens", 14.0, "reading: 50%, 2.0M tokens/s, 0:00:10 elapsed, 0:00:04 left\n"),
-        (
-            50e6,
-            "steps",
-            99.0,
-            "reading: step 20,000,000 of 50,000,000, 40%, 2.0M steps/s, 0:00:10 elapsed, 0:00:15 left\n",
-        ),
-        (None, "tokens", None, "reading: 20.0M tokens, 2.0M tokens/s\n"),
         (None, "B", None, "reading: 20.0 MB, 2.0 MB/s\n"),
     ],
 )

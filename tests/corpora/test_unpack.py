@@ -132,9 +132,7 @@ def tar_bomb(path):
 def test_a_bomb_is_rejected(tmp_path, out, make):
     make(tmp_path / "bomb.gz")
     assert (tmp_path / "bomb.gz").stat().st_size < 4 << 20
-    assert refusal(tmp_path / "bomb.gz") == (
-        f"would unpack to more than {SMALL >> 20} MiB, far more than its size; this file is not to be trusted"
-    )
+    assert f"would unpack to more than {SMALL >> 20} MiB" in refusal(tmp_path / "bomb.gz")
 
 
 def test_an_encrypted_zip_is_rejected(tmp_path, out):
@@ -142,7 +140,7 @@ def test_an_encrypted_zip_is_rejected(tmp_path, out):
     for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         content[content.index(signature) + offset] |= 1
     (tmp_path / "a.zip").write_bytes(content)
-    assert refusal(tmp_path / "a.zip").endswith("; unpack it with another program and name the folder")
+    assert "unpack it with another program" in refusal(tmp_path / "a.zip")
 
 
 def three_texts():

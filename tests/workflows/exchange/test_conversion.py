@@ -184,9 +184,6 @@ def test_rows_that_pad_the_vocabulary_are_dropped(system, kind):
 # --- weights that are rejected ----------------------------------------------------------------------------------------
 
 
-NEXT_STEP = "correct [model] with `recipe` or `overrides`"
-
-
 def refusal(theirs, system="hugging_face", **kind):
     settings = settings_of(**kind)
     with pytest.raises(RunError) as caught:
@@ -197,14 +194,13 @@ def refusal(theirs, system="hugging_face", **kind):
 def test_missing_tensors_are_named_and_counted():
     theirs = hugging_face_state_dict(draw_weights())
     kept = {name: theirs[name] for name in theirs if "layers.1." not in name and name != "crit.cluster_bias"}
-    assert refusal(kept) == (f"here: crit.cluster_bias: missing, the settings need (2,) (and 11 more); {NEXT_STEP}")
+    assert "crit.cluster_bias: missing, the settings need (2,) (and 11 more)" in refusal(kept)
 
 
 def test_unknown_tensors_are_named_and_counted():
     unknown = {f"transformer.extra.{number}": torch.ones(1) for number in range(5)}
-    assert refusal(hugging_face_state_dict(draw_weights()) | unknown) == (
-        f"here: transformer.extra.0: (1,), the settings need no such tensor (and 4 more); {NEXT_STEP}"
-    )
+    message = refusal(hugging_face_state_dict(draw_weights()) | unknown)
+    assert "transformer.extra.0: (1,), the settings need no such tensor (and 4 more)" in message
 
 
 O_NET = "transformer.layers.1.dec_attn.o_net.weight"
@@ -213,23 +209,15 @@ O_NET = "transformer.layers.1.dec_attn.o_net.weight"
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        (O_NET, torch.ones(d, H * D - 1), f"{O_NET}: (14, 32), the settings need (14, 33); {NEXT_STEP}"),
-        ("x" * 999, torch.ones(1), f"{'x' * 80}...: (1,), the settings need no such tensor; {NEXT_STEP}"),
-        (
-            O_NET,  # too large for float32
-            torch.full((d, H * D), 1e300, dtype=torch.float64),
-            f"{O_NET} holds numbers that are not finite; download the weights again",
-        ),
-        (
-            O_NET,
-            torch.ones(d, H * D, dtype=torch.int8),
-            f"{O_NET} is torch.int8; save the weights as floating-point numbers",
-        ),
+        (O_NET, torch.ones(d, H * D - 1), f"{O_NET}: (14, 32), the settings need (14, 33)"),
+        ("x" * 999, torch.ones(1), f"{'x' * 80}...: (1,), the settings need no such tensor"),
+        (O_NET, torch.full((d, H * D), 1e300, dtype=torch.float64), "not finite"),  # too large for float32
+        (O_NET, torch.ones(d, H * D, dtype=torch.int8), f"{O_NET} is torch.int8"),
     ],
     ids=["shape", "name", "infinite", "integers"],
 )
 def test_a_tensor_that_does_not_fit_is_reported(name, tensor, message):
-    assert refusal(hugging_face_state_dict(draw_weights()) | {name: tensor}) == f"here: {message}"
+    assert message in refusal(hugging_face_state_dict(draw_weights()) | {name: tensor})
 
 
 @pytest.mark.parametrize(
@@ -243,10 +231,7 @@ def test_a_tensor_that_does_not_fit_is_reported(name, tensor, message):
 def test_tied_weights_must_be_equal(name, first):
     theirs = hugging_face_state_dict(draw_weights(div_val=2), div_val=2)
     theirs[name] = theirs[name] + 1
-    assert refusal(theirs, div_val=2) == (
-        f"here: {name} differs from {first}, which the settings tie it to; untie them in [model] "
-        "(tie_embeddings, tie_projections or tie_biases)"
-    )
+    assert f"{name} differs from {first}" in refusal(theirs, div_val=2)
 
 
 def test_tied_weights_may_be_stored_once():

@@ -93,11 +93,10 @@ def test_a_column_that_is_missing_or_no_text_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.table({"id": [1], "title": ["a"], "body": ["b"]}), path)
     for column, missing in ((None, "text"), ("text", "text"), ("id", "id")):
-        message = f'{path}: no column "{missing}" has text; give `column` one of: "title", "body"'
-        assert refusal(path, column) == message
+        assert f'no column "{missing}" has text; give `column` one of: "title", "body"' in refusal(path, column)
     parquet.write_table(arrow.table({"id": [1], "tags": [["a"]]}), path)
-    no_text = f"{path}: no column has text; write the text as a column of strings, or as a text file"
-    assert refusal(path) == refusal(path, "id") == no_text
+    assert "no column has text" in refusal(path)
+    assert refusal(path) == refusal(path, "id")
 
 
 @pytest.mark.parametrize("size", [3, 11, 300])
@@ -132,9 +131,7 @@ def test_bytes_that_are_not_utf8_are_rejected_only_where_characters_are_needed(t
     data, missing = read(path)
     assert data == 20_000 * b"ok\n" + "naïve\n".encode() + b"\xff\n"
     assert missing == 1
-    assert refusal(path, only_utf8=True) == (
-        f'{path}: row 20,003 of the column "text" is not valid UTF-8; repair the file or use `tokenizer` byte'
-    )
+    assert 'row 20,003 of the column "text" is not valid UTF-8' in refusal(path, only_utf8=True)
     write_column(path, arrow.array(values[:-1], arrow.binary()).cast(kind))
     assert read(path, only_utf8=True) == read(path)
 
@@ -144,9 +141,7 @@ def test_few_bytes_do_not_become_much_text(tmp_path):
     column = arrow.DictionaryArray.from_arrays(arrow.array([0] * 10_000), arrow.array(["x" * (3 << 20)]))
     write_column(path, column, dictionary_pagesize_limit=1 << 30, write_statistics=False, compression="zstd")
     assert path.stat().st_size < 1 << 16
-    assert refusal(path) == (
-        f"{path}: would unpack to more than 64 MiB, far more than its size; this file is not to be trusted"
-    )
+    assert "would unpack to more than 64 MiB" in refusal(path)
 
 
 def test_a_value_beyond_the_limit_is_rejected_before_it_is_read(tmp_path):

@@ -147,16 +147,12 @@ def test_megatron_s_files_are_those_of_the_description(tmp_path, size, code, ind
 @pytest.mark.parametrize(("dtype", "size"), [(None, 7), ("uint16", 7), ("uint32", 6)])
 def test_a_part_of_an_id_is_rejected(tmp_path, dtype, size):
     (tmp_path / "train.bin").write_bytes(bytes(size))
-    assert refusal(tmp_path, dtype) == (
-        f"{tmp_path}/train.bin: {size} bytes are not a whole number of {dtype or 'uint16'} ids; the file is truncated, "
-        "or has another `dtype`; `tokenizer` byte reads its bytes"
-    )
+    assert f"not a whole number of {dtype or 'uint16'} ids" in refusal(tmp_path, dtype)
 
 
-def other_type(path, dtype, given=None):
-    """Return the error for ids of another type; the upper bytes of `dtype` are zero if a type was given."""
-    way = f"give `dtype` {dtype}" + ("" if given else ", or `dtype` uint16 if that is right")
-    return f"{path}/train.bin: its bytes are those of {dtype} ids, not of {given or 'uint16'}; {way}"
+def other_type(dtype, given="uint16"):
+    """Return the words for ids of another type than the one that was given or assumed."""
+    return f"those of {dtype} ids, not of {given}; give `dtype` {dtype}"
 
 
 @pytest.mark.parametrize("largest", [100, 50_000])
@@ -164,7 +160,7 @@ def other_type(path, dtype, given=None):
 def test_ids_whose_upper_bytes_are_zero_are_not_read_as_narrower_ones(tmp_path, largest, given):
     ids = [(number * 7919) % largest for number in range(64)]
     (tmp_path / "train.bin").write_bytes(packed("I", ids))
-    assert refusal(tmp_path, given) == other_type(tmp_path, "uint32", given)
+    assert other_type("uint32", given) in refusal(tmp_path, given)
     assert read(tmp_path / "train.bin", "int32") == ("nanoGPT", {"": ids})
 
 
@@ -177,7 +173,7 @@ def test_a_long_run_of_one_id_tells_no_type(tmp_path):
 def test_ids_beyond_uint16_are_read_as_such_only_if_that_is_stated(tmp_path):
     ids = [(number * 7919) % 200_000 for number in range(64)]
     (tmp_path / "train.bin").write_bytes(packed("I", ids))
-    assert refusal(tmp_path) == other_type(tmp_path, "uint32")
+    assert other_type("uint32") in refusal(tmp_path)
     assert len(read(tmp_path / "train.bin", "uint16")[1][""]) == 2 * len(ids)
 
 
@@ -203,8 +199,9 @@ def test_ids_of_another_type_are_recognized_and_read_as_stated(tmp_path, size, d
     ids = skewed(size)
     (tmp_path / "train.bin").write_bytes(struct.pack(f"{order}{len(ids)}{code}", *ids))
     is_certain = size <= {"uint8": 0, "uint16-be": 1 << 8, "uint32-be": 1 << 16}.get(dtype, size)
-    message = other_type(tmp_path, dtype)
-    assert refusal(tmp_path) == (message.partition(", or")[0] if is_certain else message)
+    message = refusal(tmp_path)
+    assert other_type(dtype) in message
+    assert ("or `dtype` uint16" in message) != is_certain
     assert read(tmp_path, dtype) == ("nanoGPT", {"train": ids})
 
 
@@ -212,8 +209,7 @@ def test_ids_of_another_type_are_recognized_and_read_as_stated(tmp_path, size, d
 @pytest.mark.parametrize("dtype", [None, "uint16", "int64"])
 def test_floating_point_numbers_are_no_ids(tmp_path, code, dtype):
     (tmp_path / "train.bin").write_bytes(packed(code, np.random.default_rng(7).poisson(size=3004).tolist()))
-    message = "its bytes are those of floating-point numbers; write the ids as whole numbers"
-    assert refusal(tmp_path, dtype) == f"{tmp_path}/train.bin: {message}"
+    assert "floating-point numbers" in refusal(tmp_path, dtype)
 
 
 @pytest.mark.parametrize("size", [2, 61, 5003, 50_257, 65_536])
@@ -237,16 +233,10 @@ def test_files_in_folders_named_as_splits_and_folders_of_token_files_alone(tmp_p
     assert "an archive, such as a checkpoint of PyTorch, not ids" in refusal(tmp_path / "chunks")
 
 
-UNFIT = (
-    "{path}: 1,038 bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it again, or give "
-    "`dtype` uint16 if the file has no header"
-)
-
-
 @pytest.mark.parametrize("count", [0, -1, 6, 8, 1 << 30])
 def test_a_header_of_llm_c_with_another_number_of_ids_is_rejected(tmp_path, count):
     (tmp_path / "train.bin").write_bytes(llm_c(IDS, count=count))
-    assert refusal(tmp_path) == UNFIT.format(path=tmp_path / "train.bin", version=1, count=count)
+    assert f"do not fit its header of llm.c (version 1, {count:,} ids)" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +256,7 @@ def test_a_header_of_llm_c_with_another_number_of_ids_is_rejected(tmp_path, coun
 def test_a_damaged_index_is_rejected(tmp_path, change):
     path = megatron(tmp_path, IDS, [2, 5], documents=[0, 1, 2])
     path.write_bytes(change(path.read_bytes()))
-    assert refusal(path) == f"{tmp_path}/data.idx: damaged, or not the index of data.bin; write both again"
+    assert "data.idx: damaged" in refusal(path)
 
 
 def test_ids_with_an_index_in_a_directory_need_no_names_of_splits(tmp_path):
@@ -280,7 +270,7 @@ def test_ids_with_an_index_in_a_directory_need_no_names_of_splits(tmp_path):
 
 def test_an_unknown_version_of_llm_c_is_rejected_unless_the_file_has_no_header(tmp_path):
     (tmp_path / "train.bin").write_bytes(llm_c(IDS, version=9))
-    assert refusal(tmp_path) == UNFIT.format(path=tmp_path / "train.bin", version=9, count=7)
+    assert "do not fit its header of llm.c (version 9, 7 ids)" in refusal(tmp_path)
     format, splits = read(tmp_path, "uint16")
     assert (format, splits["train"][512:]) == ("nanoGPT", IDS)
 
@@ -288,11 +278,6 @@ def test_an_unknown_version_of_llm_c_is_rejected_unless_the_file_has_no_header(t
 def test_files_of_two_formats_or_without_a_split_are_rejected(tmp_path):
     (tmp_path / "train.bin").write_bytes(packed("H", IDS))
     (tmp_path / "val.bin").write_bytes(llm_c(IDS))
-    assert (
-        refusal(tmp_path)
-        == f"{tmp_path}: its files are of llm.c uint16 and nanoGPT uint16 ids; keep one format in a folder"
-    )
+    assert "llm.c uint16 and nanoGPT uint16" in refusal(tmp_path)
     (tmp_path / "val.bin").rename(tmp_path / "more.bin")
-    assert refusal(tmp_path) == (
-        f"{tmp_path}: train.bin names a split, more.bin names none or several; rename or move such files"
-    )
+    assert "more.bin names none or several" in refusal(tmp_path)

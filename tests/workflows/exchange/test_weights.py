@@ -68,7 +68,7 @@ def refusal(path):
 
 
 def test_a_missing_file_is_rejected(tmp_path):
-    assert refusal(tmp_path / "a.bin") == (f"no file at {tmp_path / 'a.bin'}; give a .safetensors, .npz or torch file")
+    assert "no file at" in refusal(tmp_path / "a.bin")
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -77,25 +77,14 @@ def test_a_truncated_file_is_rejected(tmp_path, name, share):
     path = tmp_path / name
     WRITERS[name](path)
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    message = refusal(path)
-    assert message.startswith("damaged, or not a file of weights (")
-    assert message.endswith("); download it again")
+    assert refusal(path).startswith("damaged, or not a file of weights (")
 
 
 def test_arrays_of_objects_are_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "a.npz", kernel=np.array([HOSTILE["os.system"][0]], dtype=object))
-    assert refusal(tmp_path / "a.npz") == (
-        "damaged, or not a file of weights (Object arrays cannot be loaded when allow_pickle=False); download it again"
-    )
+    assert "Object arrays cannot be loaded" in refusal(tmp_path / "a.npz")
     assert not (tmp_path / MARKER).exists()
-
-
-NOT_A_STATE_DICT = (
-    "not a state dict (names and tensors, nothing else); save its state dict with the released code's folders "
-    "pytorch and pytorch/utils on PYTHONPATH: "
-    "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
-)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +92,7 @@ NOT_A_STATE_DICT = (
 )
 def test_more_or_less_than_a_state_dict_is_rejected(tmp_path, thing):
     torch.save(thing, tmp_path / "a.bin")
-    assert refusal(tmp_path / "a.bin") == NOT_A_STATE_DICT
+    assert "not a state dict" in refusal(tmp_path / "a.bin")
 
 
 POSITION, CRIT = "layers.0.dec_attn.r_net.weight", "crit.out_layers.0.bias"
@@ -165,12 +154,8 @@ def test_a_damaged_index_is_rejected(tmp_path, content):
     ],
 )
 def test_names_of_another_model_are_rejected(tmp_path, names):
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=f"none of its {len(names)} tensors is named like the position keys"):
         weights.system_of(dict.fromkeys(names, torch.ones(1)), tmp_path / "m")
-    assert str(caught.value) == (
-        f"{tmp_path / 'm'}: none of its {len(names)} tensors is named like the position keys of a Transformer-XL "
-        "(dec_attn.r_net.weight or rel_attn/r/kernel); only Transformer-XL with attn_type 0 can be imported"
-    )
 
 
 def test_safetensors_are_preferred_to_a_pickle(tmp_path):
