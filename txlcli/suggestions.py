@@ -73,7 +73,8 @@ def meant_option(option: str, options: Iterable[str], settings: Iterable[str]) -
 def _synonyms(name: str, table: str) -> list[str]:
     """Return the entries of a table that a word may stand for."""
     word = _plain(name)
-    return [target for target, words in tables()[table].items() if word in words.split()]
+    entries = tables()[table]
+    return [target for target, words in entries.items() if word in words.split()]
 
 
 def _plain(name: str) -> str:
@@ -82,4 +83,4 @@ def _plain(name: str) -> str:
 
 def _similar(name: str, known: Iterable[str]) -> str | None:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=SIMILARITY)
-    return near[0] if near else None
+    return next(iter(near), None)
