@@ -18,7 +18,7 @@ from txlcli.core.architectures.operations import LayerProducts, MatrixProducts
 from txlcli.core.architectures.registry import ARCHITECTURES, register_architecture
 from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.backend import ScoreTerms
-from txlcli.core.model import encodings
+from txlcli.core.model import encodings, sublayers
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, register_encoding
 from txlcli.core.model.layer import update_memory
@@ -141,6 +141,14 @@ def registered_encoding(name, cls):
     """Register an encoding with a bias by distance inside this block."""
     with _restored(traits.ENCODINGS, encodings.ENCODINGS):
         register_encoding(name, cls, EncodingTraits(limits_distance=True, score_terms=("a", "d")))
+        yield
+
+
+@contextlib.contextmanager
+def registered_feed_forward(name, cls, *, matrices):
+    """Register a feed-forward sublayer inside this block."""
+    with _restored(traits.FEED_FORWARDS, sublayers.FEED_FORWARDS):
+        sublayers.register_feed_forward(name, cls, matrices=matrices)
         yield
 
 

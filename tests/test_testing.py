@@ -6,13 +6,20 @@ import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
-from tests.extensions import SlopesEncoding, registered_architecture, registered_encoding, registered_slopes
+from tests.extensions import (
+    SlopesEncoding,
+    registered_architecture,
+    registered_encoding,
+    registered_feed_forward,
+    registered_slopes,
+)
 from txlcli.config.model_settings import MODELS, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODINGS
 from txlcli.core.architectures.operations import MatrixProducts
-from txlcli.core.architectures.registry import make_model
+from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.model.layer import update_memory
+from txlcli.core.model.sublayers import GatedFeedForward
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.errors import UnknownNameError
@@ -34,6 +41,30 @@ def test_every_encoding_keeps_the_contract(name):
 def test_an_encoding_from_outside_keeps_the_contract():
     with registered_slopes():
         check_encoding("slopes")
+
+
+class Geglu(GatedFeedForward):
+    """A feed-forward sublayer whose gate is gelu (Shazeer 2020)."""
+
+    def gate(self, hidden):
+        """Return the gate (B, L, F)."""
+        return torch.nn.functional.gelu(hidden)
+
+
+def test_a_gate_in_ten_lines_has_as_many_weights_and_is_counted():
+    with registered_feed_forward("geglu", Geglu, matrices=3):
+        paper, gated = (model_settings(d_inner=21, biases="none", feed_forward=word) for word in ("relu", "geglu"))
+        assert gated.inner_width == 14
+        assert count_parameters(gated, V) == count_parameters(paper, V)
+        check_architecture("transformer", feed_forward="geglu")
+
+
+def test_a_gate_with_another_number_of_matrices_than_it_declares_is_refused():
+    with (
+        registered_feed_forward("geglu", Geglu, matrices=2),
+        pytest.raises(ValueError, match="3 matrices, but was registered with 2"),
+    ):
+        check_architecture("transformer", feed_forward="geglu")
 
 
 class EverySecondState(TransformerXL):

@@ -132,7 +132,8 @@ class _Check:
     def require_equal(self, given: Tensor, expected: Tensor, rule: str, *, atol: float = 1e-9) -> None:
         """Raise a ContractError unless two tensors are equal up to rounding."""
         self.require(given.shape == expected.shape, rule, f"shape {tuple(given.shape)}, not {tuple(expected.shape)}")
-        error = float((given - expected).abs().max()) if expected.numel() else 0.0
+        difference = (given - expected).detach()
+        error = float(difference.abs().max()) if difference.numel() else 0.0
         self.require(error <= atol, rule, f"the largest difference is {error:.1e}")
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:

@@ -19,11 +19,11 @@ from txlcli.config.ranges import (
 from txlcli.config.traits import (
     BLOCKS,
     ENCODINGS,
+    FEED_FORWARDS,
     OF_BLOCK,
     Biases,
     Block,
     EncodingTraits,
-    FeedForwardType,
     NormType,
     QkNorm,
 )
@@ -214,7 +214,7 @@ class TransformerSettings(ModelSettings):
     norm_type: NormType = "block"
     """Normalization of the hidden states: that of the block; layer normalization; or RMSNorm (Zhang & Sennrich 2019),
     which divides by the root mean square and has gains only. For its place see norm."""
-    feed_forward: FeedForwardType = "block"
+    feed_forward: Annotated[str, FEED_FORWARDS] = "block"
     """Feed-forward sublayer: that of the block; ReLU; or SwiGLU (Shazeer 2020)."""
     qk_norm: QkNorm = "block"
     """Normalization of queries and keys before they are rotated and scored: that of the block; RMSNorm of each head,
@@ -287,8 +287,8 @@ class TransformerSettings(ModelSettings):
 
     @property
     def inner_width(self) -> int:
-        """Width of the matrices of the feed-forward sublayer."""
-        return round(2 * self.d_inner / 3) if self.parts.feed_forward == "swiglu" else self.d_inner
+        """Width of the matrices of the feed-forward sublayer, which have as many weights as two of width F."""
+        return round(2 * self.d_inner / FEED_FORWARDS[self.parts.feed_forward])
 
     @property
     def head_width(self) -> int:

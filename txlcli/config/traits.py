@@ -66,8 +66,9 @@ OPTIMIZERS: dict[str, frozenset[str]] = {
 
 OF_BLOCK = "block"
 """Value of the settings below that leaves the choice to `model.block`."""
+FEED_FORWARDS: dict[str, int] = {OF_BLOCK: 0, "relu": 2, "swiglu": 3}
+"""Number of matrices of the feed-forward sublayer for each value of `model.feed_forward`; 0 for that of the block."""
 NormType = Literal["block", "layer", "rms"]
-FeedForwardType = Literal["block", "relu", "swiglu"]
 QkNorm = Literal["block", "rms", "none"]
 Biases = Literal["block", "all", "none"]
 
@@ -77,7 +78,8 @@ class Block:
     """Parts of a layer; the settings of the same names replace single ones."""
 
     norm_type: NormType
-    feed_forward: FeedForwardType
+    feed_forward: str
+    """One of FEED_FORWARDS, but not that of the block."""
     qk_norm: QkNorm
     biases: Biases
 

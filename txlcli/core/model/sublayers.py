@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from txlcli.config import traits
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import aligned
 from txlcli.core.kernels.device import cast_for_products
@@ -53,9 +54,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
-        bias, width = settings.parts.biases == "all", settings.inner_width
-        self.ff_1 = Linear(settings.d_model, width, bias=bias)
-        self.ff_2 = Linear(width, settings.d_model, bias=bias)
+        bias = settings.parts.biases == "all"
+        self.ff_1 = Linear(settings.d_model, settings.inner_width, bias=bias)
+        self.ff_2 = Linear(settings.inner_width, settings.d_model, bias=bias)
         self.dropout = Dropout.of(settings, "inner_dropout", "feed_forward_dropout")
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -65,24 +66,61 @@ class FeedForward(nn.Module):
         return projected
 
 
-class SwigluFeedForward(FeedForward):
-    """SwiGLU (Shazeer 2020): W_2 (silu(W_gate h) * W_1 h), with two thirds of the inner width, so equally many weights.
+class GatedFeedForward(FeedForward):
+    """W_2 (gate(W_gate h) * W_1 h), with two thirds of the inner width, so that it has as many weights.
 
-    Its activation is PyTorch's; the fused operation of `core.kernels.dropout` is the paper's.
+    The activation of a gate is PyTorch's; the fused operation of `core.kernels.dropout` is the paper's.
     """
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
         self.ff_gate = Linear(settings.d_model, settings.inner_width, bias=settings.parts.biases == "all")
 
+    def gate(self, hidden: Tensor) -> Tensor:
+        """Return the activation of W_gate h, (B, L, F)."""
+        raise NotImplementedError
+
     def forward(self, hidden: Tensor) -> Tensor:
-        projected: Tensor = self.ff_2(self.dropout(F.silu(self.ff_gate(hidden)) * self.ff_1(hidden)))  # (B, L, F)
+        inner = self.dropout(self.gate(self.ff_gate(hidden)) * self.ff_1(hidden))  # (B, L, F)
+        projected: Tensor = self.ff_2(inner)
         return projected
+
+
+class SwigluFeedForward(GatedFeedForward):
+    """SwiGLU (Shazeer 2020): the gate is silu, x sigmoid(x)."""
+
+    def gate(self, hidden: Tensor) -> Tensor:
+        return F.silu(hidden)
+
+
+FEED_FORWARDS: dict[str, type[FeedForward]] = {"relu": FeedForward, "swiglu": SwigluFeedForward}
+"""Class for each value of `model.feed_forward`."""
+
+
+def register_feed_forward(name: str, cls: type[FeedForward], *, matrices: int) -> None:
+    """Add a feed-forward sublayer, so that `model.feed_forward` accepts its name and layers have it.
+
+    Args:
+        name: value of `model.feed_forward`.
+        cls: of the sublayer, whose matrices are `settings.inner_width` wide.
+        matrices: their number. The inner width follows from it, so that every sublayer has as many weights.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    traits.register(traits.FEED_FORWARDS, name, matrices)
+    FEED_FORWARDS[name] = cls
 
 
 def make_feed_forward(settings: TransformerSettings) -> FeedForward:
     """Return the feed-forward sublayer of a layer."""
-    return (SwigluFeedForward if settings.parts.feed_forward == "swiglu" else FeedForward)(settings)
+    name = settings.parts.feed_forward
+    sublayer = FEED_FORWARDS[name](settings)
+    found = sum(parameter.dim() > 1 for parameter in sublayer.parameters())
+    if found != traits.FEED_FORWARDS[name]:
+        declared = traits.FEED_FORWARDS[name]
+        raise ValueError(f'the feed-forward sublayer "{name}" has {found} matrices, but was registered with {declared}')
+    return sublayer
 
 
 class GruGate(nn.Module):
