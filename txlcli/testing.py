@@ -303,7 +303,7 @@ class _Check:
         """Return the operations per token as PyTorch counts them and by formula, and the share that may be more."""
         model = self.model()  # in float64, PyTorch counts the products of an LSTM
         if isinstance(model, TransformerXL):
-            model.set_attention_backend("reference")
+            model = model.on(attention="reference")
         if self.settings.recurrent_state and not self.settings.has_attention:
             # The first state has no gradient, so that forward passes are compared.
             settings = self.evaluation()
@@ -373,7 +373,7 @@ class _EncodingCheck(_Check):
         for backend in ("reference", "auto"):
             model = self.model()
             assert isinstance(model, TransformerXL)
-            model.set_attention_backend(backend)
+            model = model.on(attention=backend)
             memory = model.full_memory(B, M)
             objective, _, _ = model.objective(tokens, tokens, memory, Objective(mem_len=M))
             objective.backward()

@@ -97,7 +97,7 @@ def build(case, settings, device):
     """A model on a device."""
     with device:
         model = make_model(settings.model, VOCAB_SIZES.get(case, 10_000))
-    model.set_attention_backend(settings.train.attention)
+    model = model.on(attention=settings.train.attention)
     return model
 
 

@@ -9,7 +9,7 @@ key of their own.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -148,8 +148,20 @@ class Drop(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """Implementations that the layers of a model use; all backends compute the same function."""
+    """How a model computes: the implementations that its modules use. All backends compute the same function.
 
+    A model and its modules share one of these. Another way to compute is another view of the same parameters, see
+    `LanguageModel.on`.
+    """
+
+    attention: Literal["auto", "reference"] = "auto"
+    """Name of the attention backend: the fast path of the device, or the definition."""
+    compiles: bool = False
+    """True to compile the functions of a training step."""
+    compiles_parts: bool = False
+    """True to compile what a reader computes between two attentions, in which no shape depends on the past."""
+    recompute: bool | Literal["layers"] = False
+    """Let backward passes compute large tensors again, or whole layers, without keeping them."""
     attend: Attend
     linear: Linear
     dropout: Drop

@@ -109,8 +109,8 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
         compile=options.compile or settings.train.compile,
     )
     settings = replace(settings, train=train)
+    model = model.on(attention=train.attention)
     model.reading_compile = options.compile or "auto"
-    model.set_attention_backend(train.attention)
     check_precision(train.precision, model.device)
     machine = describe(model.device)
     reporter.say(f"timing {title} on {machine}, {train.precision}")

@@ -136,7 +136,7 @@ def test_the_definition_of_attention_gives_the_same_outputs_and_gradients():
     tokens, results = draw_tokens(B, 4 * L), []
     for name in ("auto", "reference"):
         model = compressive().train()
-        model.set_attention_backend(name)
+        model = model.on(attention=name)
         _, memory = read_segments(model, tokens, [L] * 4, mem_len=M)
         objective, _, memory = model.objective(tokens[:, :L], tokens[:, -L:], memory, Objective(mem_len=M))
         objective.backward()

@@ -22,7 +22,6 @@ from tests.samples import sampled
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.model import attention, backends
-from txlcli.core.model.dropout import Dropout
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton interprets its kernels with TRITON_INTERPRET=1 only", allow_module_level=True)
@@ -235,7 +234,7 @@ def test_no_position_score_of_a_key_that_is_not_seen_counts():
 def read_and_train(backend, changes):
     """Log-probabilities of three segments with memory, and the gradients of a step."""
     model = small_model(dtype=torch.float32, **changes).train()
-    model.set_attention_backend(backend)
+    model = model.on(attention=backend)
     tokens = draw_tokens(3, 15)
     memory, outputs = model.first_memory(3, 7), []
     for segment in tokens.split(5, dim=1):
@@ -259,15 +258,11 @@ def test_a_model_trains_as_with_the_definition(position):
 class WithTheirMasks(ModelAsOnCuda):
     """Transformer-XL by the definition, with the masks of compiled layers."""
 
-    def set_attention_backend(self, name):
-        super().set_attention_backend(name)
+    def make_backend(self, **how):
         drop = backends.COMPILED.dropout
         of_relu = lambda hidden, *rate, **variational: drop(F.relu(hidden), *rate, **variational)  # noqa: E731
-        for layer in self.layers:
-            layer.attention.attend = attend_masked
-        for module in self.modules():
-            if isinstance(module, Dropout):
-                module.backend = dataclasses.replace(module.backend, dropout=drop, activation=of_relu)
+        backend = super().make_backend(**how)
+        return dataclasses.replace(backend, attend=attend_masked, dropout=drop, activation=of_relu)
 
 
 ADAPTED = {**ADAPTIVE, "dropout": 0.0}
@@ -317,7 +312,7 @@ def test_a_text_is_read_as_with_the_definition(same_length, max_distance):
     tokens, outputs = draw_tokens(2, 41), []
     for backend in ("auto", "reference"):
         model = small_model(dtype=torch.float32)
-        model.set_attention_backend(backend)
+        model = model.on(attention=backend)
         decoder = make_decoder(
             model, batch_size=2, seg_len=5, mem_len=9, same_length=same_length, max_distance=max_distance
         )

@@ -97,7 +97,7 @@ def test_losses_of_a_model_and_their_gradients_equal_those_in_float64(changes):
     outputs = []
     for dtype in (torch.float32, torch.float64):  # float64 has no kernels
         model = small_model(dtype=dtype, **changes).train()
-        model.set_attention_backend("reference")
+        model = model.on(attention="reference")
         tokens = draw_tokens(3, 6)
         hidden, _ = model(tokens[:, :-1], model.first_memory(3, 7), mem_len=7)
         losses = model.losses(hidden, tokens[:, 1:])

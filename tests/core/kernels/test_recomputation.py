@@ -18,8 +18,7 @@ def step(case, recompute, precision):
     settings = load(case)
     torch.manual_seed(3)
     model = make_model(settings.model, 1009 if not settings.model.cutoffs else 267_735).train()
-    model.recompute(recompute)
-    model.set_attention_backend(settings.train.attention)
+    model = model.on(attention=settings.train.attention, recompute=recompute)
     tokens, memory = draw_tokens(3, 17, seed=5), model.first_memory(3, settings.train.mem_len)
     losses = []
     for _ in range(3):

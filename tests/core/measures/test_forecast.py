@@ -41,9 +41,9 @@ def saved_by_a_step(settings, vocab_size=V, *, with_data=True, **changed):
 
     with contextlib.nullcontext() if with_data else tensors_without_data():
         model = make_model(settings, vocab_size).train()
-        model.recompute(train.recompute)
+        model = model.on(recompute=train.recompute)
         if train.attention != "auto":
-            model.set_attention_backend(train.attention)
+            model = model.on(attention=train.attention)
         weights = {id(parameter.untyped_storage()) for parameter in model.parameters()}
         batch_size = train.batch_size // train.accumulate
         tokens, targets = (torch.zeros(batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))

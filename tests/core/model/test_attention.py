@@ -27,10 +27,10 @@ PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attent
 
 
 def relative_attention(width, heads, backend="reference"):
-    """An Attention that computes with a backend, and the projection of distances that belongs to it."""
+    """An Attention, the projection of distances that belongs to it, and the attention of a backend."""
     module = Attention(d_model=width, n_heads=heads, d_head=D).double()
-    module.attend = backends.make_backend(backend, ScoreBuffers(), recompute=False).attend
-    return module, torch.nn.Linear(width, heads * D, bias=False).double()
+    w_k_position = torch.nn.Linear(width, heads * D, bias=False).double()
+    return module, w_k_position, backends.make_backend(backend, ScoreBuffers(), recompute=False).attend
 
 
 @pytest.mark.parametrize("width", [2, 14])
@@ -80,7 +80,7 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit,
     # whose logarithms are the scores up to a constant for each query.
     heads, seg_len, mem_len = 2, 4, D - 4
     torch.manual_seed(5)
-    module, w_k_position = relative_attention(heads * D, heads, backend)
+    module, w_k_position, attend = relative_attention(heads * D, heads, backend)
     context, u, v = draw(B, D, heads * D), draw(heads, D, seed=4), draw(heads, D, seed=5)
     layer = {**oracle.attention_weights(module, w_k_position), "content_bias": u.numpy(), "position_bias": v.numpy()}
     limits = {"max_distance": max_distance, "key_limit": key_limit}
@@ -103,9 +103,8 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit,
         keys, _ = module.project_keys_values(context)
         values = torch.eye(D, dtype=torch.float64).expand(B, heads, D, D)
         position_key = split_heads(w_k_position(distance_encoding(distances, heads * D)), heads)
-        out = module(
-            module.project_queries(context[:, mem_len:]), (keys, values), ScoreTerms(len(distances), position_key, u, v)
-        )
+        terms = ScoreTerms(len(distances), position_key, u, v)
+        out = module(module.project_queries(context[:, mem_len:]), (keys, values), terms, attend)
     probability = out.unflatten(-1, (heads, D)).transpose(1, 2).numpy()
 
     seen = {(i, j) for i in range(seg_len) for j in range(D) if probability[0, 0, i, j] > 0}
@@ -164,12 +163,11 @@ def kernel_files(called):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_reference_backend_runs_no_kernel(work, recompute):
     model = small_model(attention_dropout=0.3)
-    model.recompute(recompute)
-    model.set_attention_backend("reference")
+    model = model.on(attention="reference", recompute=recompute)
     called = functions_below(PARTS, lambda: work(model))
     assert {attention.attend.__code__, Attention.forward.__code__, Attention.project_keys_values.__code__} <= called
     assert not kernel_files(called)
-    model.set_attention_backend("auto")
+    model = model.on(attention="auto")
     assert "attention_tiles.py" in kernel_files(functions_below(PARTS, lambda: work(model)))
 
 

@@ -46,7 +46,7 @@ def test_segments_with_growing_memory_equal_the_oracle(part, norm, position):
 @pytest.mark.parametrize(("position", "backend"), list(itertools.product(POSITIONS, ["auto", "reference"])))
 def test_memory_gives_the_predictions_of_one_long_segment(position, backend, dtype, tolerance):
     model = make("modern", norm="pre", position=position, dtype=dtype, std=0.1 if dtype == torch.float32 else 0.3)
-    model.set_attention_backend(backend)
+    model = model.on(attention=backend)
     tokens = draw_tokens(B, 12)
     whole, _ = read_segments(model, tokens, [12], mem_len=0)
     parts, _ = read_segments(model, tokens, [L, 1, 6], mem_len=11)

@@ -1,5 +1,7 @@
 """Dropout acts where the released code has it: a rate of nearly 1 drops everything, which shows each place."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -96,13 +98,13 @@ def test_queries_keys_and_values_are_dropped_with_one_mask_for_memory_and_segmen
     torch.manual_seed(3)
     model, tokens = small_model(projection_dropout=0.5, variational_dropout=variational).train(), draw_tokens(B, L)
     seen = []
-    attend = model.layers[0].attention.attend
+    attend = model.layers[0].backend.attend
 
     def watched(*given, **options):
         seen.extend(given[:3])
         return attend(*given, **options)
 
-    model.layers[0].attention.attend = watched
+    model.layers[0].backend = dataclasses.replace(model.layers[0].backend, attend=watched)
     memory = [torch.randn(B, mem_len, 14, dtype=torch.float64) for _ in range(2)]
     model(tokens, memory, mem_len=M)
     for projected, length in zip(seen, (L, mem_len + L, mem_len + L), strict=True):

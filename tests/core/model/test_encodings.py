@@ -113,7 +113,7 @@ def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions
 @pytest.mark.parametrize("position", WITHOUT_POSITIONS_OF_SEGMENTS)
 def test_segments_with_memory_equal_one_long_window(position, backend, dtype, tolerance):
     model, tokens = small_model(std=0.2, dtype=dtype, **EVERY[position]), draw_tokens(B, 29)
-    model.set_attention_backend(backend)
+    model = model.on(attention=backend)
     with torch.no_grad():
         whole, _ = read_segments(model, tokens, [29], mem_len=0)
         parts, _ = read_segments(model, tokens, [5, 5, 1, 11, 7], mem_len=29)
@@ -131,7 +131,7 @@ def test_segments_equal_the_oracle(position, norm, mem_len, key_limit):
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_long_text_with_the_biases_of_t5_equals_the_oracle(backend):
     model, tokens = small_model(n_layers=1, position="t5"), draw_tokens(1, 150)  # distances of all buckets
-    model.set_attention_backend(backend)
+    model = model.on(attention=backend)
     for max_distance in (None, 20):
         oracle.assert_equals_oracle(model, tokens, [143, 7], mem_len=143, max_distance=max_distance)
 
@@ -245,7 +245,7 @@ def test_parameter_counts_equal_a_calculation_by_hand():
 @pytest.mark.parametrize("position", EVERY)
 def test_every_encoding_trains_and_reads_in_bf16_with_every_backend(position, backend):
     model = small_model(**EVERY[position]).float()
-    model.set_attention_backend(backend)
+    model = model.on(attention=backend)
     tokens, memory = draw_tokens(2, 4), model.full_memory(2, 4)
     losses = {}
     for precision in ("fp32", "bf16"):

@@ -16,7 +16,7 @@ B, L, M, WIDTH = 2, 5, 7, 14
 def test_the_compiler_traces_one_graph_of_a_layer_with_its_memory(position, norm):
     torch.compiler.reset()
     model = small_model(position=position, norm=norm, d_head=12).train()
-    model.set_attention_backend("reference")
+    model = model.on(attention="reference")
     layer, rotation = model.layers[0], model.encoding.rotation
     terms = rotated(model.score_terms(M + L, max_distance=None), rotation(torch.arange(M, M + L)))[0]
     hidden, positions = draw(B, L, WIDTH), draw(B, M, WIDTH, seed=4)
@@ -58,8 +58,7 @@ def gradients_of(model):
 def test_the_layers_that_are_compiled_compute_the_definition(changed, multiple):
     """Also with all rows padded to a multiple of 8, as for the fast products of CUDA."""
     expected, compiled = (small_model(**changed).train() for _ in range(2))
-    expected.set_attention_backend("reference")
+    expected = expected.on(attention="reference")
     with use_row_multiple(multiple), torch.compiler.set_stance("force_eager"):
-        compiled.compile_layers()
-        given = gradients_of(compiled)
+        given = gradients_of(compiled.on(compiles=True))
     torch.testing.assert_close(given, gradients_of(expected), rtol=1e-9, atol=1e-9)

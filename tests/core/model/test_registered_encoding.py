@@ -107,9 +107,8 @@ def test_one_position_key_may_stand_for_all_farther_distances(near_and_repeating
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_shared_position_key_learns_from_all_farther_distances(near_and_repeating, backend, recompute):
     grads = []
-    for model in near_and_repeating:
-        model.recompute(recompute)
-        model.set_attention_backend(backend)
+    for original in near_and_repeating:
+        model = original.on(attention=backend, recompute=recompute)
         tokens = draw_tokens(B, 2 * L)
         _, memory = model(tokens[:, :L], model.first_memory(B, M), mem_len=M)
         targets = draw_tokens(B, L, seed=9)

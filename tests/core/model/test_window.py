@@ -35,7 +35,7 @@ def windowed(position="relative", **changed):
 def test_segments_with_memory_equal_one_long_segment(dtype, backend, norm, position):
     # A memory of W - 1 tokens or more holds all that the first query of a segment sees.
     model = windowed(position, norm=norm, dtype=dtype, std=0.1 if dtype == torch.float32 else 0.3)
-    model.set_attention_backend(backend)
+    model = model.on(attention=backend)
     tokens = draw_tokens(B, T)
     whole, _ = read_segments(model, tokens, [T], mem_len=0)
     for lengths, mem_len in itertools.product(([L, L, L, L, 3], [11, 11, 1], [1] * T), (W - 1, M, 100)):
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_a_limit_of_keys(backend):
     gradients = []
     for changed, limits in (({"window": W}, {}), ({}, {"key_limit": W})):
         model, tokens = small_model(tie_biases=False, **changed).train(), draw_tokens(B, 2 * L + 1)
-        model.set_attention_backend(backend)
+        model = model.on(attention=backend)
         memory = model.first_memory(B, M)
         for at in (0, L):
             hidden, memory = model(tokens[:, at : at + L], memory, mem_len=M, **limits)

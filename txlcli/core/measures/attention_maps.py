@@ -11,7 +11,7 @@ rows are shown.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -151,8 +151,7 @@ def observe(stream: Stream, *, at: int, rows: int) -> AttentionMaps:
     first = first_query(settings)
     assert isinstance(model, TransformerXL)
     assert first <= at < len(inputs), (first, at, len(inputs))
-    model.set_attention_backend("reference")
-    decoder = Decoder(model, settings)
+    decoder = Decoder(model.on(attention="reference"), settings)
     sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at))
     begin = 0
 
@@ -165,7 +164,7 @@ def observe(stream: Stream, *, at: int, rows: int) -> AttentionMaps:
         return attend(query, key, value, terms, dropout=dropout)
 
     for number, layer in enumerate(decoder.model.layers):
-        layer.attention.attend = partial(observed, number)
+        layer.backend = replace(layer.backend, attend=partial(observed, number))
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
     for begin in range(0, len(inputs), settings.seg_len):
         decoder.read(tokens[:, begin : begin + settings.seg_len])

@@ -23,7 +23,6 @@ from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.losses import Objective, counted_positions
 from txlcli.core.model.softmax import AdaptiveSoftmax
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.optimizer import OPTIMIZERS
 
 CPU = torch.device("cpu")
@@ -268,12 +267,10 @@ def _saved_bytes(step: _Step) -> int:
 def _network(step: _Step) -> LanguageModel:
     """Return the model of a step in training."""
     network = make_model(step.model, step.columns).train()
-    if step.on_gpu and step.train.recompute is True:  # position scores are kept
-        network.softmax.recompute = True
-    else:
-        network.recompute(step.train.recompute)
-    if isinstance(network, TransformerXL):
-        network.set_attention_backend(step.train.attention)
+    recompute = step.train.recompute
+    keeps_scores = step.on_gpu and recompute is True
+    network.set_backend(attention=step.train.attention, recompute=False if keeps_scores else recompute)
+    network.softmax.recompute = bool(recompute)
     for module in network.modules():
         if isinstance(module, AdaptiveSoftmax):
             module.block_size = ONE_BLOCK

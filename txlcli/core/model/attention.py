@@ -147,8 +147,6 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (
             nn.Identity() if qk_norm_eps is None else HeadNorm(d_head, qk_norm_eps) for _ in range(2)
         )
-        self.attend: Attend = attend
-        """The definition above, or a faster implementation."""
         self.project_all: Callable[[Tensor], Tensor] | None = None
         """Multiplies by W_q, W_kE and W_v side by side, (B, L, d) -> (B, L, 3 * H * D), for reading."""
 
@@ -179,7 +177,7 @@ class Attention(nn.Module):
         return dataclasses.replace(terms, distances=None, position_key=key, content_bias=bias, position_bias=bias)
 
     def forward(
-        self, query: Tensor, keys_values: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend | None = None
+        self, query: Tensor, keys_values: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend = attend
     ) -> Tensor:
         """Attend from queries (B, H, L, D) to keys and values (B, H, K, D); return (B, L, d).
 
@@ -187,9 +185,9 @@ class Attention(nn.Module):
             query: from `project_queries`, of the segment.
             keys_values: from `project_keys_values`, of memory and segment.
             terms: the other terms of the score.
-            attend: computes the attention of this call only.
+            attend: the definition above, or a faster implementation.
         """
-        attended = (attend or self.attend)(query, *keys_values, terms, dropout=self.active_dropout)
+        attended = attend(query, *keys_values, terms, dropout=self.active_dropout)
         output: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
         return output
 

@@ -3,10 +3,12 @@
 Axes: B batch, L segment, d model width, V vocabulary.
 """
 
+import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +16,12 @@ from torch import Tensor, nn
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import AttentionBackend, Compile, Recompute
+from txlcli.core.backend import Backend
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.cuda_graph import is_capturing
 from txlcli.core.kernels.recomputation import recomputed
+from txlcli.core.model.backends import FAST
+from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.linear import Linear
 from txlcli.core.model.losses import Objective
@@ -46,10 +51,8 @@ class LanguageModel(nn.Module, ABC):
     """Of matrix products, and of what a reader keeps of the past."""
     is_packed = False
     """True for a copy that was made for reading."""
-    attention_backend: AttentionBackend | None = None
-    """The attention backend; None for a model without attention."""
-    compiles = False
-    """True to compile the functions of a training step."""
+    backend: Backend = FAST
+    """How the model computes; its modules have the same value."""
     reading_compile: Compile = "auto"
     """If readers compile the operations between two attentions; auto: on a GPU, for long texts."""
 
@@ -60,7 +63,6 @@ class LanguageModel(nn.Module, ABC):
         cut = bands(settings, vocab_size)
         self.embedding = AdaptiveEmbedding(cut, settings.d_model, word_dropout=settings.word_dropout)
         self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings, embedding=self.embedding)
-        self._recompute: Recompute = False
 
     def reset_parameters(self) -> None:
         """Initialize all parameters."""
@@ -120,11 +122,65 @@ class LanguageModel(nn.Module, ABC):
         """Return True if a full memory has the same length after every segment of this length."""
         return True
 
-    def set_attention_backend(self, name: AttentionBackend) -> None:
-        """Compute attention with this backend from now on; a model without attention ignores it."""
+    @property
+    def attention_backend(self) -> AttentionBackend | None:
+        """Name of the attention backend; None for a model without attention."""
+        return None
 
-    def compile_layers(self) -> None:
-        """Compile the layers with torch.compile; a model whose layers have kernels of their own leaves them."""
+    def on(
+        self,
+        *,
+        attention: AttentionBackend | None = None,
+        compiles: bool | None = None,
+        recompute: Recompute | None = None,
+    ) -> Self:
+        """Return a view of the same parameters that computes in another way; this model does not change.
+
+        What is not given stays as it is. A model without attention computes it in no way, and one whose layers have
+        kernels of their own is not compiled.
+
+        Args:
+            attention: name of the attention backend.
+            compiles: compile the functions of a training step.
+            recompute: let backward passes compute logits and other large tensors again, or whole layers.
+        """
+        view = self.view()
+        view.set_backend(attention=attention, compiles=compiles, recompute=recompute)
+        return view
+
+    def view(self) -> Self:
+        """Return a model with the same parameters, whose modules are its own."""
+        return copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
+
+    def set_backend(
+        self,
+        *,
+        attention: AttentionBackend | None = None,
+        compiles: bool | None = None,
+        recompute: Recompute | None = None,
+    ) -> None:
+        """Compute in another way from now on, see `on`; before anything else uses this model."""
+        old = self.backend
+        backend = self.make_backend(
+            attention=attention or old.attention,
+            compiles=old.compiles if compiles is None else compiles,
+            recompute=old.recompute if recompute is None else recompute,
+        )
+        self._use(backend)
+
+    def make_backend(self, *, attention: AttentionBackend, compiles: bool, recompute: Recompute) -> Backend:
+        """Return a backend for this model."""
+        return dataclasses.replace(FAST, attention=attention, recompute=recompute)
+
+    def _use(self, backend: Backend) -> None:
+        """Give the backend to all modules: the only place where one is set."""
+        self.backend = backend
+        self.embedding.backend = backend
+        self.softmax.backend = backend
+        self.softmax.recompute = bool(backend.recompute)
+        for module in self.modules():
+            if isinstance(module, Dropout | Linear):
+                module.backend = backend
 
     def compile_reading(self) -> None:
         """Compile the layers of a packed copy for readers that keep keys and values."""
@@ -181,16 +237,13 @@ class LanguageModel(nn.Module, ABC):
                 if isinstance(module, Linear):
                     module.pack(dtype)
 
-    def recompute(self, which: Recompute) -> None:
-        """Let backward passes compute logits and other large tensors again, or whole layers, without keeping them."""
-        self._recompute, self.softmax.recompute = which, bool(which)
-
     def call_layer(self, layer: Callable[..., Output], *inputs: object) -> Output:
         """Call a layer; with train.recompute = "layers", backward passes compute it again."""
-        if self._recompute == "layers" and torch.is_grad_enabled():
-            keeps = not self.compiles and is_capturing(self.device)  # the compiler repeats those of its own graph
-            return compiled(recomputed, self.compiles)(layer, *inputs, keeps_random_numbers=keeps)
-        return compiled(layer, self.compiles)(*inputs)
+        compiles = self.backend.compiles
+        if self.backend.recompute == "layers" and torch.is_grad_enabled():
+            keeps = not compiles and is_capturing(self.device)  # the compiler repeats those of its own graph
+            return compiled(recomputed, compiles)(layer, *inputs, keeps_random_numbers=keeps)
+        return compiled(layer, compiles)(*inputs)
 
     def forget_gradients(self) -> None:
         """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients.

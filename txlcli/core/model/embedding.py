@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.bands import Band
+from txlcli.core.backend import Backend
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.linear import linear
+from txlcli.core.model.backends import FAST
 from txlcli.core.model.dropout import WordDropout
 
 
@@ -29,7 +31,7 @@ class AdaptiveEmbedding(nn.Module):
         word_dropout: probability of dropping a word in training.
     """
 
-    compiles = False
+    backend: Backend = FAST
 
     def __init__(self, bands: list[Band], d_model: int, *, word_dropout: float = 0.0) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class AdaptiveEmbedding(nn.Module):
         Each band looks up every token, as the number of its own is not known on a GPU. The unused work is less than a
         hundredth of the operations of a published model's layers.
         """
-        rows = [tokens] if len(self.bands) == 1 else compiled(rows_of_bands, self.compiles)(self.bands, tokens)
+        rows = [tokens] if len(self.bands) == 1 else compiled(rows_of_bands, self.backend.compiles)(self.bands, tokens)
         return [self._vectors(number, of_band) for number, of_band in enumerate(rows)]
 
     def join(self, vectors: list[Tensor], tokens: Tensor) -> Tensor:

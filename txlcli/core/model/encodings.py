@@ -24,10 +24,11 @@ from torch.nn import functional as F
 from txlcli.config import traits as config
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.traits import EncodingTraits
-from txlcli.core.backend import Rotation, ScoreTerms, aligned
+from txlcli.core.backend import Backend, Rotation, ScoreTerms, aligned
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.model.attention import distance_encoding, split_heads
+from txlcli.core.model.backends import FAST
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear, joined_heads
 from txlcli.core.model.module_list import ModuleList
@@ -43,9 +44,7 @@ class Encoding(nn.Module):
     support these.
     """
 
-    compiles = False
-    joins_products = False
-    """True to project the distances for all layers at once."""
+    backend: Backend = FAST
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -116,11 +115,13 @@ class TiedRelativeEncoding(Encoding):
         self.dropout = Dropout.of(settings, "distance_dropout")
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        terms = ScoreTerms(
-            reach,
-            distances=compiled(encode, self.compiles)(self.dropout, reach, max_distance, like, self.settings.d_model),
-        )
-        return [terms] * self.settings.n_layers
+        distances = self.encode(reach, max_distance, like)
+        return [ScoreTerms(reach, distances=distances)] * self.settings.n_layers
+
+    def encode(self, reach: int, max_distance: int | None, like: Tensor) -> Tensor:
+        """Return R of the distances n - 1 down to 0, (n, d)."""
+        run = compiled(encode, self.backend.compiles)
+        return run(self.dropout, reach, max_distance, like, self.settings.d_model)
 
 
 class RelativeEncoding(TiedRelativeEncoding):
@@ -139,8 +140,9 @@ class RelativeEncoding(TiedRelativeEncoding):
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
-        encoding = compiled(encode, self.compiles)(self.dropout, reach, max_distance, like, self.settings.d_model)
-        project = self._project_at_once if self.joins_products else self._project_by_layer
+        encoding = self.encode(reach, max_distance, like)
+        joins_products = self.backend.attend_context is not None
+        project = self._project_at_once if joins_products else self._project_by_layer
         return [
             ScoreTerms(reach, split_heads(key, self.settings.n_heads), content_bias, position_bias)
             for key, content_bias, position_bias in project(encoding)

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.core.backend import Attend, AttendContext, Rotation, ScoreTerms, aligned
+from txlcli.core.backend import Attend, Backend, Rotation, ScoreTerms, aligned
+from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.attention import Attention, split_heads
+from txlcli.core.model.backends import FAST
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear, joined_heads
 from txlcli.core.model.sublayers import GruGate, make_feed_forward, make_norm
@@ -124,6 +126,8 @@ class _ContextProducts(torch.autograd.Function):
 class Layer(nn.Module):
     """One layer: attention over past and segment, then feed-forward, each with residual and norm."""
 
+    backend: Backend = FAST
+
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.d_model = settings.d_model
@@ -145,10 +149,6 @@ class Layer(nn.Module):
         """Of the output of attention."""
         self.feed_forward_dropout = Dropout.of(settings, "feed_forward_dropout")
         self.projection_dropout = Dropout.of(settings, "projection_dropout")
-        self.attend_context: AttendContext | None = None
-        """Attends if one product makes the keys and values of memory and segment, which saves launches."""
-        self.project, self.finish = project, Layer.residual_block
-        """The parts before and after attention, which a reader compiles: no shape in them depends on the past."""
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
@@ -180,16 +180,18 @@ class Layer(nn.Module):
             read: `memory_input` of `hidden`, if it has been made.
         """
         first, terms = 0 if count is None else hidden.shape[1] - count, self.attention.project_distances(terms)
-        joins = self.attend_context is not None and terms.rotation is None and not first
+        joins = self.backend.attend_context is not None and terms.rotation is None and not first
         if joins and isinstance(past, HiddenMemory):
             layer_input = self.memory_input(hidden) if read is None else read
             attended = self._attend_to_context(layer_input, past, terms)
         else:
-            layer_input, query, keys, values = self.project(self, hidden, terms.rotation, first)
+            layer_input, query, keys, values = compiled(project, self.backend.compiles_parts)(
+                self, hidden, terms.rotation, first
+            )
             attended = self._attend(query, keys, values, past, terms)
         hidden = hidden[:, first:] if first else hidden
         if hidden.shape[1]:
-            hidden = self.finish(self, hidden, attended)
+            hidden = compiled(Layer.residual_block, self.backend.compiles_parts)(self, hidden, attended)
         kept = layer_input[..., : self.d_model].detach().contiguous()
         return LayerOutput(hidden, kept, read=self.memory_input(hidden) if joins else None)
 
@@ -198,7 +200,8 @@ class Layer(nn.Module):
 
         All rows may end in zeros; then the result does, too.
         """
-        assert self.attend_context is not None
+        attend = self.backend.attend_context
+        assert attend is not None
         attention, drop, segment = self.attention, self.projection_dropout, self.attention_input(layer_input)
         heads, d_head, width = attention.n_heads, attention.d_head, segment.shape[-1]
         w_query, w_key_value = (attention.w_q,), (attention.w_k_content, attention.w_v)
@@ -211,7 +214,7 @@ class Layer(nn.Module):
             queries, keys_values = F.linear(segment, weight).tensor_split([len(weight) // 3], dim=-1)
         query = split_heads(drop(queries), heads)
         key_value = drop(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        attended = self.attend_context(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
+        attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
         output = aligned(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
         return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))
 
@@ -221,7 +224,8 @@ class Layer(nn.Module):
         if not query.shape[2]:
             return query.flatten(2)  # a reader needs the last keys and values alone
         drop = self.projection_dropout
-        attended: Tensor = self.attention(drop(query), (drop(keys), drop(values)), terms, past.attend)
+        attend = past.attend or self.backend.attend
+        attended: Tensor = self.attention(drop(query), (drop(keys), drop(values)), terms, attend)
         return attended
 
     def residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.bands import Band
+from txlcli.core.backend import Backend
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, send
 from txlcli.core.kernels.linear import linear, pad_columns
 from txlcli.core.kernels.normalizer import DEFAULT_SIZE, SpareGradient, normalize
+from txlcli.core.model.backends import FAST
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
@@ -72,7 +74,7 @@ class AdaptiveSoftmax(nn.Module):
         embedding: has the tables, if they are tied, and the projections that bands share.
     """
 
-    compiles = False
+    backend: Backend = FAST
 
     def __init__(
         self, bands: list[Band], d_model: int, *, tied: bool, embedding: AdaptiveEmbedding | None = None
@@ -141,7 +143,7 @@ class AdaptiveSoftmax(nn.Module):
             targets = send(targets, hidden.device)
         else:
             rows = list(tail_rows)
-        compiles = self.compiles and self.has_fixed_rows(tail_rows)
+        compiles = self.backend.compiles and self.has_fixed_rows(tail_rows)
         operands, clusters = compiled(split, compiles)(self, hidden, targets, rows)
         bands = [
             normalize(*of_band, spare=spare, recompute=self.recompute, size=self.block_size)

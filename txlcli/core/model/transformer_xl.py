@@ -21,13 +21,14 @@ from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn, linear
 from txlcli.core.kernels.score_buffer import ScoreBuffers
-from txlcli.core.model import attention, backends
+from txlcli.core.model import attention as definition
+from txlcli.core.model import backends
 from txlcli.core.model.backends import FastAttention
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
-from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, project, rotated, update_memory
-from txlcli.core.model.linear import Linear, merge
+from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, rotated, update_memory
+from txlcli.core.model.linear import merge
 from txlcli.core.model.losses import AuxiliaryLosses, Objective, mean_over_positions
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.softmax import AdaptiveSoftmax, Normalized
@@ -77,7 +78,6 @@ class TransformerXL(LanguageModel):
 
     settings: TransformerSettings
     layer_class: type[Layer] = Layer
-    attention_backend: AttentionBackend
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
@@ -85,13 +85,13 @@ class TransformerXL(LanguageModel):
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = ScoreBuffers()
         """Score buffers that all layers share."""
-        self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = make_norm(settings) if final else nn.Identity()
         self.embedding_dropout = Dropout.of(settings, "embedding_dropout")
         self.output_dropout = Dropout.of(settings, "output_dropout")
         self.auxiliary = AuxiliaryLosses(self.embedding.bands, settings) if settings.auxiliary_losses else None
+        self.set_backend()
         self.reset_parameters()
 
     @property
@@ -144,12 +144,36 @@ class TransformerXL(LanguageModel):
         shape = (batch_size, length, self.settings.d_model)
         return [torch.zeros(shape, dtype=self.memory_dtype, device=self.device) for _ in self.layers]
 
-    def recompute(self, which: Recompute) -> None:
-        super().recompute(which)
-        self.set_attention_backend(self.attention_backend)
+    @property
+    def attention_backend(self) -> AttentionBackend:
+        return self.backend.attention
+
+    @property
+    def width(self) -> int:
+        """Width of the rows of hidden states: d, and zeros up to a multiple of the backend."""
+        return self.settings.d_model + -self.settings.d_model % self.backend.multiple
+
+    def make_backend(self, *, attention: AttentionBackend, compiles: bool, recompute: Recompute) -> Backend:
+        if compiles and not self.backend.compiles:
+            check_compiler(self.device, "`compile` off")
+        if not compiles:
+            backend = backends.make_backend(attention, self.workspace, recompute=recompute is True)
+        elif attention == "reference":
+            backend = dataclasses.replace(backends.COMPILED, attend=definition.attend, attend_context=None)
+        else:
+            backend = backends.ALIGNED if self._pads_rows else backends.COMPILED
+        if self.settings.parts.qk_norm != "none":  # queries and keys are normalized before they are joined
+            backend = dataclasses.replace(backend, attend_context=None)
+        return dataclasses.replace(backend, attention=attention, compiles=compiles, recompute=recompute)
+
+    def _use(self, backend: Backend) -> None:
+        super()._use(backend)
+        self.encoding.backend = backend
+        for layer in self.layers:
+            layer.backend = backend
 
     def pack(self, dtype: torch.dtype) -> None:
-        self._compile(False)
+        self.set_backend(compiles=False)
         if self.attention_backend == "reference":
             return  # the definition reads the parameters themselves
         super().pack(dtype)
@@ -158,26 +182,6 @@ class TransformerXL(LanguageModel):
             if self.device.type != "cpu" or by_onednn(matrices[0].weight, dtype):  # else they are as fast apart
                 layer.attention.project_all = functools.partial(linear, weight=merge(matrices, dtype))
 
-    def set_attention_backend(self, name: AttentionBackend) -> None:
-        self.attention_backend = name
-        if not self.compiles:
-            self._use(backends.make_backend(name, self.workspace, recompute=self._recompute is True))
-        elif name == "reference":
-            self._use(dataclasses.replace(backends.COMPILED, attend=attention.attend, attend_context=None))
-        else:
-            self._use(backends.ALIGNED if self._pads_rows else backends.COMPILED)
-
-    def _use(self, backend: Backend) -> None:
-        """Let all modules compute by this backend."""
-        self.width = self.settings.d_model + -self.settings.d_model % backend.multiple
-        attend_context = backend.attend_context if self.settings.parts.qk_norm == "none" else None
-        self.encoding.joins_products = attend_context is not None
-        for layer in self.layers:
-            layer.attention.attend, layer.attend_context = backend.attend, attend_context
-        for module in self.modules():
-            if isinstance(module, Dropout | Linear):
-                module.backend = backend
-
     @property
     def _pads_rows(self) -> bool:
         """True if hidden states are padded for CUDA's products; the parts of other architectures read them unpadded."""
@@ -185,24 +189,19 @@ class TransformerXL(LanguageModel):
         is_plain = parts == ("transformer", "residual", "none") and not self.encoding.changes_layers
         return is_plain and row_multiple(self.device) > 1
 
-    def compile_layers(self) -> None:
-        """Compile the layers with torch.compile: norms, residuals and activations in few kernels between products."""
-        check_compiler(self.device, "`compile` off")
-        self._compile(True)
-
-    def _compile(self, compiles: bool) -> None:
-        """Compile the functions of a training step from now on, or call them as they are."""
-        self.compiles = self.encoding.compiles = self.embedding.compiles = self.softmax.compiles = compiles
-        self.set_attention_backend(self.attention_backend)
-
     def compile_reading(self) -> None:
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
         check_compiler(self.device, "`compile` off")
         is_fast = self.attention_backend == "auto"
-        attend = FastAttention(attention.attend, compiles=True) if is_fast else attention.attend
-        self._use(dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None))
-        for layer in self.layers:
-            layer.project, layer.finish = compiled(project), compiled(Layer.residual_block)
+        self._use(
+            dataclasses.replace(
+                backends.COMPILED,
+                attention=self.attention_backend,
+                compiles_parts=True,
+                attend=FastAttention(definition.attend, compiles=True) if is_fast else definition.attend,
+                attend_context=None,
+            )
+        )
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
@@ -212,7 +211,7 @@ class TransformerXL(LanguageModel):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""
-        return compiled(enter, self.compiles)(self, self.embedding.look_up(tokens), tokens, positions)
+        return compiled(enter, self.backend.compiles)(self, self.embedding.look_up(tokens), tokens, positions)
 
     def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
         """Return the score terms of each layer, for the distances 0 .. reach - 1."""
@@ -244,7 +243,7 @@ class TransformerXL(LanguageModel):
         last, read = len(self.layers) - 1, None
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
-            if read is None and layer.attend_context is not None:
+            if read is None and self.backend.attend_context is not None:
                 read = layer.memory_input(hidden)
             inputs = (layer, hidden, past, layer_terms, count if number == last else None, read)
             output = self.call_layer(call_layer, *inputs)
@@ -381,12 +380,12 @@ class TransformerXL(LanguageModel):
         counted, reread = goal.counted(targets.shape[1]), tokens.shape[1] - targets.shape[1]
         first, end, targets = reread + counted.start, reread + counted.stop, targets[:, counted]
         read = outputs if self.auxiliary else outputs[-1:]
-        final = compiled(leave, self.compiles)
+        final = compiled(leave, self.backend.compiles)
         states, penalties = zip(*(final(self, each.hidden, first, end, goal) for each in read), strict=True)
         del outputs, read  # the backward pass frees the old memory layer by layer
         normalized = self.softmax.normalized(states[-1].flatten(0, 1), targets.flatten(), goal.tail_rows)
         if self.auxiliary is not None:
             more.append(self.auxiliary(states, targets, goal.progress))
         more += penalties[-1]
-        finish = compiled(conclude, self.compiles and self.softmax.has_fixed_rows(goal.tail_rows))
+        finish = compiled(conclude, self.backend.compiles and self.softmax.has_fixed_rows(goal.tail_rows))
         return *finish(self.softmax, normalized, len(targets), goal, more), memory

@@ -441,11 +441,9 @@ def _prepare(model: LanguageModel, settings: TrainSettings, world: World) -> Non
     """Let a model compute as the settings say."""
     is_single_cpu = model.device.type == "cpu" and world.size == 1
     model.embedding.gradient_of_rows = is_single_cpu and model.settings.tie_embeddings
-    model.recompute(settings.recompute)
-    model.set_attention_backend(settings.attention)
+    is_compiled = settings.compile == "on"
+    model.set_backend(attention=settings.attention, compiles=is_compiled, recompute=settings.recompute)
     model.precision = settings.precision
-    if settings.compile == "on":
-        model.compile_layers()
 
 
 def _parallel(model: LanguageModel, settings: TrainSettings, world: World) -> DataParallel:

@@ -57,7 +57,7 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     """Evaluate an open run, in the processes of `world`, without recording the result; see `run`."""
     check_options(opened, options)
     if options.attention is not None:
-        opened.model.set_attention_backend(options.attention)
+        opened = replace(opened, model=opened.model.on(attention=options.attention))
     compile_reading(opened, options, options.compile)
     weights = opened.run.best_or_last.name
     step = opened.checkpoint.state["step"]

@@ -100,9 +100,8 @@ class Program(nn.Module):
 
     def __init__(self, model: TransformerXL, settings: EvalSettings) -> None:
         super().__init__()
-        self.model = model
+        self.model = model.on(attention="reference")
         self.settings = settings
-        model.set_attention_backend("reference")
 
     def forward(self, tokens: Tensor, count: Tensor, remembered: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """Return log-probabilities (B, L, V) of the tokens after each, and the new memory; see standalone.py."""
