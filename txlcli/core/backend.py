@@ -28,7 +28,9 @@ class Rotation:
     def apply(self, heads: Tensor) -> Tensor:
         """Return queries or keys (B, H, x, D) rotated to the last x positions; computed in float32 at least."""
         dtype = torch.promote_types(heads.dtype, torch.float32)
-        cosine, sine = (turn[turn.shape[0] - heads.shape[2] :].to(dtype) for turn in (self.cosine, self.sine))
+        start = self.cosine.shape[0] - heads.shape[2]
+        cosine = self.cosine[start:].to(dtype)
+        sine = self.sine[start:].to(dtype)
         first, second = heads.to(dtype).chunk(2, dim=-1)
         rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
         return rotated.to(heads.dtype)
@@ -61,13 +63,13 @@ class ScoreTerms:
         """Return the terms of the `count` nearest distances."""
         if count == self.reach:
             return self
-        key, bias = self.position_key, self.distance_bias
-        return dataclasses.replace(
-            self,
-            reach=count,
-            position_key=None if key is None else key[:, max(0, key.shape[1] - count) :],
-            distance_bias=None if bias is None else bias[:, bias.shape[1] - count :],
-        )
+        key = self.position_key
+        if key is not None:
+            key = key[:, max(0, key.shape[1] - count) :]
+        bias = self.distance_bias
+        if bias is not None:
+            bias = bias[:, bias.shape[1] - count :]
+        return dataclasses.replace(self, reach=count, position_key=key, distance_bias=bias)
 
     def to(self, dtype: torch.dtype) -> "ScoreTerms":
         """Cast all tensors."""
@@ -86,17 +88,20 @@ class ScoreTerms:
 def nearest_rows(by_distance: Tensor, count: int) -> Tensor:
     """Return the `count` nearest rows of (H, m, x); the first row stands for every larger distance."""
     missing = count - by_distance.shape[1]
-    if missing <= 0:
-        return by_distance[:, -missing:] if missing else by_distance
+    if missing == 0:
+        return by_distance
+    if missing < 0:
+        return by_distance[:, -missing:]
     return torch.cat([by_distance[:, :1].expand(-1, missing, -1), by_distance], dim=1)
 
 
 def aligned(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
     """Append zeros to a tensor (..., T, in), so that it has so many columns, and rows if these are given."""
-    missing = 0 if rows is None else rows - tensor.shape[-2]
-    if not missing and tensor.shape[-1] == columns:
-        return tensor
-    return F.pad(tensor, (0, columns - tensor.shape[-1], 0, missing) if missing else (0, columns - tensor.shape[-1]))
+    missing_columns = columns - tensor.shape[-1]
+    missing_rows = 0 if rows is None else rows - tensor.shape[-2]
+    if missing_rows:
+        return F.pad(tensor, (0, missing_columns, 0, missing_rows))
+    return F.pad(tensor, (0, missing_columns)) if missing_columns else tensor
 
 
 def repeated(bias: Tensor, rows: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ class Compression(nn.Module):
 
     def __init__(self, settings: CompressiveSettings) -> None:
         super().__init__()
-        self.rate, self.method = settings.compression_rate, settings.compression
+        self.rate = settings.compression_rate
+        self.method = settings.compression
         is_trained = self.method == "convolution"
         # A convolution whose stride is its kernel is a product with c positions side by side.
         self.convolution = Linear(self.rate * settings.d_model, settings.d_model) if is_trained else None
@@ -172,8 +173,11 @@ class CompressiveTransformer(TransformerXL):
 
     def pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[AgingMemory]:
         """See `TransformerXL.pasts`; `compressed_len` is C, by default that of the settings."""
-        n_layers, memory = len(self.layers), self._readable(memory)
-        kept = (compressed_len or self.settings.compressed_len) if mem_len else 0
+        n_layers = len(self.layers)
+        memory = self._readable(memory)
+        kept = 0
+        if mem_len:
+            kept = compressed_len or self.settings.compressed_len
         return [
             AgingMemory(
                 positions=positions,
@@ -191,8 +195,11 @@ class CompressiveTransformer(TransformerXL):
         for past, output in zip(pasts, outputs, strict=True):
             assert isinstance(past, AgingMemory)
             made = output.kept[:, :0] if output.slots is None else output.slots
-            length = past.positions.shape[1] + output.kept.shape[1] - made.shape[1] * self.settings.compression_rate
-            positions.append(update_memory(past.positions, output.kept, mem_len=length if goal.mem_len else 0))
+            length = 0
+            if goal.mem_len:
+                compressed = made.shape[1] * self.settings.compression_rate
+                length = past.positions.shape[1] + output.kept.shape[1] - compressed
+            positions.append(update_memory(past.positions, output.kept, mem_len=length))
             slots.append(update_memory(past.slots, made, mem_len=past.compressed_len))
         return positions + slots
 

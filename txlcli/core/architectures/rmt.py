@@ -61,7 +61,8 @@ class RecurrentMemoryTransformer(TransformerXL):
 
         The memory has no gradient. M is 0: the state is all the memory.
         """
-        before, outputs = memory[1].shape[1], []
+        before = memory[1].shape[1]
+        outputs = []
         state = memory[0] if memory[0].shape[1] else self.first_state.expand(len(tokens), -1, -1)
         new_state = memory[0]
         present = torch.cat([memory[1], tokens], dim=1)
@@ -84,7 +85,8 @@ class RecurrentMemoryTransformer(TransformerXL):
 
     def _read_segment(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last hidden states of a segment (B, x, d), and the state that is written after it (B, n, d)."""
-        count, rows = state.shape[1], tokens.shape[1] + 2 * state.shape[1]
+        count = state.shape[1]
+        rows = tokens.shape[1] + 2 * count
         positions = torch.arange(rows, device=tokens.device)
         embedded = self.embed(tokens, positions[count : rows - count])
         state = state.to(embedded.dtype)

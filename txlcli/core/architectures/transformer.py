@@ -42,7 +42,8 @@ class TransformerProducts(LayerProducts):
         """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""
         attention = 2 * keys
         if "b" in self.model.encoding.score_terms:
-            attention += keys if max_distance is None else min(keys, max_distance + 1)
+            scored = keys if max_distance is None else min(keys, max_distance + 1)
+            attention += scored
         return self.matrices_per_layer + attention * self.width
 
     def decoding(self, settings: EvalSettings) -> float:

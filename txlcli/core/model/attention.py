@@ -76,8 +76,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, drop
     Returns:
         (B, H, L, D), in the dtype of `value`.
     """
-    seg_len, key_len, width = query.shape[2], key.shape[2], query.shape[3]
-    key, value, scale = key[..., :width], value[..., :width], width**-0.5
+    seg_len = query.shape[2]
+    key_len = key.shape[2]
+    width = query.shape[3]
+    key = key[..., :width]
+    value = value[..., :width]
+    scale = width**-0.5
     with torch.autocast(query.device.type, enabled=False):
         content_score = _plus(query, terms.content_bias) @ key.mT  # (a) + (c): (B, H, L, K)
         score = content_score * scale
@@ -97,7 +101,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, drop
 
 def _plus(query: Tensor, bias: Tensor | None) -> Tensor:
     """Add a bias (H, D) to every query (B, H, L, D)."""
-    return query if bias is None else query + bias.to(query.dtype)[:, None]
+    if bias is None:
+        return query
+    return query + bias.to(query.dtype)[:, None]
 
 
 def split_heads(projected: Tensor, n_heads: int) -> Tensor:
@@ -140,20 +146,28 @@ class Attention(nn.Module):
         qk_norm_eps: float | None = None,
     ) -> None:
         super().__init__()
-        self.n_heads, self.d_head, self.dropout = n_heads, d_head, dropout
-        sizes = d_model, n_heads * d_head
-        self.w_q, self.w_k_content, self.w_v = (linear(*sizes, bias=False) for _ in range(3))
-        self.w_o = linear(*sizes[::-1], bias=False)
-        self.q_norm, self.k_norm = (
-            nn.Identity() if qk_norm_eps is None else HeadNorm(d_head, qk_norm_eps) for _ in range(2)
-        )
+        self.n_heads = n_heads
+        self.d_head = d_head
+        self.dropout = dropout
+        width = n_heads * d_head
+        self.w_q = linear(d_model, width, bias=False)
+        self.w_k_content = linear(d_model, width, bias=False)
+        self.w_v = linear(d_model, width, bias=False)
+        self.w_o = linear(width, d_model, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if qk_norm_eps is not None:
+            self.q_norm = HeadNorm(d_head, qk_norm_eps)
+            self.k_norm = HeadNorm(d_head, qk_norm_eps)
         self.project_all: Callable[[Tensor], Tensor] | None = None
         """Multiplies by W_q, W_kE and W_v side by side, (B, L, d) -> (B, L, 3 * H * D), for reading."""
 
     def project(self, segment: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, L, D), from position `first` on, keys and values likewise, of the segment (B, L, d)."""
         if self.project_all is None or first:
-            return self.project_queries(segment[:, first:] if first else segment), *self.project_keys_values(segment)
+            query = self.project_queries(segment[:, first:])
+            key, value = self.project_keys_values(segment)
+            return query, key, value
         projected = self.project_all(segment).chunk(3, dim=-1)
         query, key, value = (split_heads(part, self.n_heads) for part in projected)
         return self.q_norm(query), self.k_norm(key), value
@@ -165,8 +179,9 @@ class Attention(nn.Module):
 
     def project_keys_values(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return W_kE h, normalized likewise, and W_v h, (B, H, K, D) each, of the context (B, K, d)."""
-        key, value = self.w_k_content(context), self.w_v(context)
-        return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
+        key = split_heads(self.w_k_content(context), self.n_heads)
+        value = split_heads(self.w_v(context), self.n_heads)
+        return self.k_norm(key), value
 
     def project_distances(self, terms: ScoreTerms) -> ScoreTerms:
         """Return the position keys W_k R, and W_q R_0 as u and v, if the terms have distances to project."""

@@ -43,7 +43,8 @@ class FastAttention:
     """
 
     def __init__(self, tiles: Attend, *, compiles: bool = False) -> None:
-        self.tiles, self._compiles = tiles, compiles
+        self.tiles = tiles
+        self._compiles = compiles
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
         """Return (B, H, L, D)."""
@@ -70,8 +71,10 @@ class FastAttention:
 
 def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
     """Return `core.kernels.dropout.drop` in operations that a compiler fuses; on a CPU the mask is another one."""
-    if rate == 0 or not variational:
-        return F.dropout(hidden, rate) if rate else hidden
+    if rate == 0:
+        return hidden
+    if not variational:
+        return F.dropout(hidden, rate)
     exact = torch.promote_types(hidden.dtype, torch.float32)
     scale = F.dropout(torch.ones_like(hidden[..., :1, :], dtype=exact), rate)
     return cast(hidden * scale, hidden.dtype)
@@ -84,7 +87,8 @@ class _FusedActivation(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, rate: float, variational: bool) -> Tensor:
         out = cast_for_products(_plain_dropout(F.relu(hidden), rate, variational=variational))
         ctx.save_for_backward(out)
-        ctx.scale, ctx.dtype = 1 / (1 - rate), hidden.dtype
+        ctx.scale = 1 / (1 - rate)
+        ctx.dtype = hidden.dtype
         return out
 
     @staticmethod
@@ -103,14 +107,16 @@ def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     product = F.linear(rows, weight)
     if bias is None:
         return product
-    # The gradients of narrow rows are added up together with those of the norm that follows.
-    return product + (repeated(bias, product) if len(weight) > weight.shape[1] else bias)
+    if len(weight) > weight.shape[1]:  # gradients of narrow rows are added up with those of the norm that follows
+        bias = repeated(bias, product)
+    return product + bias
 
 
 def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `_fused_linear` of rows (..., in) that may end in zeros: at the multiple of CUDA, ending in zeros."""
     width = len(weight) + -len(weight) % CUDA_MULTIPLE
-    bias = None if bias is None else aligned(bias, width)
+    if bias is not None:
+        bias = aligned(bias, width)
     return _fused_linear(rows, aligned(weight, rows.shape[-1], width), bias)
 
 

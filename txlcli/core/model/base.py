@@ -76,8 +76,8 @@ class LanguageModel(nn.Module, ABC):
         if parameter.dim() == 1:
             nn.init.zeros_(parameter)
         else:
-            is_projection = ".projections." in name
-            nn.init.normal_(parameter, 0.0, self.settings.proj_init_std if is_projection else self.settings.init_std)
+            std = self.settings.proj_init_std if ".projections." in name else self.settings.init_std
+            nn.init.normal_(parameter, 0.0, std)
 
     @property
     def device(self) -> torch.device:
@@ -225,7 +225,9 @@ class LanguageModel(nn.Module, ABC):
         segment = torch.cat([*before, tokens], dim=1)
         hidden, after = self(segment, memory, mem_len=mem_len, **limits)
         own = hidden[:, hidden.shape[1] - tokens.shape[1] :]
-        return (own, after, []) if ends else (own, memory, [segment])
+        if ends:
+            return own, after, []
+        return own, memory, [segment]
 
     def pack(self, dtype: torch.dtype) -> None:
         """Multiply by the current matrices of the layers in this dtype from now on, packed where that is faster.
@@ -254,7 +256,8 @@ class LanguageModel(nn.Module, ABC):
             tables = self.embedding.tables if self.settings.tie_embeddings else self.softmax.tables
             for spare, table in zip(self.softmax.spare, tables, strict=True):
                 grad = table.grad
-                spare.release(grad if type(grad) is Tensor and not grad.storage_offset() else None)
+                is_whole = type(grad) is Tensor and not grad.storage_offset()
+                spare.release(grad if is_whole else None)
         self.zero_grad(set_to_none=True)
 
     def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:

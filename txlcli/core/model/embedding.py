@@ -59,7 +59,9 @@ class AdaptiveEmbedding(nn.Module):
         Each band looks up every token, as the number of its own is not known on a GPU. The unused work is less than a
         hundredth of the operations of a published model's layers.
         """
-        rows = [tokens] if len(self.bands) == 1 else compiled(rows_of_bands, self.backend.compiles)(self.bands, tokens)
+        if len(self.bands) == 1:
+            return [self._vectors(0, tokens)]
+        rows = compiled(rows_of_bands, self.backend.compiles)(self.bands, tokens)
         return [self._vectors(number, of_band) for number, of_band in enumerate(rows)]
 
     def join(self, vectors: list[Tensor], tokens: Tensor) -> Tensor:

@@ -129,20 +129,18 @@ class RelativeEncoding(TiedRelativeEncoding):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
-        d_model, n_heads, d_head = settings.d_model, settings.n_heads, settings.d_head
         pairs = 1 if settings.tie_biases else settings.n_layers
-        self.content_bias = nn.Parameter(torch.empty(pairs, n_heads, d_head))
-        self.position_bias = nn.Parameter(torch.empty(pairs, n_heads, d_head))
-        layers = range(settings.n_layers)
+        self.content_bias = nn.Parameter(torch.empty(pairs, settings.n_heads, settings.d_head))
+        self.position_bias = nn.Parameter(torch.empty(pairs, settings.n_heads, settings.d_head))
+        width = settings.n_heads * settings.d_head
         self.w_k_position: ModuleList[Linear] = ModuleList(
-            Linear(d_model, n_heads * d_head, bias=False) for _ in layers
+            Linear(settings.d_model, width, bias=False) for _ in range(settings.n_layers)
         )
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
         encoding = self.encode(reach, max_distance, like)
-        joins_products = self.backend.attend_context is not None
-        project = self._project_at_once if joins_products else self._project_by_layer
+        project = self._project_by_layer if self.backend.attend_context is None else self._project_at_once
         return [
             ScoreTerms(reach, split_heads(key, self.settings.n_heads), content_bias, position_bias)
             for key, content_bias, position_bias in project(encoding)
@@ -156,7 +154,8 @@ class RelativeEncoding(TiedRelativeEncoding):
 
     def _project_at_once(self, encoding: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
-        n_layers, multiple = len(self.w_k_position), row_multiple(encoding.device)
+        n_layers = len(self.w_k_position)
+        multiple = row_multiple(encoding.device)
         count, width = (size + -size % multiple for size in encoding.shape)
         weight = joined_heads(self.w_k_position, self.settings.d_head, width)
         keys = F.linear(aligned(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
@@ -180,7 +179,8 @@ class ShawEncoding(Encoding):
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         last = len(self.distance_tables[0]) - 1
-        distances = _distances(reach, last if max_distance is None else min(last, max_distance), like)
+        farthest = last if max_distance is None else min(last, max_distance)
+        distances = _distances(reach, farthest, like)
         keys = (split_heads(table[distances], self.settings.n_heads) for table in self.distance_tables)
         return [ScoreTerms(reach, key) for key in keys]
 

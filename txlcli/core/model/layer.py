@@ -112,15 +112,16 @@ class _ContextProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (context, segment, w_query, w_key_value), (grad_query, grad) = ctx.saved_tensors, grad_outputs
-        mem_len, weight = context.shape[1] - segment.shape[1], w_key_value.expand(len(grad), -1, -1)
-        return (
-            grad[:, :mem_len] @ weight if ctx.needs_input_grad[0] else None,
-            # One product per lane, so that rows are not copied, which adds its result to the gradient of the queries.
-            torch.baddbmm(grad_query @ w_query, grad[:, mem_len:], weight),
-            grad_query.flatten(0, 1).mT @ segment.flatten(0, 1),
-            grad.flatten(0, 1).mT @ context.flatten(0, 1),
-        )
+        context, segment, w_query, w_key_value = ctx.saved_tensors
+        grad_query, grad = grad_outputs
+        mem_len = context.shape[1] - segment.shape[1]
+        weight = w_key_value.expand(len(grad), -1, -1)
+        grad_past = grad[:, :mem_len] @ weight if ctx.needs_input_grad[0] else None
+        # One product per lane, so that rows are not copied, which adds its result to the gradient of the queries.
+        grad_segment = torch.baddbmm(grad_query @ w_query, grad[:, mem_len:], weight)
+        grad_w_query = grad_query.flatten(0, 1).mT @ segment.flatten(0, 1)
+        grad_w_key_value = grad.flatten(0, 1).mT @ context.flatten(0, 1)
+        return grad_past, grad_segment, grad_w_query, grad_w_key_value
 
 
 class Layer(nn.Module):
@@ -144,7 +145,8 @@ class Layer(nn.Module):
         self.feed_forward = make_feed_forward(settings)
         self.ff_norm = make_norm(settings)
         gated = settings.gating == "gru"
-        self.attention_gate, self.feed_forward_gate = (GruGate(settings) if gated else None for _ in range(2))
+        self.attention_gate = GruGate(settings) if gated else None
+        self.feed_forward_gate = GruGate(settings) if gated else None
         self.dropout = Dropout.of(settings)
         """Of the output of attention."""
         self.feed_forward_dropout = Dropout.of(settings, "feed_forward_dropout")
@@ -162,7 +164,9 @@ class Layer(nn.Module):
     def project_past(self, states: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H, M, D) of the hidden states (B, M, d) of a memory."""
         keys, values = self.attention.project_keys_values(self.attention_input(states))
-        return keys if rotation is None else rotation.apply(keys), values
+        if rotation is not None:
+            keys = rotation.apply(keys)
+        return keys, values
 
     def forward(
         self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None, read: Tensor | None = None
@@ -179,7 +183,8 @@ class Layer(nn.Module):
             count: number of final positions to compute, 0 included; all by default.
             read: `memory_input` of `hidden`, if it has been made.
         """
-        first, terms = 0 if count is None else hidden.shape[1] - count, self.attention.project_distances(terms)
+        first = 0 if count is None else hidden.shape[1] - count
+        terms = self.attention.project_distances(terms)
         joins = self.backend.attend_context is not None and terms.rotation is None and not first
         if joins and isinstance(past, HiddenMemory):
             layer_input = self.memory_input(hidden) if read is None else read
@@ -189,11 +194,14 @@ class Layer(nn.Module):
                 self, hidden, terms.rotation, first
             )
             attended = self._attend(query, keys, values, past, terms)
-        hidden = hidden[:, first:] if first else hidden
+        if first:
+            hidden = hidden[:, first:]
         if hidden.shape[1]:
             hidden = compiled(Layer.residual_block, self.backend.compiles_parts)(self, hidden, attended)
         kept = layer_input[..., : self.d_model].detach().contiguous()
-        return LayerOutput(hidden, kept, read=self.memory_input(hidden) if joins else None)
+        if not joins:
+            return LayerOutput(hidden, kept)
+        return LayerOutput(hidden, kept, read=self.memory_input(hidden))
 
     def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
         """Attend from a segment (B, L, d) to past and segment, projected together.
@@ -202,18 +210,21 @@ class Layer(nn.Module):
         """
         attend = self.backend.attend_context
         assert attend is not None
-        attention, drop, segment = self.attention, self.projection_dropout, self.attention_input(layer_input)
-        heads, d_head, width = attention.n_heads, attention.d_head, segment.shape[-1]
-        w_query, w_key_value = (attention.w_q,), (attention.w_k_content, attention.w_v)
+        attention = self.attention
+        heads = attention.n_heads
+        d_head = attention.d_head
+        segment = self.attention_input(layer_input)
+        width = segment.shape[-1]
         if past.length:
             remembered = self.attention_input(aligned(past.states, width))
-            weights = (joined_heads(matrices, d_head, width) for matrices in (w_query, w_key_value))
-            queries, keys_values = _ContextProducts.apply(remembered, segment, *weights)  # section 3.2
+            w_query = joined_heads([attention.w_q], d_head, width)
+            w_key_value = joined_heads([attention.w_k_content, attention.w_v], d_head, width)
+            queries, keys_values = _ContextProducts.apply(remembered, segment, w_query, w_key_value)  # section 3.2
         else:
-            weight = joined_heads(w_query + w_key_value, d_head, width)
+            weight = joined_heads([attention.w_q, attention.w_k_content, attention.w_v], d_head, width)
             queries, keys_values = F.linear(segment, weight).tensor_split([len(weight) // 3], dim=-1)
-        query = split_heads(drop(queries), heads)
-        key_value = drop(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
+        query = split_heads(self.projection_dropout(queries), heads)
+        key_value = self.projection_dropout(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
         attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
         output = aligned(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
         return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))
@@ -236,10 +247,12 @@ class Layer(nn.Module):
         hidden = self._join(self.dropout, attended, hidden, self.attention_gate)
         if not self.pre_norm:
             hidden = self.attention_norm(hidden)
-        branch = self.feed_forward(self.ff_norm(hidden) if self.pre_norm else hidden)
+        ff_input = self.ff_norm(hidden) if self.pre_norm else hidden
+        branch = self.feed_forward(ff_input)
         hidden = self._join(self.feed_forward_dropout, branch, hidden, self.feed_forward_gate)
-        normed: Tensor = hidden if self.pre_norm else self.ff_norm(hidden)
-        return normed
+        if not self.pre_norm:
+            hidden = self.ff_norm(hidden)
+        return hidden
 
     @staticmethod
     def _join(dropout: Dropout, branch: Tensor, hidden: Tensor, gate: GruGate | None) -> Tensor:
@@ -248,7 +261,9 @@ class Layer(nn.Module):
             gated: Tensor = gate(hidden, dropout.after_relu(branch))
             return gated
         dropped: Tensor = dropout(branch)
-        return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
+        if dropped.dtype == hidden.dtype:
+            return dropped.add_(hidden)
+        return dropped + hidden
 
 
 def project(
@@ -258,13 +273,16 @@ def project(
     layer_input = layer.memory_input(hidden)
     query, keys, values = layer.attention.project(layer.attention_input(layer_input), first=first)
     if rotation is not None:
-        query, keys = rotation.apply(query), rotation.apply(keys)
+        query = rotation.apply(query)
+        keys = rotation.apply(keys)
     return layer_input, query, keys, values
 
 
 def rotated(terms: Sequence[ScoreTerms], rotation: Rotation | None) -> Sequence[ScoreTerms]:
     """Return the score terms of each layer with the rotation of a segment."""
-    return terms if rotation is None else [dataclasses.replace(added, rotation=rotation) for added in terms]
+    if rotation is None:
+        return terms
+    return [dataclasses.replace(added, rotation=rotation) for added in terms]
 
 
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:

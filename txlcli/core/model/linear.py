@@ -23,7 +23,8 @@ class Linear(nn.Linear):
 
     def pack(self, dtype: torch.dtype) -> None:
         """Prepare the weight for reading in this dtype: see `LanguageModel.pack`."""
-        self.packed = pack(self.weight, dtype), None if self.bias is None else self.bias.detach().to(dtype)
+        bias = None if self.bias is None else self.bias.detach().to(dtype)
+        self.packed = pack(self.weight, dtype), bias
 
     def forward(self, rows: Tensor) -> Tensor:
         """Multiply rows (..., T, in) -> (..., T, out)."""
@@ -46,8 +47,11 @@ def merge(matrices: Sequence[nn.Linear], dtype: torch.dtype) -> Tensor:
     Where they are not in oneDNN's layout, the matrices read views of them.
     """
     merged = pack(torch.cat([matrix.weight for matrix in matrices]), dtype)
-    plain = (matrix.weight.detach().to(dtype) for matrix in matrices)
-    for matrix, part in zip(matrices, plain if merged.is_mkldnn else merged.chunk(len(matrices)), strict=True):
+    if merged.is_mkldnn:
+        parts = [matrix.weight.detach().to(dtype) for matrix in matrices]
+    else:
+        parts = list(merged.chunk(len(matrices)))
+    for matrix, part in zip(matrices, parts, strict=True):
         assert isinstance(matrix, Linear)
         matrix.packed = part, None
     return merged

@@ -27,18 +27,25 @@ def counted_positions(seg_len: int, part: LossPart) -> slice:
 
     Half loss does not train predictions from a few tokens only, which occur at the beginning of a segment.
     """
-    return slice(seg_len // 2 if part == "half" else 0, seg_len)
+    first = seg_len // 2 if part == "half" else 0
+    return slice(first, seg_len)
 
 
 def weights_of_positions(length: int, part: LossPart, seg_len: Tensor) -> Tensor:
     """Return 1 for each counted position and 0 for the others, (length,), where all but `seg_len` (0-d) are padding."""
     position = torch.arange(length, device=seg_len.device)
-    return ((position < seg_len) & (position >= (seg_len // 2 if part == "half" else 0))).float()
+    counts = position < seg_len
+    if part == "half":
+        counts = counts & (position >= seg_len // 2)
+    return counts.float()
 
 
 def mean_over_positions(values: Tensor, weights: Tensor | None) -> Tensor:
     """Return the mean (0-d) of values (B, L), weighted by position (L,) if weights are given."""
-    return values.mean() if weights is None else (values * weights).sum() / (weights.sum() * len(values)).clamp(min=1)
+    if weights is None:
+        return values.mean()
+    count = weights.sum() * len(values)
+    return (values * weights).sum() / count.clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +72,9 @@ class Objective:
 
     def counted(self, length: int) -> slice:
         """Return the positions of L that count, or all of them where some are padding, which `weights` leave out."""
-        return counted_positions(length, "full" if self.seg_len is not None else self.part)
+        if self.seg_len is not None:
+            return slice(0, length)
+        return counted_positions(length, self.part)
 
     def weights(self, length: int) -> Tensor | None:
         """Return the weights of positions (L,) where some are padding."""
@@ -74,7 +83,8 @@ class Objective:
     def penalties(self, hidden: Tensor) -> list[Tensor]:
         """Return the penalties (0-d) of hidden states (B, L, d) before their dropout."""
         found: list[Tensor] = []
-        weights, hidden = self.weights(hidden.shape[1]), at_least_float32(hidden)
+        weights = self.weights(hidden.shape[1])
+        hidden = at_least_float32(hidden)
         if self.activation_penalty:
             found.append(self.activation_penalty * mean_over_positions(hidden.square().mean(-1), weights))
         if self.slowness_penalty and hidden.shape[1] > 1:

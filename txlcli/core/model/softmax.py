@@ -84,7 +84,9 @@ class AdaptiveSoftmax(nn.Module):
         self._embedding = (embedding,)  # not a submodule: its parameters would have two names
         self.d_model = d_model
         self.biases = nn.ParameterList(torch.empty(band.size) for band in bands)
-        self.tables = nn.ParameterList(() if tied else (band_matrix(band.size, band.width) for band in bands))
+        self.tables = nn.ParameterList()
+        if not tied:
+            self.tables.extend(band_matrix(band.size, band.width) for band in bands)
         own = {str(i): band for i, band in enumerate(bands) if band.projection is not None and not band.shared}
         self.projections = nn.ParameterDict({i: band_matrix(d_model, band.width) for i, band in own.items()})
         tails = len(bands) - 1
@@ -106,7 +108,8 @@ class AdaptiveSoftmax(nn.Module):
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
         """Divide all logits by a number within this block."""
-        before, self.temperature = self.temperature, temperature
+        before = self.temperature
+        self.temperature = temperature
         try:
             yield
         finally:
@@ -173,7 +176,8 @@ class AdaptiveSoftmax(nn.Module):
         CUDA's fast kernels get both matrices in their dtype, with columns of zeros, and ids with a logit of -inf, up to
         a multiple.
         """
-        table, bias = self._table(number), self._divided(self.biases[number])
+        table = self._table(number)
+        bias = self._divided(self.biases[number])
         multiple = row_multiple_of_products(projected)
         if multiple == 1:
             return projected, table, bias
@@ -240,7 +244,9 @@ class AdaptiveSoftmax(nn.Module):
     def project(self, number: int, hidden: Tensor) -> Tensor:
         """Project to the width of a band, divided by the temperature: (T, d) -> (T, w)."""
         projection = self._projection(number)
-        return self._divided(hidden if projection is None else linear(hidden, projection.mT))
+        if projection is not None:
+            hidden = linear(hidden, projection.mT)
+        return self._divided(hidden)
 
     def _divided(self, tensor: Tensor) -> Tensor:
         """Divide what is linear in the logits by the temperature."""
@@ -249,8 +255,10 @@ class AdaptiveSoftmax(nn.Module):
     def _projection(self, number: int) -> Tensor | None:
         """Return the projection (d, w) of a band, the embedding's if it is shared, or None if the band has none."""
         band = self.bands[number]
-        if band.projection is None or not band.shared:
-            return None if band.projection is None else self.projections[str(number)]
+        if band.projection is None:
+            return None
+        if not band.shared:
+            return self.projections[str(number)]
         (embedding,) = self._embedding
         assert embedding is not None
         return embedding.projections[str(band.projection)]
@@ -258,7 +266,9 @@ class AdaptiveSoftmax(nn.Module):
     def _table(self, number: int) -> Tensor:
         """Return the table (n, w) of a band, the embedding's if they are tied."""
         (embedding,) = self._embedding
-        return self.tables[number] if embedding is None or len(self.tables) else embedding.tables[number]
+        if embedding is None or len(self.tables):
+            return self.tables[number]
+        return embedding.tables[number]
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

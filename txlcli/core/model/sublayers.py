@@ -25,7 +25,9 @@ class LayerNorm(nn.LayerNorm):
             return super().forward(hidden)
         mean = hidden.sum(-1, keepdim=True) / d_model
         scaled = _scaled(torch.where(torch.arange(width, device=hidden.device) < d_model, hidden - mean, 0.0), self)
-        return scaled if self.bias is None else scaled + aligned(self.bias, width)
+        if self.bias is None:
+            return scaled
+        return scaled + aligned(self.bias, width)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -33,7 +35,9 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalize (B, L, d or wider)."""
-        return super().forward(hidden) if hidden.shape[-1:] == self.normalized_shape else _scaled(hidden, self)
+        if hidden.shape[-1:] == self.normalized_shape:
+            return super().forward(hidden)
+        return _scaled(hidden, self)
 
 
 def _scaled(hidden: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
@@ -133,13 +137,18 @@ class GruGate(nn.Module):
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         d_model = settings.d_model
-        self.w_r, self.w_z, self.w_g = (Linear(d_model, d_model, bias=False) for _ in range(3))
-        self.u_r, self.u_z, self.u_g = (Linear(d_model, d_model, bias=False) for _ in range(3))
+        self.w_r = Linear(d_model, d_model, bias=False)
+        self.w_z = Linear(d_model, d_model, bias=False)
+        self.w_g = Linear(d_model, d_model, bias=False)
+        self.u_r = Linear(d_model, d_model, bias=False)
+        self.u_z = Linear(d_model, d_model, bias=False)
+        self.u_g = Linear(d_model, d_model, bias=False)
         self.update_bias = nn.Parameter(torch.empty(d_model))
 
     def forward(self, hidden: Tensor, branch: Tensor) -> Tensor:
         """Combine x and y, (B, L, d) each, in the dtype of x."""
-        dtype, read = hidden.dtype, cast_for_products(hidden)
+        dtype = hidden.dtype
+        read = cast_for_products(hidden)
         reset = torch.sigmoid((self.w_r(branch) + self.u_r(read)).to(dtype))
         update = torch.sigmoid((self.w_z(branch) + self.u_z(read)).to(dtype) - self.update_bias)
         candidate = torch.tanh((self.w_g(branch) + self.u_g(cast_for_products(reset * hidden))).to(dtype))

@@ -49,19 +49,21 @@ def call_layer(
     return output
 
 
-def enter(model: "TransformerXL", vectors: list[Tensor], tokens: Tensor, positions: Tensor) -> Tensor:
+def embed_inputs(model: "TransformerXL", vectors: list[Tensor], tokens: Tensor, positions: Tensor) -> Tensor:
     """Return the input of the first layer, (B, L, d), from what the embedding finds for tokens at positions (L,)."""
     embedded = model.embedding.join(vectors, tokens) * model.settings.d_model**0.5
     return aligned(model.embedding_dropout(model.encoding.add_to_embedding(embedded, positions)), model.width)
 
 
-def leave(model: "TransformerXL", hidden: Tensor, first: int, end: int, goal: Objective) -> tuple[Tensor, list[Tensor]]:
+def final_states(
+    model: "TransformerXL", hidden: Tensor, first: int, end: int, goal: Objective
+) -> tuple[Tensor, list[Tensor]]:
     """Return the final hidden states (B, x, d) at some positions of a layer's output, with dropout, and penalties."""
     normed = model.final_norm(hidden)[..., : model.settings.d_model]
     return model.output_dropout(normed)[:, first:end].contiguous(), goal.penalties(normed[:, first:end])
 
 
-def conclude(
+def reduce_losses(
     softmax: AdaptiveSoftmax, normalized: Normalized, batch_size: int, goal: Objective, more: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the objective, to which more losses (0-d) are added, and the mean loss in nats to report (0-d)."""
@@ -124,7 +126,8 @@ class TransformerXL(LanguageModel):
         """Initialize gains around 1, gates by their bias; with init = "tf" gains at 1, vectors of clusters at 0."""
         tf_init = self.settings.init == "tf"
         if "norm." in name and name.endswith("weight"):
-            nn.init.normal_(parameter, 1.0, 0.0 if tf_init else self.settings.init_std)
+            std = 0.0 if tf_init else self.settings.init_std
+            nn.init.normal_(parameter, 1.0, std)
         elif name.endswith(".update_bias"):
             nn.init.constant_(parameter, self.settings.gate_bias)
         elif tf_init and name.endswith("cluster_weight"):
@@ -134,7 +137,9 @@ class TransformerXL(LanguageModel):
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, for each layer: (B, 0, d), or (B, M, d) visible zeros."""
-        return self._zeros(batch_size, self.settings.visible_memory(mem_len) if self.memory_starts_full else 0)
+        if self.memory_starts_full:
+            return self.full_memory(batch_size, mem_len)
+        return self._zeros(batch_size, 0)
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
         return self._zeros(batch_size, self.settings.visible_memory(mem_len))
@@ -193,15 +198,14 @@ class TransformerXL(LanguageModel):
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
         check_compiler(self.device, "`compile` off")
         is_fast = self.attention_backend == "auto"
-        self._use(
-            dataclasses.replace(
-                backends.COMPILED,
-                attention=self.attention_backend,
-                compiles_parts=True,
-                attend=FastAttention(definition.attend, compiles=True) if is_fast else definition.attend,
-                attend_context=None,
-            )
+        backend = dataclasses.replace(
+            backends.COMPILED,
+            attention=self.attention_backend,
+            compiles_parts=True,
+            attend=FastAttention(definition.attend, compiles=True) if is_fast else definition.attend,
+            attend_context=None,
         )
+        self._use(backend)
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
@@ -211,7 +215,7 @@ class TransformerXL(LanguageModel):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""
-        return compiled(enter, self.backend.compiles)(self, self.embedding.look_up(tokens), tokens, positions)
+        return compiled(embed_inputs, self.backend.compiles)(self, self.embedding.look_up(tokens), tokens, positions)
 
     def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
         """Return the score terms of each layer, for the distances 0 .. reach - 1."""
@@ -240,15 +244,17 @@ class TransformerXL(LanguageModel):
             positions: (L,) in the segment.
             count: number of final positions to compute in the last layer, 0 included; all by default.
         """
-        last, read = len(self.layers) - 1, None
+        last = len(self.layers) - 1
+        read = None
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
             if read is None and self.backend.attend_context is not None:
                 read = layer.memory_input(hidden)
-            inputs = (layer, hidden, past, layer_terms, count if number == last else None, read)
-            output = self.call_layer(call_layer, *inputs)
+            of_layer = count if number == last else None
+            output = self.call_layer(call_layer, layer, hidden, past, layer_terms, of_layer, read)
             yield output
-            hidden, read = output.hidden, None if self.encoding.changes_layers else output.read
+            hidden = output.hidden
+            read = None if self.encoding.changes_layers else output.read
 
     def forward(
         self,
@@ -377,15 +383,20 @@ class TransformerXL(LanguageModel):
         memory = self.memory_after(pasts, outputs, goal)
         del pasts
         more = [output.loss for output in outputs if output.loss is not None]
-        counted, reread = goal.counted(targets.shape[1]), tokens.shape[1] - targets.shape[1]
-        first, end, targets = reread + counted.start, reread + counted.stop, targets[:, counted]
-        read = outputs if self.auxiliary else outputs[-1:]
-        final = compiled(leave, self.backend.compiles)
-        states, penalties = zip(*(final(self, each.hidden, first, end, goal) for each in read), strict=True)
-        del outputs, read  # the backward pass frees the old memory layer by layer
+        counted = goal.counted(targets.shape[1])
+        reread = tokens.shape[1] - targets.shape[1]
+        targets = targets[:, counted]
+        final = compiled(final_states, self.backend.compiles)
+        states: list[Tensor] = []
+        penalties: list[Tensor] = []
+        for output in outputs if self.auxiliary else outputs[-1:]:
+            hidden, penalties = final(self, output.hidden, reread + counted.start, reread + counted.stop, goal)
+            states.append(hidden)
+        del outputs, output  # the backward pass frees the old memory layer by layer
         normalized = self.softmax.normalized(states[-1].flatten(0, 1), targets.flatten(), goal.tail_rows)
         if self.auxiliary is not None:
             more.append(self.auxiliary(states, targets, goal.progress))
-        more += penalties[-1]
-        finish = compiled(conclude, self.backend.compiles and self.softmax.has_fixed_rows(goal.tail_rows))
-        return *finish(self.softmax, normalized, len(targets), goal, more), memory
+        more += penalties
+        is_compiled = self.backend.compiles and self.softmax.has_fixed_rows(goal.tail_rows)
+        objective, loss = compiled(reduce_losses, is_compiled)(self.softmax, normalized, len(targets), goal, more)
+        return objective, loss, memory

@@ -68,7 +68,8 @@ class SlidingBuffer(Past):
     ) -> None:
         *outer, width = shape
         padded = -(-width // row_multiple(device)) * row_multiple(device)
-        self.keys, self.values = (torch.zeros(*outer, padded, dtype=dtype, device=device) for _ in range(2))
+        self.keys = torch.zeros(*outer, padded, dtype=dtype, device=device)
+        self.values = torch.zeros(*outer, padded, dtype=dtype, device=device)
         self._range = buffer_range
 
     def extend(self, keys: Tensor, values: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,8 @@ class SlidingBuffer(Past):
 
     def write(self, keys: Tensor, values: Tensor, at: int) -> None:
         """Put keys and values, (B or 1, H, x, D), into the slots from `at` on."""
-        slots, width = slice(at, at + keys.shape[2]), keys.shape[3]
+        slots = slice(at, at + keys.shape[2])
+        width = keys.shape[3]
         self.keys[:, :, slots, :width] = keys
         self.values[:, :, slots, :width] = values
 
@@ -100,7 +102,9 @@ class FixedSlots(Past):
     """
 
     def __init__(self, buffer: SlidingBuffer, at: Tensor, attend: Attend) -> None:
-        self._buffer, self._at, self.attend = buffer, at, attend
+        self._buffer = buffer
+        self._at = at
+        self.attend = attend
 
     def extend(self, keys: Tensor, values: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H, 1, D) of the token; return the whole buffers (B, H, C, D)."""
@@ -118,7 +122,8 @@ class Replays:
     """
 
     def __init__(self, run: Callable[..., Tensor], capture_graph: CaptureGraph) -> None:
-        self._run, self._capture_graph = run, capture_graph
+        self._run = run
+        self._capture_graph = capture_graph
         self._inputs: list[Tensor] = []
         self._replays: dict[int, Callable[[], Tensor] | None] = {}
 
@@ -129,9 +134,13 @@ class Replays:
         """
         if not self._inputs:
             number = torch.zeros(1, dtype=torch.long, device=embedded.device)
-            self._inputs = [(number if isinstance(own, int) else own).clone() for own in (embedded, *inputs)]
+            for given in (embedded, *inputs):
+                self._inputs.append(number.clone() if isinstance(given, int) else given.clone())
         for own, given in zip(self._inputs, (embedded, *inputs), strict=True):
-            own.fill_(given) if isinstance(given, int) else own.copy_(given)
+            if isinstance(given, int):
+                own.fill_(given)
+            else:
+                own.copy_(given)
         run = partial(self._run, *self._inputs)
         if phase not in self._replays:
             self._replays[phase] = None
@@ -150,7 +159,8 @@ class Decoder(Reader):
     model: TransformerXL
 
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
-        settings, sizes = self.settings, self.model.settings
+        settings = self.settings
+        sizes = self.model.settings
         if self.compiles:
             self.model.compile_reading()
         self.mem_len = sizes.visible_memory(settings.mem_len)
@@ -174,13 +184,15 @@ class Decoder(Reader):
         self._allocate()
         if capture_graph is not None:
             read_segment = partial(self._through_layers, reach=self.reach, count=self.seg_len)
-            self._token, self._segment = (Replays(run, capture_graph) for run in (self._read_token, read_segment))
+            self._token = Replays(self._read_token, capture_graph)
+            self._segment = Replays(read_segment, capture_graph)
         self.reset()
 
     @torch.inference_mode()
     def _allocate(self) -> None:
         """Make buffers for keys and values of all layers; project the distances."""
-        sizes, limit = self.model.settings, self.settings.max_distance
+        sizes = self.model.settings
+        limit = self.settings.max_distance
         dtype = product_dtype(self.model.precision, self.model.dtype)
         shape = (self.settings.batch_size, sizes.n_heads, self.capacity, sizes.d_head)
         check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
@@ -195,7 +207,9 @@ class Decoder(Reader):
     @torch.inference_mode()
     def reset(self) -> None:
         memory = self._first_memory()
-        self._range.start, self._range.end, self._read_before = 0, memory[0].shape[1], 0
+        self._range.start = 0
+        self._range.end = memory[0].shape[1]
+        self._read_before = 0
         rotation = self.model.encoding.rotation(torch.arange(-self._range.end, 0, device=self.device))
         for layer, buffer, zeros in zip(self.model.layers, self._buffers, memory, strict=True):
             if self._range.end:
@@ -209,13 +223,16 @@ class Decoder(Reader):
             positions = self._positions(length)
             hidden = self._read(self.model.embed(tokens, positions), positions, count)
         self._read_before += length
-        self._range.advance(length, mem_len=self.capacity if self._in_segment else self.mem_len)
+        mem_len = self.capacity if self._in_segment else self.mem_len
+        self._range.advance(length, mem_len=mem_len)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
     def _read(self, embedded: Tensor, positions: Tensor, count: int) -> Tensor:
         """Return the last layer's output (B, count, d) for embeddings (B, l, d): by a graph if one reads them."""
-        length, remembered, before = embedded.shape[1], self._range.count, self._read_before
+        length = embedded.shape[1]
+        remembered = self._range.count
+        before = self._read_before
         reach = min(remembered + length, self._limit or remembered + length)
         if length == 1 and self.replays_tokens:
             # `count` is 0 or 1.
@@ -226,7 +243,8 @@ class Decoder(Reader):
             return self._segment(self._range.start, embedded, positions, stream)
         # A segment that is not complete has a length that occurs once.
         is_usual = length == self.seg_len or not self.compiles
-        with contextlib.nullcontext() if is_usual else self.model.uncompiled():
+        compiler = contextlib.nullcontext() if is_usual else self.model.uncompiled()
+        with compiler:
             return self._through_layers(embedded, positions, stream, reach=reach, count=count)
 
     def _through_layers(self, hidden: Tensor, positions: Tensor, stream: Tensor, *, reach: int, count: int) -> Tensor:
@@ -264,7 +282,8 @@ class Decoder(Reader):
             return
         for buffer in self._buffers:
             buffer.slide()
-        self._range.start, self._range.end = 0, self._range.end - self._range.start
+        self._range.end = self._range.count
+        self._range.start = 0
 
 
 def smallest_limit(*limits: int | None) -> int | None:

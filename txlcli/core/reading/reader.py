@@ -6,7 +6,6 @@
 Axes: B batch, L segment, d model width, V vocabulary.
 """
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -71,10 +70,13 @@ class Reader(ABC):
         tokens: int = 0,
         capture_graph: CaptureGraph | None = None,
     ) -> None:
-        self.settings, self.by_tokens, self.device = settings, by_tokens, model.device
+        self.settings = settings
+        self.by_tokens = by_tokens
+        self.device = model.device
         self.compiles = compiling_pays(model, tokens)
         """True to compile the layers of a model that keeps keys and values, which takes up to half a minute."""
-        self.seg_len, self.mem_len = settings.seg_len, settings.mem_len
+        self.seg_len = settings.seg_len
+        self.mem_len = settings.mem_len
         self.model = self._prepare(model)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
         self._autocast = autocast(self.device, model.precision)
@@ -91,7 +93,7 @@ class Reader(ABC):
         """
         if model.is_packed:
             return model
-        frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
+        frozen = model.view().eval()
         dtype = product_dtype(model.precision, model.dtype)
         # Compiled code cannot read weights in oneDNN's layout.
         with use_onednn(OneDnnUse(fp32=False, bf16=False)) if self.compiles else nullcontext():
@@ -123,7 +125,8 @@ class Reader(ABC):
 
         The last layer projects keys for all positions but attends from those `count` alone.
         """
-        hidden, after = [], tokens.shape[1]
+        hidden = []
+        after = tokens.shape[1]
         for part in self._parts(tokens):
             after -= part.shape[1]  # positions after this part
             hidden.append(self._run(part, count=min(part.shape[1], max(0, count - after))))
@@ -132,8 +135,11 @@ class Reader(ABC):
     def _parts(self, tokens: Tensor) -> list[Tensor]:
         """Cut tokens (B, T) into parts of up to L tokens; by tokens, a part ends where the present segment ends."""
         left = self.seg_len - self._in_segment
-        first, others = tokens[:, :left], tokens[:, left:]
-        return [first, *others.split(self.seg_len, dim=1)] if others.shape[1] else [first]
+        first = tokens[:, :left]
+        others = tokens[:, left:]
+        if not others.shape[1]:
+            return [first]
+        return [first, *others.split(self.seg_len, dim=1)]
 
     @property
     def _in_segment(self) -> int:
