@@ -1,5 +1,6 @@
 """txl recl: groups of runs, Table 8, Figures 3 and 4."""
 
+import itertools
 import json
 import math
 import shutil
@@ -72,9 +73,8 @@ def change_eval(name, **changes):
 
 def test_a_model_alone_gains_what_its_losses_fall(here):
     (model,) = json_of("recl", "byte", *SMALL)["models"]
-    for shorter, longer, gain in zip(
-        model["loss_nats"], model["loss_nats"][1:], model["recl"][-1]["gains"], strict=False
-    ):
+    steps = itertools.pairwise(model["loss_nats"])
+    for (shorter, longer), gain in zip(steps, model["recl"][-1]["gains"], strict=True):
         assert gain["baseline_nats"] == pytest.approx(shorter)
         assert gain["relative_gain"] >= 1 - math.exp(longer - shorter) - 1e-6  # only lower losses count
 

@@ -63,7 +63,10 @@ WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), mi
 @given(words=WORDS, streams=st.lists(st.lists(st.integers(0), max_size=50), min_size=1, max_size=3), data=st.data())
 def test_any_ids_and_words_are_read_as_they_were_written(tmp_path_factory, words, streams, data):
     vocab, path = Vocab("word", words), tmp_path_factory.mktemp("store") / "any.h5"
-    streams = dict(zip(SPLITS, ([number % len(words) for number in stream] for stream in streams), strict=False))
+    streams = {
+        split: [number % len(words) for number in stream]
+        for split, stream in zip(SPLITS[: len(streams)], streams, strict=True)
+    }
     starts = np.array(data.draw(st.lists(st.integers(0, 50), max_size=9)), dtype=np.int64)
     with writing(path, FACTS, vocab) as writer:
         for split, numbers in streams.items():

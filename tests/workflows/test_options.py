@@ -207,15 +207,15 @@ GPU = ("device_memory", "bandwidth", "device_flops")
         (PrepareOptions, "split", "90,5,5", (90.0, 5.0, 5.0)),
         (EvalOptions, "mem_len", "640,0,160,640", (640, 0, 160)),
         (EvalOptions, "mem_len", "auto", "auto"),
-        *((EvalOptions, "max_distance", *pair) for pair in (("7", 7), ("none", "none"))),
-        *(
-            (ScaleOptions, name, *pair)
-            for name, pair in zip(GPU, (("80GiB", 80 * 2**30), ("300GB/s", 3e11)), strict=False)
-        ),
+        (EvalOptions, "max_distance", "7", 7),
+        (EvalOptions, "max_distance", "none", "none"),
+        (ScaleOptions, "device_memory", "80GiB", 80 * 2**30),
+        (ScaleOptions, "bandwidth", "300GB/s", 3e11),
         (ScaleOptions, "device_memory", "1.5 TB", 1.5e12),
         (ScaleOptions, "device_memory", "512MiB", 2**29),
         (ScaleOptions, "bandwidth", "64GiB/s", 2**36),
-        *((ScaleOptions, "device_flops", *pair) for pair in (("989TFLOP/s", 9.89e14), ("2PFLOP/s", 2e15))),
+        (ScaleOptions, "device_flops", "989TFLOP/s", 9.89e14),
+        (ScaleOptions, "device_flops", "2PFLOP/s", 2e15),
     ],
 )
 def test_texts_of_the_command_line_are_parsed(options, name, text, value):

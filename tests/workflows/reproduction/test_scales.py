@@ -32,7 +32,7 @@ def test_every_item_has_models_and_every_model_a_text_and_can_be_built(name):
 def test_ablations_have_the_settings_of_the_papers_rows():
     for scale in EVERY.values():
         keys = parts("table6")[:9]
-        for row, key in zip(published.TABLES[6].rows, keys, strict=False):
+        for row, key in zip(published.TABLES[6].rows[:9], keys, strict=True):
             settings = scale.models[key].settings()
             assert (settings.train.mem_len > 0) == row.recurrence
             assert settings.model.position == ENCODINGS[row.encoding]
