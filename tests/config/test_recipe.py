@@ -63,8 +63,10 @@ def test_a_file_takes_precedence_over_a_packaged_recipe_unless_it_is_a_corpus(tm
     tiny(name="wt103.toml")
     assert [recipe.load(name).corpus.store for name in ("enwik8", "ptb", "wt103")] == ["enwik8", "ptb", "wt103"]
     assert recipe.load("wt103.toml").corpus.store == "tiny"
-    with pytest.raises(UnknownNameError, match=r'unknown recipe "mine/enwik8.toml"; did you mean "enwik8"\?'):
+    with pytest.raises(UnknownNameError, match=r'unknown recipe "mine/enwik8.toml"; did you mean "enwik8"\?') as raised:
         recipe.load("mine/enwik8.toml")
+    assert (raised.value.kind, raised.value.name) == ("recipe", "mine/enwik8.toml")
+    assert "enwik8" in raised.value.known
 
 
 def test_set_overrides_the_recipe_which_overrides_the_default(tiny):
