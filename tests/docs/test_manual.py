@@ -46,6 +46,7 @@ def test_options_in_the_text_exist(name):
             known |= {*parameter.opts, *parameter.secondary_opts}
     elsewhere = {
         "--rows",
+        "--capability",
         "--repeat",
         "--nproc-per-node",
         "--nnodes",
