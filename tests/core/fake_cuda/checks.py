@@ -33,6 +33,7 @@ from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
+from txlcli.core.training.saving import Saver
 from txlcli.errors import UsageError
 
 
@@ -139,8 +140,7 @@ def evaluation(case, method):
 def _started_on_a_cpu(case, settings, *, steps):
     """Return the checkpoint of a run."""
     with tempfile.TemporaryDirectory() as directory:
-        training = start(settings, build(case, settings, torch.device("cpu")))
-        training.directory = Path(directory)
+        training = start(settings, build(case, settings, torch.device("cpu")), saver=Saver(Path(directory)))
         for _ in range(steps):
             training.update()
         training.save_last()

@@ -155,7 +155,10 @@ class Training:
         """
         if self.position.segment == 0:
             self.memories = self.empty_memories()  # every epoch starts without memory
-        tokens = self._accumulate_gradients()
+        batch = self._next_batch()
+        self.model.train()
+        self._means = self.stepper.gradients(batch, self.memories)  # (2,)
+        self.world.all_reduce(self._means)
         loss = self._means[0]
         may_skip = self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
@@ -174,6 +177,7 @@ class Training:
         self.stepper.update(self.lr(self.step) * self._share_of_rate())
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
+        tokens = self.settings.batch_size * batch.targets.shape[1]
         return loss, grad_norm, tokens
 
     def _share_of_rate(self) -> float:
@@ -194,15 +198,11 @@ class Training:
             steps = f"{self._skipped_in_a_row} steps in a row up to step {self.step}"
             raise self._failed(f"the {what} is not finite at {steps}")
 
-    def _accumulate_gradients(self) -> int:
-        """Add the gradients of all micro-batches and set `_means` of all processes; return their tokens."""
-        self.model.train()
+    def _next_batch(self) -> Batch:
+        """Return the segments of the lanes of this process at the position."""
         lanes = slice(self._parts[0].start, self._parts[-1].stop)
         inputs, targets = self._read(lanes, self.position)
-        batch = Batch(inputs=inputs, targets=targets, progress=self.step / self.settings.max_steps)
-        self._means = self.stepper.gradients(batch, self.memories)  # (2,)
-        self.world.all_reduce(self._means)
-        return self.settings.batch_size * targets.shape[1]
+        return Batch(inputs=inputs, targets=targets, progress=self.step / self.settings.max_steps)
 
     def _read(self, lanes: slice, position: StreamPosition) -> tuple[Tensor, Tensor]:
         """Return the inputs (lanes, E + L) and targets (lanes, L) at a position."""
