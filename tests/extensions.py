@@ -139,7 +139,7 @@ def _restored(*tables):
 @contextlib.contextmanager
 def registered_encoding(name, cls):
     """Register an encoding with a bias by distance inside this block."""
-    with _restored(traits.ENCODINGS, encodings.ENCODINGS):
+    with _restored(traits.ENCODING_TRAITS, encodings.ENCODINGS):
         register_encoding(name, cls, EncodingTraits(limits_distance=True, score_terms=("a", "d")))
         yield
 

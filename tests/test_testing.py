@@ -15,7 +15,7 @@ from tests.extensions import (
 )
 from txlcli.config.model_settings import MODELS, TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.config.traits import ENCODINGS
+from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.architectures.operations import MatrixProducts
 from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.model.layer import update_memory
@@ -33,7 +33,7 @@ def test_every_architecture_keeps_the_contract(name):
     check_architecture(name)
 
 
-@pytest.mark.parametrize("name", list(ENCODINGS))
+@pytest.mark.parametrize("name", list(ENCODING_TRAITS))
 def test_every_encoding_keeps_the_contract(name):
     check_encoding(name)
 

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from txlcli.config.model_settings import MODELS, ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.model.base import LanguageModel, Memory
@@ -82,12 +83,10 @@ def check_architecture(name: str, **settings: object) -> None:
 
 def check_encoding(name: str, **settings: object) -> None:
     """Check a registered encoding in the model of the paper; see `check_architecture`."""
-    from txlcli.config.traits import ENCODINGS  # noqa: PLC0415 - the name is that of the classes elsewhere
-
-    if name not in ENCODINGS:
-        raise UnknownNameError("encoding", name, ENCODINGS)
+    if name not in ENCODING_TRAITS:
+        raise UnknownNameError("encoding", name, ENCODING_TRAITS)
     given = {"position": name, **settings}
-    if ENCODINGS[name].learned_vectors:
+    if ENCODING_TRAITS[name].learned_vectors:
         given.setdefault("n_positions", SMALL["n_positions"])
     check = _EncodingCheck(name, small_settings("transformer", given))
     check.run()

@@ -4,7 +4,7 @@ import pytest
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
-from txlcli.config.traits import ENCODINGS, OPTIMIZERS, EncodingTraits, register
+from txlcli.config.traits import ENCODING_TRAITS, OPTIMIZERS, EncodingTraits, register
 from txlcli.errors import RecipeError
 
 SHAPE = {"n_layers": 2, "d_model": 6, "n_heads": 3, "d_head": 5, "d_inner": 7}
@@ -17,7 +17,7 @@ def reject_one_layer(settings):
 
 @pytest.fixture(autouse=True)
 def _restored_tables():
-    before = [(table, dict(table)) for table in (ENCODINGS, OPTIMIZERS)]
+    before = [(table, dict(table)) for table in (ENCODING_TRAITS, OPTIMIZERS)]
     yield
     for table, rows in before:
         table.clear()
@@ -30,7 +30,9 @@ def test_a_registered_encoding_is_accepted_as_position():
         match="position must be one of relative, relative_tied, shaw, sinusoid, learned, rotary, alibi, t5, none, not ",
     ):
         section("model", {**SHAPE, "position": "rings"})
-    register(ENCODINGS, "rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=reject_one_layer))
+    register(
+        ENCODING_TRAITS, "rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=reject_one_layer)
+    )
     settings = section("model", {**SHAPE, "position": "rings", "n_positions": 11})
     assert settings.longest_window == 11
     assert settings.absolute_positions
@@ -40,7 +42,7 @@ def test_a_registered_encoding_is_accepted_as_position():
 
 
 def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked():
-    register(ENCODINGS, "rings", EncodingTraits(learned_vectors=True, has_biases=True, check=reject_one_layer))
+    register(ENCODING_TRAITS, "rings", EncodingTraits(learned_vectors=True, has_biases=True, check=reject_one_layer))
     with pytest.raises(RecipeError, match="n_layers must be 2 or more with rings"):
         TransformerSettings(**SHAPE | {"n_layers": 1}, position="rings", n_positions=3)
     with pytest.raises(RecipeError, match="n_positions must be"):
@@ -52,7 +54,7 @@ def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked():
 
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match='"shaw" is registered already'):
-        register(ENCODINGS, "shaw", EncodingTraits())
+        register(ENCODING_TRAITS, "shaw", EncodingTraits())
 
 
 def test_rotary_rejects_an_odd_head_width():

@@ -18,7 +18,7 @@ from txlcli.config.ranges import (
 )
 from txlcli.config.traits import (
     BLOCKS,
-    ENCODINGS,
+    ENCODING_TRAITS,
     FEED_FORWARDS,
     OF_BLOCK,
     Biases,
@@ -169,7 +169,7 @@ class ModelSettings(Section):
     @property
     def encoding(self) -> EncodingTraits:
         """Traits of the position encoding."""
-        return ENCODINGS[self.encoding_name]
+        return ENCODING_TRAITS[self.encoding_name]
 
     @property
     def absolute_positions(self) -> bool:
@@ -244,7 +244,7 @@ class TransformerSettings(ModelSettings):
     al. 2020). A layer then has 12 more matrices of d x d."""
     gate_bias: NotNegativeFloat = 2.0
     """gating = "gru": initial bias of the update gates; the larger, the more a layer begins as the identity."""
-    position: Annotated[str, ENCODINGS] = "relative"
+    position: Annotated[str, ENCODING_TRAITS] = "relative"
     """Position encoding: Transformer-XL's relative encoding; the same with the projections of hidden states in place of
     its own (W_k R for W_kR R, and W_q R_0 for u and v); Shaw et al.'s (a learned vector per distance); Vaswani et
     al.'s (sinusoids of positions); Al-Rfou et al.'s (a learned vector per position and layer); rotary positions (Su et

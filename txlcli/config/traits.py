@@ -38,7 +38,7 @@ class EncodingTraits:
     """Requirements of its own: gets the `TransformerSettings`, raises RecipeError."""
 
 
-ENCODINGS: dict[str, EncodingTraits] = {
+ENCODING_TRAITS: dict[str, EncodingTraits] = {
     "relative": EncodingTraits(
         limits_distance=True, score_terms=("a", "b", "d"), has_biases=True, projects_distances=True
     ),

@@ -41,14 +41,14 @@ class Losses:
     """Loss of each token, (T,), by evaluation: mem_len_M or attn_len_N."""
 
 
-def check_path(path: Path, asked: str) -> None:
+def check_path(path: Path, option: str) -> None:
     """Reject a path to which losses cannot be written, or that is another file, before anything is computed."""
     if check_regular(path).exists():
         try:
             read(path)
         except UsageError as error:
-            raise UsageError(f"{asked}: exists and holds no losses; give another name") from error
-    check_output(path, asked)
+            raise UsageError(f"{option}: exists and holds no losses; give another name") from error
+    check_output(path, option)
 
 
 def write(path: Path, tokens: NDArray[np.integer], results: Iterable[TokenLosses], facts: Facts) -> None:

@@ -53,18 +53,18 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def check_output(path: Path, asked: str) -> None:
+def check_output(path: Path, option: str) -> None:
     """Reject the path of an output file that cannot be written, before anything is computed for it.
 
     A new file would take the place of a pipe, a socket or a device such as /dev/null. The error begins with the option
-    and value that the user gave, `asked`.
+    and value that the user gave, `option`.
     """
     if path.is_dir():
-        raise UsageError(f"{asked} is a folder; name a file")
+        raise UsageError(f"{option} is a folder; name a file")
     kind = special_kind(path)
     if kind is not None:
-        raise UsageError(f"{asked} is a {kind}, not a regular file; name another")
+        raise UsageError(f"{option} is a {kind}, not a regular file; name another")
     if not path.parent.is_dir():
-        raise UsageError(f"{asked}: there is no folder {path.parent}; make it first")
+        raise UsageError(f"{option}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{asked}: the folder {path.parent} cannot be written; name another")
+        raise UsageError(f"{option}: the folder {path.parent} cannot be written; name another")

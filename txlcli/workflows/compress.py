@@ -20,7 +20,7 @@ from txlcli import __version__
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import useful_threads
 from txlcli.core.kernels.modes import threads
-from txlcli.core.measures.compression import Decoder, Encoder, Ids, Predictor, SymbolCoder, code_text
+from txlcli.core.measures.compression import Ids, Predictor, SymbolCoder, SymbolDecoder, SymbolEncoder, code_text
 from txlcli.core.reading.scoring import Lanes
 from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressionHeader
@@ -81,7 +81,7 @@ def compress(
     ids = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
     started = time.perf_counter()
-    coder = Encoder()
+    coder = SymbolEncoder()
     used = useful_threads(opened.model, settings.batch_size)
     with threads(used):
         probe = _code(opened, settings, workspace, coder, ids, f"compressing {source}")
@@ -160,7 +160,7 @@ def decompress(
     opened = workspace.open_run(run_name)
     started = time.perf_counter()
     with threads(max(1, header.threads)):  # sums are divided among them
-        data = _restored(source, header, Decoder(words), opened, workspace)
+        data = _restored(source, header, SymbolDecoder(words), opened, workspace)
     if compressed_file.digest(data) != header.content:
         raise CompressedFileError(
             f"{source}: the restored text differs from the original, so nothing was written; decompress it where it "
@@ -227,7 +227,9 @@ def _conditions(opened: OpenRun) -> dict[str, Any]:
     }
 
 
-def _restored(source: Path, header: CompressionHeader, coder: Decoder, opened: OpenRun, workspace: Workspace) -> bytes:
+def _restored(
+    source: Path, header: CompressionHeader, coder: SymbolDecoder, opened: OpenRun, workspace: Workspace
+) -> bytes:
     for name, value in _conditions(opened).items():
         expected = getattr(header, name)
         if expected != value:

@@ -11,7 +11,7 @@ from tests import reference
 from tests.core import oracle
 from tests.core.builders import POSITIONS, draw_tokens, small_model
 from txlcli.config.settings import EvalSettings
-from txlcli.config.traits import ENCODINGS
+from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.measures import attention_maps
 from txlcli.core.measures.attention_maps import TOTAL, AttentionMaps, first_query, strongest, term_scores
 from txlcli.core.model.attention import distance_encoding
@@ -150,7 +150,7 @@ def test_the_terms_of_the_encoding_are_averaged(position):
     maps = observe(model, stream(), eval_settings(same_length="m"), at=FIRST, rows=1)
     relative = {key: ["a", "b", "d"] for key in ("relative", "relative_tied")}
     wanted = {**relative, "shaw": ["a", "b"], "alibi": ["a", "d"], "t5": ["a", "d"]}.get(position, [])
-    assert list(maps.by_term) == list(ENCODINGS[position].score_terms) == wanted
+    assert list(maps.by_term) == list(ENCODING_TRAITS[position].score_terms) == wanted
     for averaged in (maps.by_distance, *maps.by_term.values()):
         assert_close(averaged.sum(-1), 1, atol=1e-12)
 

@@ -10,7 +10,7 @@ import torch
 from txlcli.config.model_settings import MODELS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.architectures.registry import make_model
-from txlcli.core.measures.compression import Decoder, Encoder, Predictor, code_text
+from txlcli.core.measures.compression import Predictor, SymbolDecoder, SymbolEncoder, code_text
 from txlcli.core.reading.scoring import Lanes, Stream, score
 
 VOCAB, COUNT = 37, 503
@@ -36,7 +36,7 @@ def random_ids(size=VOCAB):
 
 
 def encoded(predictor, ids, *, alphabet=0):
-    coder = Encoder()
+    coder = SymbolEncoder()
     code_text(predictor, coder, ids.copy(), boundary=None, alphabet=alphabet)
     return coder
 
@@ -78,7 +78,7 @@ def test_symbols_outside_the_vocabulary_are_restored(model):
     expected, alphabet = random_ids(VOCAB + 5), 1 << 20
     expected[expected == VOCAB + 4] += alphabet - 5
     coder, ids = encoded(Predictor(model, SETTINGS, LANES), expected, alphabet=alphabet), np.zeros_like(expected)
-    code_text(Predictor(model, SETTINGS, LANES), Decoder(coder.words()), ids, boundary=None, alphabet=alphabet)
+    code_text(Predictor(model, SETTINGS, LANES), SymbolDecoder(coder.words()), ids, boundary=None, alphabet=alphabet)
     assert (ids == expected).all()
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
 

@@ -11,7 +11,7 @@ from tests.core import oracle, tape
 from tests.core.builders import POSITIONS, V, cut, decoded, draw_tokens, make_decoder, read_segments, small_model
 from tests.extensions import registered_slopes
 from txlcli.config.settings import EvalSettings
-from txlcli.config.traits import ENCODINGS
+from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.kernels.modes import autocast
 from txlcli.core.model import encodings
@@ -32,7 +32,7 @@ def slopes():
 
 
 def test_every_encoding_has_a_class_and_traits():
-    assert ENCODINGS.keys() == encodings.ENCODINGS.keys()
+    assert ENCODING_TRAITS.keys() == encodings.ENCODINGS.keys()
 
 
 def test_shaw_scores_a_distance_by_the_learned_vector_of_that_distance():

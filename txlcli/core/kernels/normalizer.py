@@ -174,8 +174,8 @@ class _Normalizer(torch.autograd.Function):
         grad_table = work.spare.acquire(table)
         if not len(hidden):
             return None, torch.zeros_like(hidden), grad_table.zero_(), torch.zeros_like(bias), None
-        of_hidden: list[Tensor] = []  # the gradient of the tokens of each block
-        of_bias: dict[int, Tensor] = {}  # the gradient of the ids of each block, by the first one
+        hidden_gradients: list[Tensor] = []  # the gradient of the tokens of each block
+        bias_gradients: dict[int, Tensor] = {}  # the gradient of the ids of each block, by the first one
         for number, (tokens, ids) in enumerate(work.blocks):
             read = hidden[tokens].to(work.dtype)
             weight = table[ids].to(work.dtype)
@@ -185,16 +185,16 @@ class _Normalizer(torch.autograd.Function):
             )  # (t, c), (c,)
             product = linear(grad, weight.mT)  # (t, w)
             if ids.start == 0:
-                of_hidden.append(product)
+                hidden_gradients.append(product)
             else:
-                of_hidden[-1] = of_hidden[-1].to(total.dtype).add_(product)
+                hidden_gradients[-1] = hidden_gradients[-1].to(total.dtype).add_(product)
             if tokens.start == 0:
-                of_bias[ids.start] = sums
+                bias_gradients[ids.start] = sums
             else:
-                of_bias[ids.start].add_(sums)
+                bias_gradients[ids.start].add_(sums)
             _add_product(grad_table[ids], grad.mT, read, first=tokens.start == 0)
-        grad_hidden = _joined(of_hidden).to(hidden.dtype)
-        grad_bias = _joined(list(of_bias.values())).to(bias.dtype)
+        grad_hidden = _joined(hidden_gradients).to(hidden.dtype)
+        grad_bias = _joined(list(bias_gradients.values())).to(bias.dtype)
         return None, grad_hidden, grad_table, grad_bias, None
 
 

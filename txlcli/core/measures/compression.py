@@ -70,7 +70,7 @@ class Predictor:
         return digest.hexdigest()
 
 
-class Encoder:
+class SymbolEncoder:
     """Writes symbols as the words of a range coder."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Encoder:
         return np.asarray(self._coder.get_compressed(), dtype=np.uint32)
 
 
-class Decoder:
+class SymbolDecoder:
     """Reads symbols from the words of a range coder; the values that are given do not matter."""
 
     def __init__(self, words: Words) -> None:
@@ -114,7 +114,7 @@ class Decoder:
         return int(self._coder.decode(constriction.stream.model.Uniform(size)))
 
 
-SymbolCoder = Encoder | Decoder
+SymbolCoder = SymbolEncoder | SymbolDecoder
 
 
 def _code_number(coder: SymbolCoder, number: int, count: int) -> int:

@@ -299,5 +299,5 @@ def register_encoding(name: str, cls: type[Encoding], traits: EncodingTraits) ->
     Raises:
         ValueError: the name is taken.
     """
-    config.register(config.ENCODINGS, name, traits)
+    config.register(config.ENCODING_TRAITS, name, traits)
     ENCODINGS[name] = cls

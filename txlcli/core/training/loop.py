@@ -31,7 +31,7 @@ from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import reduced, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments, band_shares
 from txlcli.core.training.step import Batch
-from txlcli.core.training.validation import Split, validate
+from txlcli.core.training.validation import InputsAndTargets, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
 
 CALMER = "lower train.lr, or train with warm-up or norm = pre"
@@ -49,7 +49,7 @@ class Training:
         model: LanguageModel,
         settings: TrainSettings,
         segments: TrainingSegments,
-        valid: Split | None = None,
+        valid: InputsAndTargets | None = None,
         saver: Saver | None = None,
         world: World = SINGLE_PROCESS,
         *,

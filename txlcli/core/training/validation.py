@@ -15,7 +15,7 @@ from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
 
-Split = tuple[Tokens, Tokens]
+InputsAndTargets = tuple[Tokens, Tokens]
 """Inputs and targets of the validation split, (T,) each."""
 
 
@@ -40,7 +40,7 @@ def validation_settings(settings: TrainSettings) -> EvalSettings:
 
 def validate(
     parallel: DataParallel,
-    split: Split,
+    split: InputsAndTargets,
     *,
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,

@@ -22,7 +22,7 @@ from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.core.training.validation import Split
+from txlcli.core.training.validation import InputsAndTargets
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Ids
 from txlcli.errors import RecipeError, RunError, StoreError, TrainingError, UsageError
@@ -183,7 +183,9 @@ class Builder:
             processes=self.world.size,
         )
 
-    def _build(self, plan: Plan, segments: TrainingSegments, valid: Split | None, begin: Beginning) -> Training:
+    def _build(
+        self, plan: Plan, segments: TrainingSegments, valid: InputsAndTargets | None, begin: Beginning
+    ) -> Training:
         """Build the training of a run from new weights, weights of another run or a checkpoint; nothing is written."""
         run = plan.run
         saved = begin if isinstance(begin, Checkpoint) else None
@@ -230,7 +232,9 @@ def new_run(request: Request, directory: Path, store: TokenStore | None, weights
     )
 
 
-def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> tuple[TrainingSegments, Split | None]:
+def read_splits(
+    settings: Settings, store: TokenStore, reporter: Reporter
+) -> tuple[TrainingSegments, InputsAndTargets | None]:
     """Read the segments of the train split, and the valid split; None for a store without one."""
     train = settings.train
     segments = TrainingSegments(store.ids("train"), train, _shuffled_starts(settings, store))
