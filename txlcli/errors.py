@@ -75,6 +75,18 @@ class RunError(TxlError):
     """A run folder or a checkpoint is missing, damaged, or not of txl."""
 
 
+class MissingPackageError(RunError):
+    """A run has a part of another package, such as an architecture, and nothing has registered it in this process."""
+
+    def __init__(self, path: object, kind: str, name: str) -> None:
+        self.kind = kind
+        self.name = name
+        super().__init__(
+            f'{path}: the run needs the package that registers the {kind} "{shortened(name)}"; import that package '
+            "before the command runs, as docs/extending.md shows"
+        )
+
+
 class BusyError(RunError):
     """Another process writes a run, a report, an export or a file of losses."""
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cards import read_card, read_log
 from txlcli.config import recipe
-from txlcli.errors import BusyError, TxlError, UnknownNameError
-from txlcli.runs import run_directory
+from txlcli.errors import BusyError, MissingPackageError, TxlError, UnknownNameError
+from txlcli.runs import history, run_directory
 from txlcli.runs.run_directory import Run
 
 SETTINGS = recipe.load("enwik8", ["train.clip=none", "eval.max_distance=none"])
@@ -173,6 +173,31 @@ def test_a_damaged_run_json_is_rejected(runs_dir, change, what):
     change(card)
     (run.directory / "run.json").write_text(json.dumps(card))
     assert f"runs/enwik8/run.json: damaged ({what})" in refusal(run_directory.open_run, run.directory)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "kind"),
+    [
+        ("model", "arch", "architecture"),
+        ("model", "position", "encoding"),
+        ("model", "feed_forward", "feed-forward sublayer"),
+        ("train", "optimizer", "optimizer"),
+    ],
+)
+def test_a_run_with_a_part_that_was_not_registered_is_not_called_damaged(runs_dir, section, key, kind):
+    run = create(runs_dir)
+    card = read_card(run.directory)
+    card["settings"][section][key] = "third"
+    (run.directory / "run.json").write_text(json.dumps(card))
+    message = refusal(run_directory.open_run, run.directory)
+    assert f'needs the package that registers the {kind} "third"' in message
+    assert "damaged" not in message
+    with pytest.raises(MissingPackageError) as caught:
+        run_directory.open_run(run.directory)
+    assert (caught.value.kind, caught.value.name) == (kind, "third")
+    reports = []
+    assert history.describe(run.directory, reports.append).state == "needs package"
+    assert reports == [message]
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"format": 1, "recipe": "x", "settings": []}'])

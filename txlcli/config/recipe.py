@@ -12,6 +12,7 @@ from txlcli.config.descriptions import descriptions
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import OFF_WORDS, FieldType
 from txlcli.config.settings import Settings, plain_name
+from txlcli.config.traits import ENCODING_TRAITS, FEED_FORWARDS, OPTIMIZERS
 from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, shortened
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.input_files import MAX_SETTINGS, check_regular
@@ -24,6 +25,13 @@ LISTING = '"txl recipes" lists all'
 REQUIRED, NO_VALUE = "required", "-"
 """Defaults of settings, in words."""
 NOT_COMPARED = "published."  # results, not settings
+REGISTERED: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
+    ("model", "arch", "architecture", MODELS),
+    ("model", "position", "encoding", ENCODING_TRAITS),
+    ("model", "feed_forward", "feed-forward sublayer", FEED_FORWARDS),
+    ("train", "optimizer", "optimizer", OPTIMIZERS),
+)
+"""Settings whose values other packages may register: section, key, kind, and the table of the names."""
 ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 """Parts of the names of settings of a model that trained weights no longer depend on."""
 
@@ -115,6 +123,16 @@ def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ())
         return Settings(**sections)
     except (RecipeError, ValueError, OverflowError) as error:  # the latter two: numbers of thousands of digits
         raise RecipeError(f"{where}: {error}") from error
+
+
+def unregistered(table: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return kind and name of a part, such as an architecture, that no package has registered; None: all are."""
+    for section_name, key, kind, known in REGISTERED:
+        keys = table.get(section_name)
+        value = keys.get(key) if isinstance(keys, Mapping) else None
+        if isinstance(value, str) and value not in known:
+            return kind, value
+    return None
 
 
 def section(name: str, keys: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.errors import TxlError, UsageError
+from txlcli.errors import MissingPackageError, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import log_file, run_directory
 from txlcli.runs.log_file import Record
@@ -193,7 +193,7 @@ class RunSummary:
     metric: str | None = None
     """bpc or ppl."""
     state: str = "damaged"
-    """As `History.state`, or damaged."""
+    """As `History.state`, or damaged; or "needs package", if another package registers a part of it."""
     step: int | None = None
     max_steps: int | None = None
     best_valid: float | None = None
@@ -241,7 +241,8 @@ def describe(directory: Path, say: Callable[[str], None]) -> RunSummary:
         return summarize(read(run_directory.open_run(directory)))
     except TxlError as error:
         say(str(error))
-        return RunSummary(name=directory.name, folder=str(directory), saved=_saved(directory))
+        state = "needs package" if isinstance(error, MissingPackageError) else "damaged"
+        return RunSummary(name=directory.name, folder=str(directory), saved=_saved(directory), state=state)
 
 
 def summarize(past: History) -> RunSummary:

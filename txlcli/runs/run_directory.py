@@ -25,7 +25,7 @@ from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
-from txlcli.errors import BusyError, RunError, UnknownNameError, UsageError
+from txlcli.errors import BusyError, MissingPackageError, RunError, UnknownNameError, UsageError
 from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
@@ -355,7 +355,12 @@ def last_written(directory: Path) -> float:
 
 
 def open_run(directory: Path) -> Run:
-    """Read a run directory."""
+    """Read a run directory.
+
+    Raises:
+        MissingPackageError: another package registers a part of its model or its optimizer, and was not imported.
+        RunError: it is not a run, or damaged.
+    """
     path = directory / CARD
     if not path.is_file():
         raise RunError(f"{directory} is not a run: it has no {CARD}; name a folder that txl train wrote")
@@ -365,6 +370,10 @@ def open_run(directory: Path) -> Run:
             raise RunError(f"{path}: written by a newer txl (format {card['format']}); update txl to read it")
         if card.get(DIGEST) not in (None, _digest_of(card)):
             raise ValueError(f"wrong checksum; delete its line '{DIGEST}' if you changed the file yourself")
+        missing = recipe.unregistered(card["settings"])
+        if missing is not None:
+            kind, name = missing
+            raise MissingPackageError(path, kind, name)
         return Run(
             directory=directory,
             recipe_name=card["recipe"],
