@@ -22,7 +22,7 @@ from txlcli.core.model.layer import update_memory
 from txlcli.core.model.sublayers import GatedFeedForward
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.sampling import reader_of_one_text
-from txlcli.errors import UnknownNameError
+from txlcli.errors import UnknownNameError, UsageError
 from txlcli.testing import ContractError, check_architecture, check_encoding
 
 every_second = partial(registered_architecture, "every-second", settings=TransformerSettings)
@@ -62,7 +62,7 @@ def test_a_gate_in_ten_lines_has_as_many_weights_and_is_counted():
 def test_a_gate_with_another_number_of_matrices_than_it_declares_is_refused():
     with (
         registered_feed_forward("geglu", Geglu, matrices=2),
-        pytest.raises(ValueError, match="3 matrices, but was registered with 2"),
+        pytest.raises(UsageError, match="3 matrices, but was registered with 2"),
     ):
         check_architecture("transformer", feed_forward="geglu")
 

@@ -33,6 +33,11 @@ def test_a_name_of_an_architecture_is_registered_once():
             register_architecture(name, settings=GruSettings, model=GruModel, products=GruProducts, reader="states")
 
 
+def test_an_unknown_reader_is_rejected():
+    with pytest.raises(ValueError, match='reader must be "states", "keys" or a class, not "key"'):
+        register_architecture("other", settings=GruSettings, model=GruModel, products=GruProducts, reader="key")
+
+
 def test_recipes_accept_its_name_and_its_own_keys():
     settings = section("model", {**KEYS, "skip": True})
     assert settings == GruSettings(**KEYS, skip=True)

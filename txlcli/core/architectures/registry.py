@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 
@@ -13,6 +13,9 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.architectures.operations import LayerProducts
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
+
+ReaderName = Literal["states", "keys"]
+READER_NAMES = get_args(ReaderName)
 
 
 class MakeReader(Protocol):
@@ -30,7 +33,7 @@ class Architecture:
     """Made from its settings and the vocabulary size."""
     products: type[LayerProducts]
     """Formulas of its operations."""
-    reader: Literal["states", "keys"] | MakeReader
+    reader: ReaderName | MakeReader
     """How its text is read; see `register_architecture`."""
 
 
@@ -44,7 +47,7 @@ def register_architecture(
     settings: type[ModelSettings],
     model: type[LanguageModel],
     products: type[LayerProducts],
-    reader: Literal["states", "keys"] | MakeReader,
+    reader: ReaderName | MakeReader,
 ) -> None:
     """Add an architecture, so that recipes accept `model.arch` = name and all commands use its model.
 
@@ -59,11 +62,13 @@ def register_architecture(
             memory. Or a class of readers.
 
     Raises:
-        ValueError: the name is taken, an operation has no formula, a setting has no description, or the reader does
-            not fit the memory.
+        ValueError: the name is taken, an operation has no formula, a setting has no description, or the reader is
+            unknown or does not fit the memory.
     """
     if name in ARCHITECTURES:
         raise ValueError(f'the architecture "{name}" is registered already')
+    if isinstance(reader, str) and reader not in READER_NAMES:
+        raise ValueError(f'the architecture "{name}": reader must be "states", "keys" or a class, not "{reader}"')
     if reader == "keys":
         _check_memory_of_keys(name, model)
     if inspect.isabstract(products):

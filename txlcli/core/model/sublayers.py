@@ -13,6 +13,7 @@ from txlcli.core.backend import aligned
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
+from txlcli.errors import UsageError
 
 
 class LayerNorm(nn.LayerNorm):
@@ -106,24 +107,39 @@ def register_feed_forward(name: str, cls: type[FeedForward], *, matrices: int) -
 
     Args:
         name: value of `model.feed_forward`.
-        cls: of the sublayer, whose matrices are `settings.inner_width` wide.
+        cls: of the sublayer. Each of its matrices has one side of d_model and one of `settings.inner_width`.
         matrices: their number. The inner width follows from it, so that every sublayer has as many weights.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: the name is taken, or there are no matrices.
     """
+    if matrices < 1:
+        raise ValueError(f'the feed-forward sublayer "{name}" must have 1 matrix or more, not {matrices}')
     traits.register(traits.FEED_FORWARDS, name, matrices)
     FEED_FORWARDS[name] = cls
 
 
 def make_feed_forward(settings: TransformerSettings) -> FeedForward:
-    """Return the feed-forward sublayer of a layer."""
+    """Return the feed-forward sublayer of a layer.
+
+    Raises:
+        UsageError: its matrices are not those that it was registered with.
+    """
     name = settings.parts.feed_forward
     sublayer = FEED_FORWARDS[name](settings)
-    found = sum(parameter.dim() > 1 for parameter in sublayer.parameters())
-    if found != traits.FEED_FORWARDS[name]:
-        declared = traits.FEED_FORWARDS[name]
-        raise ValueError(f'the feed-forward sublayer "{name}" has {found} matrices, but was registered with {declared}')
+    matrices = [parameter for parameter in sublayer.parameters() if parameter.dim() > 1]
+    found = len(matrices)
+    declared = traits.FEED_FORWARDS[name]
+    if found != declared:
+        raise UsageError(f'the feed-forward sublayer "{name}" has {found} matrices, but was registered with {declared}')
+    width = settings.inner_width
+    weights = sum(matrix.numel() for matrix in matrices)
+    expected = declared * settings.d_model * width
+    if weights != expected:
+        raise UsageError(
+            f'the matrices of the feed-forward sublayer "{name}" have {weights:,} weights, not {expected:,}; make each '
+            f"of them settings.inner_width ({width}) wide"
+        )
     return sublayer
 
 
