@@ -24,6 +24,8 @@ from txlcli.core.model.encodings import Encoding, register_encoding
 from txlcli.core.model.layer import update_memory
 from txlcli.core.training import optimizer
 
+BIAS_BY_DISTANCE = EncodingTraits(limits_distance=True, score_terms=("a", "d"))
+
 
 class SlopesEncoding(Encoding):
     """A bias that falls linearly with distance (Press et al. 2021), with slopes that are trained."""
@@ -137,10 +139,10 @@ def _restored(*tables):
 
 
 @contextlib.contextmanager
-def registered_encoding(name, cls):
-    """Register an encoding with a bias by distance inside this block."""
+def registered_encoding(name, cls, declared=BIAS_BY_DISTANCE):
+    """Register an encoding inside this block."""
     with _restored(traits.ENCODING_TRAITS, encodings.ENCODINGS):
-        register_encoding(name, cls, EncodingTraits(limits_distance=True, score_terms=("a", "d")))
+        register_encoding(name, cls, declared)
         yield
 
 

@@ -15,9 +15,11 @@ from tests.extensions import (
 )
 from txlcli.config.model_settings import MODELS, TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.config.traits import ENCODING_TRAITS
+from txlcli.config.traits import ENCODING_TRAITS, EncodingTraits
 from txlcli.core.architectures.operations import MatrixProducts
 from txlcli.core.architectures.registry import count_parameters, make_model
+from txlcli.core.backend import ScoreTerms
+from txlcli.core.model.encodings import Encoding, SinusoidEncoding
 from txlcli.core.model.layer import update_memory
 from txlcli.core.model.sublayers import GatedFeedForward
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -31,6 +33,11 @@ every_second = partial(registered_architecture, "every-second", settings=Transfo
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_architecture_keeps_the_contract(name):
     check_architecture(name)
+
+
+@pytest.mark.parametrize("settings", [{"norm": "pre"}, {"block": "modern"}, {"window": 4}])
+def test_every_block_keeps_the_contract(settings):
+    check_architecture("transformer", **settings)
 
 
 @pytest.mark.parametrize("name", list(ENCODING_TRAITS))
@@ -72,13 +79,64 @@ class EverySecondState(TransformerXL):
 
     def remember(self, pasts, outputs, goal):
         """Keep the states at odd positions of the segment."""
+        mem_len = self.settings.visible_memory(goal.mem_len)
         pairs = zip(pasts, outputs, strict=True)
-        return [update_memory(past.positions, out.kept[:, 1::2], mem_len=goal.mem_len) for past, out in pairs]
+        return [update_memory(past.positions, out.kept[:, 1::2], mem_len=mem_len) for past, out in pairs]
 
 
-def test_a_memory_of_every_second_state_is_read_right():
+@pytest.mark.parametrize("settings", [{}, {"window": 4}])
+def test_a_memory_of_every_second_state_is_read_right(settings):
     with every_second(model=EverySecondState):
+        check_architecture("every-second", **settings)
+
+
+def test_a_memory_that_keeps_padding_but_declares_to_skip_it_breaks_the_contract():
+    class KeepsPadding(EverySecondState):
+        memory_skips_padding = True
+
+    with every_second(model=KeepsPadding), pytest.raises(ContractError, match="memory_skips_padding"):
         check_architecture("every-second")
+
+
+@pytest.mark.parametrize("bases", [(EverySecondState,), (EverySecondState, TransformerXL)])
+def test_a_rule_of_memory_is_not_taken_to_skip_padding_unless_it_says_so(bases):
+    assert TransformerXL.memory_skips_padding
+    assert not type("Inherits", bases, {}).memory_skips_padding
+
+
+class AlternatingLength(TransformerXL):
+    """A memory of M and of M + 1 positions in turn."""
+
+    def remember(self, pasts, outputs, goal):
+        """Keep one position more if the memory has M."""
+        memory = []
+        for past, output in zip(pasts, outputs, strict=True):
+            mem_len = goal.mem_len
+            if mem_len and past.positions.shape[1] == mem_len:
+                mem_len += 1
+            memory.append(update_memory(past.positions, output.kept, mem_len=mem_len))
+        return memory
+
+
+def test_a_full_memory_of_changing_length_breaks_the_contract():
+    with every_second(model=AlternatingLength), pytest.raises(ContractError, match="memory_keeps_length"):
+        check_architecture("every-second")
+
+
+def test_an_error_of_a_rule_names_the_architecture_and_keeps_its_cause():
+    class TooFewArguments(TransformerXL):
+        def remember(self, pasts, outputs):
+            return []
+
+    with every_second(model=TooFewArguments), pytest.raises(ContractError, match=r"TypeError: .*remember") as raised:
+        check_architecture("every-second")
+    assert raised.value.name == "every-second"
+    assert isinstance(raised.value.__cause__, TypeError)
+
+
+def test_settings_with_dropout_are_refused():
+    with pytest.raises(UsageError, match="attention_dropout must be 0"):
+        check_architecture("transformer", attention_dropout=0.1)
 
 
 def test_text_is_generated_with_a_memory_of_every_second_state_as_it_was_trained():
@@ -133,6 +191,39 @@ def test_a_term_that_depends_on_how_far_a_query_sees_breaks_the_contract():
 
     with registered_encoding("shrinking", Relative), pytest.raises(ContractError, match="shrinking"):
         check_encoding("shrinking")
+
+
+class IgnoresLimit(SlopesEncoding):
+    """A bias that grows beyond every limit."""
+
+    def score_terms(self, reach, *, max_distance, like):
+        """Return a bias by distance."""
+        return super().score_terms(reach, max_distance=None, like=like)
+
+
+def test_an_encoding_that_ignores_the_limit_it_declares_breaks_the_contract():
+    with registered_encoding("endless", IgnoresLimit), pytest.raises(ContractError, match="limits_distance"):
+        check_encoding("endless")
+
+
+def test_a_bias_of_one_axis_breaks_the_contract_of_encodings():
+    class OneAxis(Encoding):
+        def score_terms(self, reach, *, max_distance, like):
+            bias = torch.zeros(reach, dtype=like.dtype)
+            return [ScoreTerms(reach, distance_bias=bias)] * self.settings.n_layers
+
+    with registered_encoding("one-axis", OneAxis), pytest.raises(ContractError, match="a bias by distance has"):
+        check_encoding("one-axis")
+
+
+@pytest.mark.parametrize(("cls", "declared"), [(SinusoidEncoding, False), (Encoding, True)])
+def test_absolute_positions_that_are_declared_wrongly_break_the_contract(cls, declared):
+    class Own(cls):
+        pass
+
+    traits = EncodingTraits(absolute_positions=declared)
+    with registered_encoding("own", Own, traits), pytest.raises(ContractError, match="absolute_positions"):
+        check_encoding("own")
 
 
 def test_a_name_that_is_not_registered_is_unknown():

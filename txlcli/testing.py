@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from txlcli.config.model_settings import MODELS, ModelSettings, TransformerSettings
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import JITTER_MARGIN, EvalSettings, TrainSettings
 from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.architectures.registry import make_model
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
@@ -32,7 +33,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.errors import TxlError, UnknownNameError
+from txlcli.errors import TxlError, UnknownNameError, UsageError
 
 V = 19
 B = 3
@@ -46,7 +47,7 @@ SMALL = {
     "n_heads": 3,
     "d_head": 8,
     "d_inner": 18,
-    "n_positions": 2 * L,
+    "n_positions": L + JITTER_MARGIN,
     "compressed_len": 3,
     "compression_rate": 2,
     "segment_len": L,
@@ -73,8 +74,9 @@ def check_architecture(name: str, **settings: object) -> None:
         settings: of the small model that is checked. Those without a default must be given, unless txl has them, too.
 
     Raises:
-        ContractError: a rule is broken.
+        ContractError: a rule is broken, or the class raises an error, which is the cause.
         UnknownNameError: no such architecture is registered.
+        UsageError: a setting asks for dropout.
     """
     if name not in MODELS:
         raise UnknownNameError("architecture", name, MODELS)
@@ -88,13 +90,14 @@ def check_encoding(name: str, **settings: object) -> None:
     given = {"position": name, **settings}
     if ENCODING_TRAITS[name].learned_vectors:
         given.setdefault("n_positions", SMALL["n_positions"])
-    check = _EncodingCheck(name, small_settings("transformer", given))
-    check.run()
-    check.run_for_encodings()
+    _EncodingCheck(name, small_settings("transformer", given)).run()
 
 
 def small_settings(name: str, given: dict[str, object]) -> ModelSettings:
     """Return settings of a small model of an architecture, without dropout."""
+    for key, value in given.items():
+        if key.endswith("dropout") and value:
+            raise UsageError(f"{key} must be 0: the checks compare what a model computes twice")
     cls = MODELS[name]
     values: dict[str, object] = {}
     for field in dataclasses.fields(cls):
@@ -115,13 +118,26 @@ class _Check:
 
     def run(self) -> None:
         """Check all rules."""
-        self.check_memory()
-        self.check_causality()
-        self.check_reading()
-        self.check_windows()
-        self.check_gradients()
-        self.check_training()
-        self.check_operations()
+        self.attempt(self.model, "a model is made from its settings and the size of a vocabulary")
+        self.attempt(self.check_memory, "forward reads one segment after another")
+        self.attempt(self.check_causality, "forward reads any tokens")
+        self.attempt(self.check_reading, "readers read a text by segments and by tokens")
+        self.attempt(self.check_windows, "a window is read from an empty memory")
+        self.attempt(self.check_gradients, "an objective has gradients, with a full memory")
+        self.attempt(self.check_training, "a training run is saved and resumed")
+        self.attempt(self.check_fixed_places, "a step runs on tensors of fixed places, as a CUDA graph takes it")
+        self.attempt(self.check_padding, "a padded segment is trained on (train.seg_len_jitter)")
+        self.attempt(self.check_operations, "operations are counted (`products`)")
+
+    def attempt(self, check: Callable[[], object], rule: str) -> None:
+        """Run a check; an error of the class that is checked breaks this rule."""
+        try:
+            check()
+        except TxlError:
+            raise
+        except Exception as error:
+            first_line = str(error).partition("\n")[0]
+            raise ContractError(self.name, rule, f"{type(error).__name__}: {first_line}") from error
 
     def require(self, is_kept: bool, rule: str, found: str) -> None:
         """Raise a ContractError unless a rule is kept."""
@@ -164,6 +180,7 @@ class _Check:
         model = self.model()
         tokens = draw_tokens(B, 6 * L)
         memory = model.first_memory(B, self.mem_len)
+        full_shapes = []
         for segment in tokens.split(L, dim=1):
             hidden, memory = model(segment, memory, mem_len=self.mem_len)
             expected = (B, L, self.settings.d_model)
@@ -173,7 +190,13 @@ class _Check:
             for tensor in memory:
                 self.require(not tensor.requires_grad, rule, "one requires a gradient")
                 self.require(len(tensor) == B, rule, f"one has the shape {tuple(tensor.shape)}")
-        shapes = [tuple(tensor.shape) for tensor in memory]
+            shapes = [tuple(tensor.shape) for tensor in memory]
+            if model.memory_is_full(memory, self.mem_len):
+                full_shapes.append(shapes)
+        if model.memory_keeps_length(L):
+            rule = "a full memory keeps its length, unless memory_keeps_length is false"
+            for other in full_shapes:
+                self.require(other == full_shapes[-1], rule, f"{other}, then {full_shapes[-1]}")
         full = [tuple(tensor.shape) for tensor in model.full_memory(B, self.mem_len)]
         rule = "full_memory has the shapes of a memory after a long text"
         self.require(shapes == full, rule, f"{full}, not {shapes}")
@@ -250,7 +273,7 @@ class _Check:
             self.require(error <= 1e-3 * size + 1e-5, rule, f"{name} is off by {error:.1e} of {size:.1e}")
 
     def check_training(self) -> None:
-        """Check that a resumed training run and a captured one equal a whole one, and that a file has all weights."""
+        """Check that a resumed training run equals a whole one, and that a file has all weights."""
         with tempfile.TemporaryDirectory() as directory:
             whole = self.training(Path(directory, "whole"))
             finish(whole)
@@ -266,22 +289,72 @@ class _Check:
             expected, _ = self.read_segments(resumed.model.eval(), tokens, self.mem_len)
             given, _ = self.read_segments(again, tokens, self.mem_len)
             self.require_equal(given, expected, "all that a model predicts with is in its parameters", atol=0.0)
-            captured = self.training(Path(directory, "captured"), capture_graph=call_again)
-            finish(captured)
-            rule = "a step on tensors of fixed places, as a CUDA graph takes it, equals an eager one"
-            self.require_same_weights(captured, whole, rule, atol=1e-6)
+
+    def check_fixed_places(self) -> None:
+        """Check that a captured training run equals an eager one."""
+        rule = "a step on tensors of fixed places, as a CUDA graph takes it, equals an eager one"
+        self.require_captured_steps(rule, seg_len_jitter=False)
+
+    def check_padding(self) -> None:
+        """Check that a captured run, which pads jittered segments, equals an eager one."""
+        if self.settings.fixed_segments or self.settings.recurrent_state:
+            return
+        learned = self.settings.longest_window
+        if learned is not None and learned < L + JITTER_MARGIN:
+            return  # the settings of the caller have too few positions for the longest segment
+        rule = (
+            "a padded segment (train.seg_len_jitter) trains like the segment without padding; "
+            "`remember` leaves padding out by goal.seg_len, or memory_skips_padding is false"
+        )
+        self.require_captured_steps(rule, seg_len_jitter=True)
+
+    def require_captured_steps(self, rule: str, *, seg_len_jitter: bool) -> None:
+        """Raise a ContractError unless a captured training run and an eager one in float64 are equal.
+
+        Adam would divide rounding errors by the size of the smallest gradients.
+        """
+        runs: list[Training] = []
+        with tempfile.TemporaryDirectory() as directory:
+            for capture_graph in (None, call_again):
+                run = self.training(
+                    Path(directory, f"run{len(runs)}"),
+                    capture_graph=capture_graph,
+                    dtype=torch.float64,
+                    optimizer="sgd",
+                    lr=0.5,
+                    seg_len_jitter=seg_len_jitter,
+                )
+                finish(run)
+                runs.append(run)
+        eager, captured = runs
+        self.require_same_weights(captured, eager, rule, atol=1e-7)
 
     def training(
-        self, directory: Path, model: LanguageModel | None = None, *, capture_graph: Callable[..., object] | None = None
+        self,
+        directory: Path,
+        model: LanguageModel | None = None,
+        *,
+        capture_graph: Callable[..., object] | None = None,
+        dtype: torch.dtype = torch.float32,
+        optimizer: str = "adam",
+        lr: float = 1e-2,
+        seg_len_jitter: bool = False,
     ) -> Training:
         """Return a training run of a few steps, which saves in a directory."""
         directory.mkdir(exist_ok=True)
         settings = TrainSettings(
-            seg_len=L, mem_len=self.mem_len, batch_size=LANES, max_steps=STEPS, lr=1e-2, warmup_steps=0
+            seg_len=L,
+            mem_len=self.mem_len,
+            batch_size=LANES,
+            max_steps=STEPS,
+            optimizer=optimizer,
+            lr=lr,
+            warmup_steps=0,
+            seg_len_jitter=seg_len_jitter,
         )
-        ids = draw_tokens(1, LANES * (STEPS + 2) * L + 1)[0].numpy().astype(np.int64)
+        ids = draw_tokens(1, LANES * (STEPS + 2) * settings.longest_segment + 1)[0].numpy().astype(np.int64)
         if model is None:
-            model = new_model(self.settings, V, seed=settings.seed, device=torch.device("cpu"))
+            model = new_model(self.settings, V, seed=settings.seed, device=torch.device("cpu")).to(dtype)
         segments = TrainingSegments(ids, settings)
         return Training(model, settings, segments, saver=Saver(directory), capture_graph=capture_graph)  # type: ignore[arg-type]
 
@@ -334,35 +407,81 @@ class _EncodingCheck(_Check):
 
     settings: TransformerSettings
 
-    def run_for_encodings(self) -> None:
-        """Check the rules that concern encodings alone."""
-        self.check_terms()
-        self.check_backends()
+    def run(self) -> None:
+        """Check all rules, those that concern encodings alone first."""
+        self.attempt(self.model, "a model is made with the encoding, whose settings are its only argument")
+        self.attempt(self.check_terms, "score_terms(reach, max_distance=..., like=...) returns terms of each layer")
+        self.attempt(self.check_positions, "an encoding adds to hidden states by their positions")
+        self.attempt(self.check_backends, "an encoding works on the fast path and by the definition of attention")
+        super().run()
 
     def check_terms(self) -> None:
-        """Check the shapes of the score terms, and that near distances do not depend on how far a query sees."""
+        """Check the shapes of the score terms, and that near distances depend neither on `reach` nor on a limit."""
+        reach = L + M
+        far = self.score_terms(reach)
+        near = self.score_terms(L)
+        rule = "the term of a distance does not depend on `reach`"
+        for own, other in zip(far, near, strict=True):
+            self.require_equal_terms(own.position_key, other.position_key, 1, rule)
+            self.require_equal_terms(own.distance_bias, other.distance_bias, L, rule)
+        if ENCODING_TRAITS[self.name].limits_distance:
+            self.check_limit(far, L // 2)
+
+    def score_terms(self, reach: int, max_distance: int | None = None) -> list[ScoreTerms]:
+        """Return the score terms of each layer, whose shapes are right."""
         model = self.model()
         assert isinstance(model, TransformerXL)
-        reach = L + M
-        near = model.score_terms(L, max_distance=None)
-        for number, terms in enumerate(model.score_terms(reach, max_distance=None)):
-            rule = "score_terms returns terms of each layer, whose rows are distances with the farthest first"
-            key = terms.position_key
-            bias = terms.distance_bias
-            self.require(terms.reach == reach, rule, f"reach is {terms.reach}, not {reach}")
-            if key is not None:
-                shape = tuple(key.shape)
-                is_right = shape[0] == self.settings.n_heads and shape[1] <= reach and shape[2] == self.settings.d_head
+        terms = model.score_terms(reach, max_distance=max_distance)
+        n_layers = self.settings.n_layers
+        n_heads = self.settings.n_heads
+        rule = "score_terms returns terms of each layer, whose rows are distances with the farthest first"
+        self.require(len(terms) == n_layers, rule, f"{len(terms)} terms, not {n_layers}")
+        for added in terms:
+            self.require(added.reach == reach, rule, f"reach is {added.reach}, not {reach}")
+            if added.position_key is not None:
+                shape = tuple(added.position_key.shape)
+                rows = shape[1] if len(shape) == 3 else 0
+                is_right = rows <= reach and shape == (n_heads, rows, self.settings.d_head)
                 self.require(is_right, rule, f"a position key has the shape {shape}")
-                own, other = key[:, -1:], near[number].position_key
-                assert other is not None
-                self.require_equal(own, other[:, -1:], "the term of a distance does not depend on `reach`")
-            if bias is not None:
-                expected = (self.settings.n_heads, reach)
-                self.require(tuple(bias.shape) == expected, rule, f"a bias by distance has {tuple(bias.shape)}")
-                other = near[number].distance_bias
-                assert other is not None
-                self.require_equal(bias[:, -L:], other, "the term of a distance does not depend on `reach`")
+            if added.distance_bias is not None:
+                shape = tuple(added.distance_bias.shape)
+                self.require(shape == (n_heads, reach), rule, f"a bias by distance has {shape}")
+        return terms
+
+    def require_equal_terms(self, own: Tensor | None, other: Tensor | None, count: int, rule: str) -> None:
+        """Raise a ContractError unless two terms (H, n, ...) are equal at the nearest distances."""
+        self.require((own is None) == (other is None), rule, "it has no value in one of two cases")
+        if own is not None and other is not None:
+            self.require_equal(own[:, -count:], other[:, -count:], rule)
+
+    def check_limit(self, unlimited: list[ScoreTerms], max_distance: int) -> None:
+        """Check that distances beyond `max_distance` share one term, as `limits_distance` declares."""
+        rule = "with limits_distance, distances beyond max_distance share one term, and the others do not change"
+        for own, added in zip(self.score_terms(L + M, max_distance), unlimited, strict=True):
+            biases = (own.distance_bias, added.distance_bias)
+            keys = (own.position_key, added.position_key)
+            for limited, other in (biases, keys):
+                self.require_equal_terms(limited, other, max_distance + 1, rule)
+                if limited is not None:
+                    beyond = limited[:, : -max_distance - 1]
+                    shared = limited[:, -max_distance - 1 :][:, :1]
+                    self.require_equal(beyond, shared.expand_as(beyond), rule)
+
+    @torch.no_grad()
+    def check_positions(self) -> None:
+        """Check that an encoding is declared to have absolute positions if hidden states depend on them."""
+        model = self.model()
+        assert isinstance(model, TransformerXL)
+        hidden = torch.randn(B, L, self.settings.d_model, dtype=torch.float64)
+        positions = torch.arange(L)
+        found = []
+        for moved in (positions, positions + L):
+            embedded = model.encoding.add_to_embedding(hidden.clone(), moved)
+            found.append(model.encoding.add_to_layer_input(embedded, 0, moved))
+        is_absolute = not torch.equal(*found)
+        declared = ENCODING_TRAITS[self.name].absolute_positions
+        rule = "absolute_positions is true of an encoding whose hidden states depend on positions in the segment"
+        self.require(is_absolute == declared, rule, f"it is {declared}")
 
     def check_backends(self) -> None:
         """Check that the fast path computes what the definition of attention computes, with its gradients."""

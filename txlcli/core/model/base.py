@@ -8,7 +8,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,9 @@ class LanguageModel(nn.Module, ABC):
     """True for a copy that was made for reading."""
     backend: Backend = FAST
     """How the model computes; its modules have the same value."""
+    memory_skips_padding: ClassVar[bool] = False
+    """True if the memory leaves out the padding of a segment, which CUDA graphs add with train.seg_len_jitter. Training
+    steps of other models run without graphs then."""
     reading_compile: Compile = "auto"
     """If readers compile the operations between two attentions; auto: on a GPU, for long texts."""
 

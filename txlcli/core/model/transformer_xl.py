@@ -80,6 +80,14 @@ class TransformerXL(LanguageModel):
 
     settings: TransformerSettings
     layer_class: type[Layer] = Layer
+    memory_skips_padding = True
+    """A class with a `remember` of its own has False, unless it declares True next to it."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if "memory_skips_padding" not in vars(cls):
+            owner = next(base for base in cls.__mro__ if "remember" in vars(base))
+            cls.memory_skips_padding = vars(owner).get("memory_skips_padding", False)
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
@@ -310,7 +318,8 @@ class TransformerXL(LanguageModel):
         """Return the past of each layer before a segment: layer n reads the past of layer n - 1 (3.2).
 
         A subclass with another memory returns N objects whose `remembered` (B, x, d) are the hidden states that the
-        layer attends to, and whose `length` is x, the same for all layers.
+        layer attends to, and whose `length` is x + `segment_len`, the same for all layers. `segment_len` is the
+        number of tokens of the present segment that were read before.
         """
         return [HiddenMemory(positions=past) for past in self._readable(memory)]
 
@@ -329,8 +338,8 @@ class TransformerXL(LanguageModel):
             pasts: of the N layers, before the segment.
             outputs: of the N layers; `kept`, (B, L, d), is what each has read since the segment began. Positions that
                 the next segment reads again are left out.
-            goal: `mem_len` is M. `seg_len`, if it is given, is the number of positions that are no padding, which
-                occurs only with a full memory; an architecture that ignores it has `fixed_segments` in its settings.
+            goal: `mem_len` is M. `seg_len`, if it is given, is the number of positions that are not padding, which
+                occurs only with a full memory, and in a class that declares `memory_skips_padding = True`.
         """
         mem_len = self.settings.visible_memory(goal.mem_len)
         pairs = [(past.positions, output.kept) for past, output in zip(pasts, outputs, strict=True)]

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
 from txlcli.core.kernels.device import generator_state, product_dtype, send, set_generator_state
 from txlcli.core.kernels.private import foreach
-from txlcli.core.model.base import Memory
+from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.training.flat import FlatMatrices
 from txlcli.core.training.optimizer import OPTIMIZERS
@@ -268,6 +269,13 @@ def _eager_reason(parallel: DataParallel) -> str | None:
         return "attention is written out"
     if getattr(model.settings, "auxiliary_losses", False):
         return "auxiliary losses change from step to step"
-    if not model.memory_keeps_length(parallel.settings.seg_len):
+    return _reason_of_memory(model, parallel.settings)
+
+
+def _reason_of_memory(model: LanguageModel, settings: TrainSettings) -> str | None:
+    """Return why the memory of a model cannot be that of a CUDA graph; None if it can."""
+    if settings.seg_len_jitter and not model.memory_skips_padding:
+        return f"the memory of {type(model).__name__} does not skip the padding of segments with seg_len_jitter"
+    if not model.memory_keeps_length(settings.seg_len):
         return "the memory changes its length from step to step, since compression_rate does not divide seg_len"
     return None
