@@ -23,7 +23,7 @@ from txlcli.core.model.attention import Attention, split_heads
 from txlcli.core.model.backends import FAST
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear, joined_heads
-from txlcli.core.model.sublayers import GruGate, make_feed_forward, make_norm
+from txlcli.core.model.sublayers import FeedForward, GruGate, make_feed_forward, make_norm
 
 
 class Past(ABC):
@@ -143,6 +143,9 @@ class Layer(nn.Module):
         )
         self.attention_norm = make_norm(settings)
         self.feed_forward = make_feed_forward(settings)
+        declares = isinstance(self.feed_forward, FeedForward)  # a registered sublayer may be any module
+        self.overwrites_feed_forward = declares and self.feed_forward.output_may_be_overwritten
+        self.reads_padded_rows = declares and self.feed_forward.reads_padded_rows
         self.ff_norm = make_norm(settings)
         gated = settings.gating == "gru"
         self.attention_gate = GruGate(settings) if gated else None
@@ -249,6 +252,8 @@ class Layer(nn.Module):
             hidden = self.attention_norm(hidden)
         ff_input = self.ff_norm(hidden) if self.pre_norm else hidden
         branch = self.feed_forward(ff_input)
+        if not self.overwrites_feed_forward:
+            branch = branch.clone()
         hidden = self._join(self.feed_forward_dropout, branch, hidden, self.feed_forward_gate)
         if not self.pre_norm:
             hidden = self.ff_norm(hidden)

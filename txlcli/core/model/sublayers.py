@@ -3,6 +3,8 @@
 Axes: B batch, L segment, d model width, F inner width.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,7 +57,18 @@ def make_norm(settings: TransformerSettings) -> nn.LayerNorm | nn.RMSNorm:
 
 
 class FeedForward(nn.Module):
-    """The position-wise sublayer of the paper, without its residual and norm: W_2 relu(W_1 h + b_1) + b_2."""
+    """The position-wise sublayer of the paper, without its residual and norm: W_2 relu(W_1 h + b_1) + b_2.
+
+    Base class of other sublayers. Layers rely on what a class declares, so that one which declares nothing may compute
+    what it likes.
+    """
+
+    output_may_be_overwritten: ClassVar[bool] = False
+    """True if the backward pass does not need the output, as that of a product, so that the residual may be added in
+    place. That of tanh or sigmoid is needed."""
+    reads_padded_rows: ClassVar[bool] = False
+    """True if rows of the input may end in zeros up to a multiple, and then those of the output do, as with
+    `core.model.linear.Linear`; compiled layers are faster on CUDA then."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -69,6 +82,13 @@ class FeedForward(nn.Module):
         inner = self.dropout.after_relu(self.ff_1(hidden))  # (B, L, F)
         projected: Tensor = self.ff_2(inner)
         return projected
+
+
+class ReluFeedForward(FeedForward):
+    """The sublayer of the paper, as layers have it."""
+
+    output_may_be_overwritten = True
+    reads_padded_rows = True
 
 
 class GatedFeedForward(FeedForward):
@@ -94,11 +114,14 @@ class GatedFeedForward(FeedForward):
 class SwigluFeedForward(GatedFeedForward):
     """SwiGLU (Shazeer 2020): the gate is silu, x sigmoid(x)."""
 
+    output_may_be_overwritten = True
+    reads_padded_rows = True
+
     def gate(self, hidden: Tensor) -> Tensor:
         return F.silu(hidden)
 
 
-FEED_FORWARDS: dict[str, type[FeedForward]] = {"relu": FeedForward, "swiglu": SwigluFeedForward}
+FEED_FORWARDS: dict[str, type[FeedForward]] = {"relu": ReluFeedForward, "swiglu": SwigluFeedForward}
 """Class for each value of `model.feed_forward`."""
 
 

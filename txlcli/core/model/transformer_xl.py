@@ -197,10 +197,16 @@ class TransformerXL(LanguageModel):
 
     @property
     def _pads_rows(self) -> bool:
-        """True if hidden states are padded for CUDA's products; the parts of other architectures read them unpadded."""
-        parts = (self.settings.arch, self.settings.gating, self.settings.parts.qk_norm)
-        is_plain = parts == ("transformer", "residual", "none") and not self.encoding.changes_layers
-        return is_plain and row_multiple(self.device) > 1
+        """True if hidden states are padded for CUDA's products; most parts read them unpadded.
+
+        The layers and the methods of a subclass do, and so do gates, norms of heads, encodings that change the input
+        of layers, and feed-forward sublayers that do not declare otherwise.
+        """
+        if type(self) is not TransformerXL or self.encoding.changes_layers:
+            return False
+        if self.settings.gating != "residual" or self.settings.parts.qk_norm != "none":
+            return False
+        return row_multiple(self.device) > 1 and all(layer.reads_padded_rows for layer in self.layers)
 
     def compile_reading(self) -> None:
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
