@@ -48,6 +48,10 @@ def run(files, seconds, also=()):
             if latest != found:
                 found = latest
                 yield found
+        is_stopped = tests.poll() is None
+        if is_stopped:
+            tests.kill()  # its workers end when it is gone
+            tests.wait()
         found = results(log)
         said = output.read_text(errors="replace")
     for other in others:
@@ -55,7 +59,7 @@ def run(files, seconds, also=()):
             other.wait(max(0.0, deadline - time.monotonic()))
         other.kill()
     yield {**found, "lines": [f"{name}: {_last_line(text)}" for name, text in found["failed"].items()][:MAX_FAILURES]}
-    if tests.returncode is None:
+    if is_stopped:
         running = ", ".join(found["running"][:3])
         raise AssertionError(f"stopped after {seconds:g} s with {found['ended']} tests ended; running: {running}")
     if found["failed"]:
