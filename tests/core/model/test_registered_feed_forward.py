@@ -10,6 +10,7 @@ from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.sublayers import FeedForward, GatedFeedForward, register_feed_forward
+from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import UsageError
 
 
@@ -59,6 +60,16 @@ def test_compiled_layers_pad_the_rows_of_built_in_sublayers_alone():
             name: small_model(feed_forward=name).on(compiles=True).width for name in ("relu", "swiglu", "bounded")
         }
     assert widths == {"relu": 16, "swiglu": 16, "bounded": 14}
+
+
+def test_the_layers_of_a_subclass_read_rows_as_they_are():
+    class Derived(TransformerXL):
+        pass
+
+    settings = model_settings()
+    with use_row_multiple(8):
+        widths = [cls(settings, 7).on(compiles=True).width for cls in (TransformerXL, Derived)]
+    assert widths == [16, 14]
 
 
 def test_a_sublayer_without_matrices_is_rejected():

@@ -91,6 +91,8 @@ class TransformerXL(LanguageModel):
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
+        self.is_subclass = type(self) is not TransformerXL
+        """Of TransformerXL; asked here, because `fully_shard` replaces the class of a model."""
         self.encoding = ENCODINGS[settings.position](settings)
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = ScoreBuffers()
@@ -202,7 +204,7 @@ class TransformerXL(LanguageModel):
         The layers and the methods of a subclass do, and so do gates, norms of heads, encodings that change the input
         of layers, and feed-forward sublayers that do not declare otherwise.
         """
-        if type(self) is not TransformerXL or self.encoding.changes_layers:
+        if self.is_subclass or self.encoding.changes_layers:
             return False
         if self.settings.gating != "residual" or self.settings.parts.qk_norm != "none":
             return False
