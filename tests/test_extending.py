@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,16 @@ pytestmark = [
 ]
 
 
+def block_of(heading, language):
+    """Return the only block of a language in a section of the guide."""
+    section = GUIDE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    return block
+
+
 def diff_of(heading):
     """Return the diff in a section of the guide."""
-    section = GUIDE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
-    (diff,) = re.findall(r"^```diff\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
-    return diff
+    return block_of(heading, "diff")
 
 
 def changed_source(directory, diff):
@@ -48,10 +54,10 @@ def changed_source(directory, diff):
     subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=directory, check=True)
 
 
-def run(source, directory, *commands):
-    """Run commands of the changed source, one after the other; return the standard output of each."""
+def run(source, directory, *commands, first=""):
+    """Run commands of the changed source, after the statement `first`; return the standard output of each."""
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", RUN, str(source), json.dumps(commands)]
+    words = [sys.executable, "-c", f"{first}\n{RUN}", str(source), json.dumps(commands)]
     done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -82,6 +88,21 @@ def test_the_encoding_of_the_guide_trains_and_is_evaluated_with_memory(tmp_path,
     *_, result = run(tmp_path / "source", own, PREPARE, train, ["eval", "own", "--mem-len", "0,11", "--json"])
     rows = json.loads(result)["rows"]
     assert [row["mem_len"] for row in rows] == [0, 11]
+    assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
+
+
+@pytest.mark.parametrize("heading", ["Add a feed-forward sublayer", "Add a rule of memory"])
+def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_recipe(heading, own):
+    (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
+    changes = []
+    for section, lines in tomllib.loads(block_of(heading, "toml")).items():
+        for key, value in lines.items():
+            changes += ["--set", f"{section}.{key}={value}"]
+    check = "import runpy; runpy.run_path('plug_in.py', run_name='__main__')"
+    assert run(ROOT, own, first=check) == []
+    evaluate = ["eval", "own", "--mem-len", "0,11", "--json"]
+    *_, result = run(ROOT, own, PREPARE, ["train", "own.toml", *changes], evaluate, first="import plug_in")
+    rows = json.loads(result)["rows"]
     assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
 
 
