@@ -14,6 +14,7 @@ from txlcli.core.architectures.compressive import CompressiveTransformer
 from txlcli.core.architectures.rmt import RecurrentMemoryTransformer
 from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.kernels.recomputation import recomputed
+from txlcli.core.model.layer import update_memory
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.loop import Training
@@ -184,6 +185,24 @@ def test_jittered_segments_are_padded_for_one_graph_and_train_the_same_to_roundi
     given, expected = (trained({}, capture_graph=how, **changes) for how in (graphs, None))
     assert graphs.captured == 2
     assert_close(given, expected, of_numbers=2e-5, rtol=1e-4, atol=1e-5)
+
+
+class FirstOfEachSegment(ModelAsOnCuda):
+    """A memory of the first state of each segment, of which the rule says nothing about padding."""
+
+    def remember(self, pasts, outputs, goal):
+        pairs = zip(pasts, outputs, strict=True)
+        return [update_memory(past.positions, out.kept[:, :1], mem_len=goal.mem_len) for past, out in pairs]
+
+
+@pytest.mark.parametrize(("jitters", "expected"), [(False, 2), (True, 0)])
+def test_a_rule_of_memory_that_may_keep_padding_is_captured_without_jitter_only(jitters, expected):
+    graphs = Graphs()
+    training = begin({}, cls=FirstOfEachSegment, capture_graph=graphs, mem_len=2, seg_len_jitter=jitters)
+    for _ in range(7):
+        training.update()
+    assert graphs.captured == expected
+    assert any("FirstOfEachSegment" in note for note in training.train_step.notes) == jitters
 
 
 @pytest.mark.parametrize(
