@@ -180,7 +180,7 @@ def test_memory_beyond_the_learned_positions_has_no_slowdown(here):
 
 def test_a_cache_longer_than_a_lane_and_dynamic_evaluation_in_fp16_are_rejected(here):
     message = refusal("eval", "byte", "--cache", 40, *SHORT)
-    assert message == "--cache 40 exceeds the 30 tokens of a lane; give at most that, or a smaller --batch-size"
+    assert message == "--cache 40 exceeds the 30 tokens of a lane; use at most that, or a smaller --batch-size"
     workspace = Workspace(**HERE)
     as_on_a_gpu = dataclasses.replace(workspace.open_run("byte"), precision="fp16")  # a CPU refuses it before
     with pytest.raises(UsageError, match=r"^`dynamic` trains the model, which fp16 is too coarse for; add `pre"):

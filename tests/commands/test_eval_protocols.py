@@ -94,7 +94,7 @@ def test_a_model_without_memory_lacks_recurrence(here):
     message = refusal("eval", "vanilla", "--protocols", "disjoint,recurrence")
     assert message == f"--protocols recurrence: {reason}; or leave recurrence out"
     message = refusal("eval", "vanilla", "--protocols", "strided", "--stride", 6)
-    assert message == "--stride 6 exceeds the window length 5; give at most that"
+    assert message == "--stride 6 exceeds the window length 5; use at most that"
     message = refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
     assert message.startswith("--attn-len 6: runs/vanilla has learned 5 positions, so that no window is longer;")
 

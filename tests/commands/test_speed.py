@@ -135,7 +135,7 @@ def test_table_9_is_limited_to_the_positions_of_the_model(here, changes, limit, 
     changes = [word.format(limit) for word in changes]
     assert refusal("speed", "tiny.toml", *changes, "--attn-len", f"7,{limit + 1}") == (
         f"--attn-len {limit + 1}: recipe tiny.toml with random weights (V = 256) attends to {limit:,} tokens at most; "
-        "give at most that"
+        "use at most that"
     )
 
 

@@ -217,7 +217,7 @@ def test_too_few_ids_to_split_are_rejected(untouched):
 
 def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
     assert refusal("prepare", "shakespeare", "--vocab-size", 1 << 21) == (
-        "--vocab-size 2097152 is too large for ids; give at most 1048576"
+        "--vocab-size 2097152 is too large for ids; use at most 1048576"
     )
     assert refusal("prepare", "shakespeare", "--workers", 2).startswith("--workers has no effect here; it is for text")
     without_header = "--dtype has no effect here; it is for a .bin of ids without a header, without --tokenizer"

@@ -153,7 +153,7 @@ def test_options_that_exclude_each_other_are_rejected(options, given, excluded, 
         ),
         (EvalOptions, {"losses": Path("no/losses.h5")}, "`losses` no/losses.h5: there is no folder no; make it first"),
         (EvalOptions, {"html": Path("page.txt")}, "`html` page.txt: use the extension .html"),
-        (EvalOptions, {"attn_len": (9, 7), "stride": 8}, "`stride` 8 exceeds the window length 7; give at most that"),
+        (EvalOptions, {"attn_len": (9, 7), "stride": 8}, "`stride` 8 exceeds the window length 7; use at most that"),
         (
             EvalOptions,
             {"cache": 9, "mem_len": (0, 5)},

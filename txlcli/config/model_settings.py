@@ -146,7 +146,7 @@ class ModelSettings(Section):
         return mem_len if window is None else min(mem_len, window - 1)
 
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
-        """Return how many keys stand before a segment after a long text, with M positions and C compressed slots.
+        """Return how many keys precede a segment after a long text, with M positions and C compressed slots.
 
         C is that of the model by default; only a compressed memory has it.
         """

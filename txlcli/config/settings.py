@@ -416,7 +416,7 @@ class Settings:
         if n_positions is not None and longest > n_positions:
             raise UsageError(
                 f"`attn_len` {longest}: {subject} has learned {n_positions:,} positions, so that no window is longer; "
-                "give at most that"
+                "use at most that"
             )
 
     def _check_segments(self) -> None:

@@ -218,7 +218,7 @@ def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSetti
 
 
 def _conditions(opened: OpenRun) -> dict[str, Any]:
-    """Return what must be equal for the same predictions; a probe covers the machine."""
+    """Return the fields that affect predictions; a probe covers the machine."""
     return {
         "weights": compressed_file.digest(opened.checkpoint.weights_digest().encode()),
         "txl": __version__,

@@ -132,7 +132,9 @@ class Options:
 
 
 attention_option = partial(option, "Attention backend; all compute the same function.")
-compile_option = partial(option, "Fuse the operations of layers with torch.compile; auto does so on a GPU if it pays.")
+compile_option = partial(
+    option, "Fuse the operations of layers with torch.compile; auto does so on a GPU if faster overall."
+)
 flag_option = partial(option, default=False)
 force_option = partial(flag_option, "Overwrite existing results.")
 memory_option = partial(option, "Memory length M [default: the recipe's].")

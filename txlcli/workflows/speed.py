@@ -163,7 +163,7 @@ def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) ->
         return allowed or (limit,)
     longest = max(options.attn_len)
     if longest > limit:
-        raise UsageError(f"`attn_len` {longest}: {title} attends to {limit:,} tokens at most; give at most that")
+        raise UsageError(f"`attn_len` {longest}: {title} attends to {limit:,} tokens at most; use at most that")
     return options.attn_len
 
 

@@ -56,7 +56,7 @@ class Workspace(RunsDir, StoresDir):
         import torch
 
         if self.threads > processors.available():
-            raise UsageError(f"`threads` {self.threads}: give at most {processors.available()}, one per processor")
+            raise UsageError(f"`threads` {self.threads}: use at most {processors.available()}, one per processor")
         torch.set_num_threads(self.threads)
 
     def store_path(self, name: str) -> Path:

@@ -57,7 +57,7 @@ class Encoding(nn.Module):
         return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in hooks)
 
     def reset_parameters(self) -> None:
-        """Initialize parameters that do not begin like the model's.
+        """Initialize parameters that are not initialized like the model's.
 
         The model calls this after it has initialized all parameters, including the encoding's: matrices are
         normal with `init_std`, vectors are zeros. What `__init__` writes into a parameter is overwritten.

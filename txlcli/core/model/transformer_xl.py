@@ -97,7 +97,7 @@ class TransformerXL(LanguageModel):
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = ScoreBuffers()
         """Score buffers that all layers share."""
-        # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
+        # A pre-norm stack ends in a sum of raw branches, so it needs a final norm; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = make_norm(settings) if final else nn.Identity()
         self.embedding_dropout = Dropout.of(settings, "embedding_dropout")

@@ -49,7 +49,7 @@ def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     lane_len = Lanes.of(len(scoring.text.targets), settings).length
     if cache > lane_len:
         raise UsageError(
-            f"`cache` {cache} exceeds the {lane_len:,} tokens of a lane; give at most that, or a smaller `batch_size`"
+            f"`cache` {cache} exceeds the {lane_len:,} tokens of a lane; use at most that, or a smaller `batch_size`"
         )
     # Missing splits must be reported before anything is scored.
     for_cache = scoring.on_valid(cache_positions(settings, cache))

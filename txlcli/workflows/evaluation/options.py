@@ -104,7 +104,7 @@ class EvalOptions(PlotOptions):
             raise UsageError("`cache` and `dynamic` take one `mem_len`; leave out the others")
         shortest = min(self.windows, default=MAX_COUNT)
         if self.stride is not None and self.stride > shortest:
-            raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; give at most that")
+            raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; use at most that")
 
     def _check_methods(self) -> None:
         """Reject options that do not apply to the text, the method or the file that others ask for."""

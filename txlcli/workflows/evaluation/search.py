@@ -141,9 +141,7 @@ def search_length(scoring: Scoring, setting: RowSetting) -> LengthSearch:
         trained = train.seg_len
         longest = min(tokens, run.settings.model.longest_window or tokens)
     if stride > longest:
-        raise UsageError(
-            f"`stride` {stride} exceeds the longest window that can be tried, {longest}; give at most that"
-        )
+        raise UsageError(f"`stride` {stride} exceeds the longest window that can be tried, {longest}; use at most that")
     if on_valid.settings.temperature == AUTO:
         on_valid = on_valid.changed(temperature=1.0)
     # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.

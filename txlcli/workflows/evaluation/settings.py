@@ -140,7 +140,7 @@ def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator
         windows = tuple(dict.fromkeys(min(length, longest) for length in lengths))
     shortest = min(windows)
     if options.stride is not None and options.stride > shortest:
-        raise UsageError(f"`stride` {options.stride} exceeds the window length {shortest}; give at most that")
+        raise UsageError(f"`stride` {options.stride} exceeds the window length {shortest}; use at most that")
     for protocol in options.protocols:
         if protocol == "recurrence":
             for mem_len in mem_lens:

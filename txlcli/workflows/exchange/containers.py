@@ -72,7 +72,7 @@ class Written:
 
 
 def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFile, ...]:
-    """Return the files of the user's whose text must be extracted, in the order of their names; none for plain text.
+    """Return the user files whose text must be extracted, in the order of their names; none for plain text.
 
     If files of a directory have rows, only these are read. CSV and JSON lines in a directory that also has text are
     plain text, unless `column` is given.

@@ -238,7 +238,7 @@ def _reject_unused(
         if options.given(name) and not has_effect:
             raise UsageError(f"`{name}` has no effect here; it is for {purpose}")
     if tokens and (options.vocab_size or 0) > MAX_IDS:
-        raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; give at most {MAX_IDS}")
+        raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; use at most {MAX_IDS}")
     if options.documents == "records" and all(file.is_pieces for file in rows):
         raise UsageError("`documents` records: the text has no records; give files or blank-lines")
     if tokenizer == "ids" and not tokens:
