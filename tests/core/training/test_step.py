@@ -50,6 +50,8 @@ class GradientsAsOnCuda:
 class ModelAsOnCuda(GradientsAsOnCuda, TransformerXL):
     """Transformer-XL as on CUDA."""
 
+    reads_padded_rows = True
+
 
 class RecomputedInACapture(ModelAsOnCuda):
     """Transformer-XL whose layers are computed again as in a capture, which cannot set the state of a generator."""

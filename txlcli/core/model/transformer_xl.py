@@ -82,17 +82,21 @@ class TransformerXL(LanguageModel):
     layer_class: type[Layer] = Layer
     memory_skips_padding = True
     """A class with a `remember` of its own has False, unless it declares True next to it."""
+    reads_padded_rows = True
+    """True if all methods read hidden states that end in zeros; a subclass has False, unless it declares True."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "memory_skips_padding" not in vars(cls):
             owner = next(base for base in cls.__mro__ if "remember" in vars(base))
             cls.memory_skips_padding = vars(owner).get("memory_skips_padding", False)
+        if "reads_padded_rows" not in vars(cls):
+            cls.reads_padded_rows = False
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
-        self.is_subclass = type(self) is not TransformerXL
-        """Of TransformerXL; asked here, because `fully_shard` replaces the class of a model."""
+        self.can_pad_rows = type(self).reads_padded_rows
+        """Asked here, because `fully_shard` replaces the class of a model."""
         self.encoding = ENCODINGS[settings.position](settings)
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = ScoreBuffers()
@@ -204,7 +208,7 @@ class TransformerXL(LanguageModel):
         The layers and the methods of a subclass do, and so do gates, norms of heads, encodings that change the input
         of layers, and feed-forward sublayers that do not declare otherwise.
         """
-        if self.is_subclass or self.encoding.changes_layers:
+        if not self.can_pad_rows or self.encoding.changes_layers:
             return False
         if self.settings.gating != "residual" or self.settings.parts.qk_norm != "none":
             return False
