@@ -162,9 +162,9 @@ def test_auto_searches_for_the_window_of_a_model_without_memory(here):
     steps = json_of("eval", "windows", "--attn-len", "auto", "--stride", 2, *SHORT)["search"]["tried"]
     assert {one["length"] for one in steps} <= {2, 4, 5}  # in steps of a stride
     for options, message in (
-        (["--attn-len", "auto", "--stride", 9], "--stride 9 exceeds the longest window that can be tried, 5; give at"),
+        (["--attn-len", "auto", "--stride", 9], "--stride 9 exceeds the longest window that can be tried, 5"),
         (["--mem-len", "auto"], "runs/windows was trained without memory; give --attn-len auto instead of --mem-len"),
-        (["--attn-len", "4,6"], "--attn-len 6: runs/windows has learned 5 positions, so that no window is longer; gi"),
+        (["--attn-len", "4,6"], "--attn-len 6: runs/windows has learned 5 positions, so that no window is longer"),
     ):
         assert refusal("eval", "windows", *options).startswith(message)
 
