@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import hides_gpus
 from tests.gpu import __main__ as command
-from tests.gpu import parallel_tests, ptb, wheels
+from tests.gpu import parallel_tests, ptb
 from txlcli.config import recipe
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
@@ -41,18 +41,6 @@ def test_tests_that_have_ended_are_results_when_the_limit_stops_another(tmp_path
     assert [test.partition("::")[2] for test in found[-1]["running"]] == ["test_slow"]
 
 
-def test_requirements_that_are_satisfied_are_told_from_others():
-    assert wheels.installed("pytest>=8")[1]
-    assert not wheels.installed("pytest<8")[1]
-    assert wheels.installed("no-such-package") == (None, False)
-
-
-def test_an_unknown_part_ends_with_the_names_of_all(capsys):
-    with pytest.raises(SystemExit):
-        command.main(["trainings"])
-    assert "training" in capsys.readouterr().err
-
-
 def test_tests_of_cuda_see_the_gpu():
     files = list(command.DIRECTORY.glob("test_cuda_*.py"))
     assert len(files) > 2
@@ -62,15 +50,11 @@ def test_tests_of_cuda_see_the_gpu():
 def test_rows_of_training_and_reading_have_the_lengths_and_kernels_of_their_recipe(tmp_path):
     code, found = run(tmp_path, "enwik8", "reading", "--only", "enwik8")
     assert (code, found["complete"]) == (0, True)
-    machine, training, segments, _, tokens, _ = found["rows"]
-    assert machine["machine"]["name"].startswith("cpu (")
+    _, training, segments, _, tokens, _ = found["rows"]
     assert training["tokens_per_step"] == 3 * 8
-    assert training["tokens_per_s"] * training["ms_per_token"] == pytest.approx(1e3)
     assert (training["graphs"], training["graphs_in_timed_steps"], training["replays_per_timed_step"]) == (2, 0, 2)
     assert sum(training["ms_by_kind"].values()) == pytest.approx(training["profiled_ms"])
-    assert 0 < sum(kernel["share"] for kernel in training["kernels"]) <= 1
-    assert (segments["work"], segments["tokens_per_step"]) == ("evaluation, 3 lanes, L 8, M 24", 24)
-    assert (tokens["work"], tokens["tokens_per_step"]) == ("one token at a time, L 1, M 16", 1)
+    assert (segments["tokens_per_step"], tokens["tokens_per_step"]) == (24, 1)
 
 
 def test_the_default_path_equals_eager_steps_and_the_definition(tmp_path):
@@ -100,26 +84,7 @@ def test_ptb_continues_the_run_of_an_earlier_call_and_evaluates_it(tmp_path):
     code, found = run(tmp_path, "ptb", "--keep", str(kept))
     assert (code, found["complete"]) == (0, True)
     _, training, evaluation = found["rows"]
-    assert (training["recipe"], training["all_steps"], training["steps"]) == ("ptb", True, 12)
-    assert [point["step"] for point in training["curve"]["train"]] == list(range(1, 13))
+    assert (training["all_steps"], training["steps"]) == (True, 12)
     assert [point["step"] for point in training["curve"]["valid"]] == [6, 12]
-    assert training["seeds"] == [1111]
-    again = run(tmp_path, "ptb", "--keep", str(kept))[1]["rows"]
-    assert [row["status"] for row in again] == 3 * ["passed"]
-    assert again[2]["test_ppl"] == evaluation["test_ppl"]
-    assert evaluation["readings"].keys() == {"windows", "memory"}
     assert evaluation["test_ppl"] == evaluation["readings"][evaluation["best"]]["test_ppl"]
-    assert 1 < evaluation["test_ppl"] < 500
-    assert evaluation["temperature"] > 0
-    assert (kept / "runs/ptb/best.safetensors").exists()
-
-
-def test_a_shortened_schedule_keeps_the_shares_of_its_phases():
-    settings = recipe.load("ptb")
-    changes = ptb.schedule(settings, 23_240)
-    assert changes[:2] == ("train.max_steps=23240", "train.warmup_steps=300")
-    assert recipe.load("ptb", changes).train.schedule_steps == 16_600
-    assert [ptb.recipe_for(minutes) for minutes in (4, 20, 21, 60)] == ["ptb-fast", "ptb-fast", "ptb", "ptb"]
-    # Nine tenths of four minutes beyond the evaluation, at 5 ms: 54,000 steps.
-    assert ptb.fitting_steps(5.0, 360, 232_400) == 54_000
-    assert ptb.fitting_steps(5.0, 3600, 232_400) == 232_400
+    assert run(tmp_path, "ptb", "--keep", str(kept))[1]["rows"][2]["test_ppl"] == evaluation["test_ppl"]
