@@ -225,7 +225,8 @@ class TransformerSettings(ModelSettings):
     attention_dropout: Rate = 0.0
     """Dropout rate of the attention probabilities."""
     projection_dropout: Rate = 0.0
-    """Dropout rate of queries, keys and values."""
+    """Dropout rate of queries, keys and values, and with position = "relative_tied" of the same projections of
+    distances."""
     feed_forward_dropout: Rate | None = None
     """Dropout rate of the output of the feed-forward sublayer; by default the value of dropout."""
     inner_dropout: Rate | None = None

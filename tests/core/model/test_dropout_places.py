@@ -116,6 +116,23 @@ def test_queries_keys_and_values_are_dropped_with_one_mask_for_memory_and_segmen
 
 
 @pytest.mark.parametrize("variational", [True, False])
+def test_tied_projections_of_distances_are_dropped_like_queries_and_keys(variational):
+    torch.manual_seed(3)
+    changed = {"position": "relative_tied", "projection_dropout": 0.5, "variational_dropout": variational}
+    model = small_model(**changed, distance_dropout=0.0).train()
+    layer = model.layers[0]
+    (given, _) = model.score_terms(9, max_distance=None)
+    terms = layer.attention.project_distances(given, layer.projection_dropout)
+    zero = terms.position_key == 0  # (H, n, D)
+    assert 0.2 < zero.double().mean() < 0.8
+    assert torch.equal(zero, zero[:, :1].expand_as(zero)) == variational
+    assert 0.2 < (terms.content_bias == 0).double().mean() < 0.8
+    model.eval()
+    (terms, _) = model.projected_terms(9, max_distance=None)
+    assert terms.position_key.count_nonzero() == terms.position_key.numel()
+
+
+@pytest.mark.parametrize("variational", [True, False])
 def test_variational_dropout_applies_to_every_place(variational):
     model = small_model(dropout=0.3, variational_dropout=variational)
     places = [module for module in model.modules() if isinstance(module, Dropout)]

@@ -183,12 +183,17 @@ class Attention(nn.Module):
         value = split_heads(self.w_v(context), self.n_heads)
         return self.k_norm(key), value
 
-    def project_distances(self, terms: ScoreTerms) -> ScoreTerms:
-        """Return the position keys W_k R, and W_q R_0 as u and v, if the terms have distances to project."""
+    def project_distances(self, terms: ScoreTerms, dropout: Callable[[Tensor], Tensor]) -> ScoreTerms:
+        """Return the position keys W_k R, and W_q R_0 as u and v, if the terms have distances to project.
+
+        `dropout` is that of queries and keys.
+        """
         if terms.distances is None:
             return terms
-        key = split_heads(F.linear(terms.distances, self.w_k_content.weight), self.n_heads)
-        bias = split_heads(F.linear(terms.distances[-1:], self.w_q.weight), self.n_heads)[:, 0]  # (H, D)
+        keys = dropout(F.linear(terms.distances, self.w_k_content.weight))  # (m, H * D)
+        query = dropout(F.linear(terms.distances[-1:], self.w_q.weight))
+        key = split_heads(keys, self.n_heads)
+        bias = split_heads(query, self.n_heads)[:, 0]  # (H, D)
         return dataclasses.replace(terms, distances=None, position_key=key, content_bias=bias, position_bias=bias)
 
     def forward(

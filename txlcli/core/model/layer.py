@@ -187,7 +187,7 @@ class Layer(nn.Module):
             read: `memory_input` of `hidden`, if it has been made.
         """
         first = 0 if count is None else hidden.shape[1] - count
-        terms = self.attention.project_distances(terms)
+        terms = self.attention.project_distances(terms, self.projection_dropout)
         joins = self.backend.attend_context is not None and terms.rotation is None and not first
         if joins and isinstance(past, HiddenMemory):
             layer_input = self.memory_input(hidden) if read is None else read

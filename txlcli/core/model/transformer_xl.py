@@ -243,8 +243,10 @@ class TransformerXL(LanguageModel):
 
     def projected_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
         """Return the score terms for reading, with everything that does not depend on the text."""
-        terms = self.score_terms(reach, max_distance=max_distance)
-        return [layer.attention.project_distances(added) for layer, added in zip(self.layers, terms, strict=True)]
+        projected = []
+        for layer, terms in zip(self.layers, self.score_terms(reach, max_distance=max_distance), strict=True):
+            projected.append(layer.attention.project_distances(terms, layer.projection_dropout))
+        return projected
 
     def run_layers(
         self,
