@@ -352,7 +352,7 @@ class _Check:
             warmup_steps=0,
             seg_len_jitter=seg_len_jitter,
         )
-        ids = draw_tokens(1, LANES * (STEPS + 2) * settings.longest_segment + 1)[0].numpy().astype(np.int64)
+        ids = draw_tokens(1, LANES * (STEPS + 2) * settings.padded_segment + 1)[0].numpy().astype(np.int64)
         if model is None:
             model = new_model(self.settings, V, seed=settings.seed, device=torch.device("cpu")).to(dtype)
         segments = TrainingSegments(ids, settings)

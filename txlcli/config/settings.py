@@ -31,8 +31,10 @@ Seed = Annotated[int, Range(least=0, most=MAX_SEED)]
 
 JITTER_STD = 5
 """Standard deviation of segment lengths with train.seg_len_jitter, in tokens."""
-JITTER_MARGIN = 4 * JITTER_STD
-"""A segment is at most this much longer than train.seg_len."""
+JITTER_MARGIN = 8 * JITTER_STD
+"""A segment is at most this much longer than train.seg_len, which no sampled length reaches in practice."""
+USUAL_JITTER = 4 * JITTER_STD
+"""All segments but one in 30,000 are at most this much longer than train.seg_len."""
 LossPart = Literal["full", "half"]
 Parallel = Literal["ddp", "zero", "fsdp"]
 Recompute = bool | Literal["layers"]
@@ -121,7 +123,8 @@ class TrainSettings(Section):
     """Weight of the L2 penalty, which is added to the gradient; adamw and muon instead shrink the weights by lr times
     this at each step, and lamb adds it to the update before scaling it."""
     embedding_lr: PositiveFloat = 1.0
-    """Factor of the learning rate of the embedding, and so of a softmax that is tied to it."""
+    """Factor of the peak learning rate of the embedding, and so of a softmax that is tied to it; the lowest rate,
+    min_lr_ratio, is that of the other parameters."""
     decay_norms: bool = True
     """Apply weight_decay to gains and biases, too; false leaves them out."""
     betas: tuple[float, ...] = (0.9, 0.999)
@@ -206,6 +209,11 @@ class TrainSettings(Section):
         return self.seg_len + JITTER_MARGIN if self.seg_len_jitter else self.seg_len
 
     @property
+    def padded_segment(self) -> int:
+        """Number of predictions to which jittered segments are padded, where steps must have equal shapes."""
+        return self.seg_len + USUAL_JITTER if self.seg_len_jitter else self.seg_len
+
+    @property
     def read_len(self) -> int:
         """Tokens that a pass reads, E + L."""
         return self.reread_len + self.seg_len
@@ -216,7 +224,7 @@ class TrainSettings(Section):
         if self.average != "mean":
             return self.max_steps
         if self.average_from < 1:
-            return int(self.average_from * self.max_steps)
+            return round(self.average_from * self.max_steps)
         return int(self.average_from)
 
     def ends_after(self, step: int, stale: int) -> bool:

@@ -124,7 +124,7 @@ def by_optimizer_step(*, together=False, **changed):
 
     def step():
         train_step.norm()
-        train_step.update(0.01)
+        train_step.update(lambda factor: 0.01 * factor)
 
     return take_steps(model, step)
 

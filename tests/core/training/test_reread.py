@@ -9,10 +9,10 @@ from tests.core.builders import draw_tokens, small_model
 from tests.core.oracle import numbers_of, weights_of
 from tests.core.training.test_loop import new_training, run, steps_of, train_settings, valids_of
 from tests.core.training.test_segments import segments_of
-from txlcli.config.settings import JITTER_MARGIN
+from txlcli.config.settings import JITTER_MARGIN, USUAL_JITTER
 from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Stream, score
-from txlcli.core.training.segments import StreamPosition
+from txlcli.core.training.segments import StreamPosition, jittered_edges
 from txlcli.core.training.validation import validation_settings
 
 B, LANE_LEN, L = 2, 23, 5
@@ -100,6 +100,14 @@ def test_sampled_lengths_cover_every_epoch_once_and_have_the_distribution_of_awd
     assert min(lengths) >= 5
     assert max(lengths) <= 70 + JITTER_MARGIN
     assert segments.segments_in(0) != segments.segments_in(1) or lengths[:5] != lengths[300:305]
+
+
+def test_a_sampled_length_has_no_limit_but_the_text():
+    lengths = np.diff(jittered_edges(20_000_000, 70, (1,)))
+    assert lengths.max() > 70 + USUAL_JITTER
+    segments = jittered()
+    last = StreamPosition(0, segments.segments_in(0) - 1)
+    assert len(segments.range_of(last)) < segments.sampled_length(last)  # the text ends within this one
 
 
 def test_the_rate_of_a_step_is_scaled_by_its_length(tmp_path):

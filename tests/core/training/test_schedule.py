@@ -16,6 +16,20 @@ def rates(steps, **changed):
     return [scheduled_lr(train_settings(**changed), step) for step in steps]
 
 
+def test_the_factor_of_a_group_multiplies_the_peak_and_not_the_floor():
+    settings = train_settings(min_lr_ratio=0.25, warmup_steps=10)
+    assert [scheduled_lr(settings, step, 2.0) for step in (5, 51, 101)] == pytest.approx([0.8, 0.9, 0.2])
+    mean = train_settings(min_lr_ratio=0.25, average="mean", average_from=50, average_lr_factor=0.5)
+    last = [scheduled_lr(mean, 50, factor) for factor in (1.0, 2.0)]
+    assert last[1] == pytest.approx(last[0], rel=0.01)
+    assert scheduled_lr(mean, 60, 2.0) == 0.5 * last[1]
+
+
+def test_the_step_of_a_share_is_rounded():
+    settings = train_settings(average="mean", average_from=0.29, min_lr_ratio=0.25)
+    assert settings.schedule_steps == 29
+
+
 QUARTER = (1 + math.sqrt(0.5)) / 2
 WARM_UP = {"warmup_steps": 20, "cosine_from": "warmup"}
 SHARES = {  # of the rate at steps 10, 20, 21, 41, 61 and 101, with a warm-up of 20 steps

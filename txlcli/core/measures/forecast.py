@@ -163,7 +163,7 @@ def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> 
     if train.recompute:
         return 0
     classifiers = 2 * model.n_layers if isinstance(model, TransformerSettings) and model.auxiliary_losses else 1
-    counted = counted_positions(train.longest_segment, train.loss_part)
+    counted = counted_positions(train.padded_segment, train.loss_part)
     targets = train.batch_size // train.accumulate * (counted.stop - counted.start)
     return classifiers * targets * softmax_columns(model, vocab_size) * DTYPES[train.precision].itemsize
 
@@ -226,7 +226,7 @@ class _Step:
         itemsize = DTYPES[train.precision].itemsize
         keys = 0
         if isinstance(model, TransformerSettings) and model.encoding.projects_distances:
-            read = train.reread_len + train.longest_segment
+            read = train.reread_len + train.padded_segment
             distances = min(model.window or math.inf, read + model.memory_keys(train.mem_len))
             keys = int(model.n_layers * distances * model.n_heads * model.d_head * itemsize)
         return train.batch_size * _memory_bytes(model, train.mem_len, itemsize) + keys
@@ -235,7 +235,7 @@ class _Step:
         """Return the bytes that a CPU's kernels keep without telling autograd."""
         if self.on_gpu:
             return 0
-        tokens = self.train.batch_size * self.train.longest_segment
+        tokens = self.train.batch_size * self.train.padded_segment
         return tokens * products_of(self.model).kernel_numbers() * DTYPES[self.train.precision].itemsize
 
 
@@ -255,8 +255,8 @@ def _saved_bytes(step: _Step) -> int:
     as_there = as_on_gpu() if step.on_gpu else contextlib.nullcontext()
     with unlimited_memory(), tensors_without_data(), as_there:
         network = _network(step)
-        targets = torch.zeros(train.batch_size, train.longest_segment, dtype=torch.int64)
-        tokens = torch.zeros(train.batch_size, train.reread_len + train.longest_segment, dtype=torch.int64)
+        targets = torch.zeros(train.batch_size, train.padded_segment, dtype=torch.int64)
+        tokens = torch.zeros(train.batch_size, train.reread_len + train.padded_segment, dtype=torch.int64)
         with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             memory = network.full_memory(train.batch_size, train.mem_len)
             network.objective(tokens, targets, memory, Objective(mem_len=train.mem_len, part=train.loss_part))

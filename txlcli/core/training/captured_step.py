@@ -34,7 +34,7 @@ class CapturedStep:
     """Takes the steps of a `Step` by replaying two graphs, if they launch the same kernels on the same memory.
 
     Other steps run eagerly, as do all if CUDA cannot capture them; then `Step.notes` say why. Jittered segments are
-    padded to the longest length. An adaptive softmax has a fixed number of rows for each tail band, given its share of
+    padded to one length. An adaptive softmax has a fixed number of rows for each tail band, given its share of
     the tokens of the text in `tail_shares`.
     """
 
@@ -78,12 +78,14 @@ class CapturedStep:
     def replayable(self, batch: Batch, memories: list[Memory]) -> Batch | None:
         """Return a batch as the graph reads it; None for a step that is not replayed.
 
-        That is one at the beginning of an epoch, where memories are not full, a shorter segment at its end, and one
-        with more targets in a tail of the softmax than it has rows.
+        That is one at the beginning of an epoch, where memories are not full, a shorter segment at its end, a jittered
+        segment of unusual length, and one with more targets in a tail of the softmax than it has rows.
         """
         settings = self.step.settings
         length = batch.targets.shape[1]
-        is_whole = length == settings.seg_len or settings.seg_len_jitter
+        is_whole = length == settings.seg_len
+        if settings.seg_len_jitter:
+            is_whole = length <= settings.padded_segment
         is_reread = batch.inputs.shape[1] == settings.reread_len + length
         is_full = all(self.step.memory_is_full(memory) for memory in memories)
         if not (self._captures_gradients and is_whole and is_reread and is_full):
@@ -93,7 +95,7 @@ class CapturedStep:
         seg_len = None
         if settings.seg_len_jitter:
             seg_len = self._seg_len.fill_(length)
-            padding = (0, settings.longest_segment - length)
+            padding = (0, settings.padded_segment - length)
             inputs = F.pad(inputs, padding)
             targets = F.pad(targets, padding)
         rows = self._tail_rows(targets, memories)
@@ -195,9 +197,9 @@ class CapturedStep:
             return self.step.grad_norm.clone()
         return self.step.norm()
 
-    def update(self, lr: float) -> None:
+    def update(self, rate_of: Callable[[float], float]) -> None:
         """See `Step.update`."""
-        self.step.set_rates(lr)
+        self.step.set_rates(rate_of)
         self._update_weights()
         self.step.model.forget_gradients()
 

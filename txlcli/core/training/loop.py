@@ -174,17 +174,18 @@ class Training:
         self.step += 1
         if self.checks_every_step:
             self._check_gradients(grad_norm)
-        self.stepper.update(self.lr(self.step) * self._share_of_rate())
+        self.stepper.update(self._rate_of_group)
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
         tokens = self.settings.batch_size * batch.targets.shape[1]
         return loss, grad_norm, tokens
 
-    def _share_of_rate(self) -> float:
-        """Return the factor of the learning rate for the length of a jittered segment."""
-        if not self.settings.seg_len_jitter:
-            return 1.0
-        return len(self.segments.range_of(self.position)) / self.settings.seg_len
+    def _rate_of_group(self, factor: float) -> float:
+        """Return the learning rate of a parameter group in the step at work, for a jittered segment by its length."""
+        rate = self.lr(self.step, factor)
+        if self.settings.seg_len_jitter:
+            rate *= self.segments.sampled_length(self.position) / self.settings.seg_len
+        return rate
 
     def _skip(self, what: str) -> None:
         """Pass over the segment without an update; the next step begins without memory."""
@@ -352,9 +353,9 @@ class Training:
         """Epochs read so far."""
         return self.position.epoch + self.position.segment / self.segments.segments_in(self.position.epoch)
 
-    def lr(self, step: int) -> float:
-        """Return the learning rate of step number `step`."""
-        return scheduled_lr(self.settings, step) * self.lr_scale
+    def lr(self, step: int, factor: float = 1.0) -> float:
+        """Return the learning rate of step number `step`, for parameters whose peak has a factor."""
+        return scheduled_lr(self.settings, step, factor) * self.lr_scale
 
     def empty_memories(self) -> list[Memory]:
         """Return the memory before the first segment, one for each micro-batch of this process."""

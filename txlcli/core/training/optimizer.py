@@ -1,6 +1,6 @@
 """Optimizers by name, and the parameter groups that each makes of a model.
 
-A factory divides the parameters into named groups. The learning rate of a group is the scheduled one times the group's
+A factory divides the parameters into named groups. The peak learning rate of a group is train.lr times the group's
 factor. To add an optimizer, call `register_optimizer`.
 """
 
@@ -60,7 +60,7 @@ class ModelPart(nn.Module):
 
 
 def parameter_group(name: str, parameters: Iterable[Tensor], *, lr_factor: float = 1.0) -> dict[str, Any]:
-    """Return a parameter group whose learning rate is `lr_factor` times the scheduled one."""
+    """Return a parameter group whose peak learning rate is `lr_factor` times train.lr."""
     return {"name": name, "params": list(parameters), "lr_factor": lr_factor}
 
 

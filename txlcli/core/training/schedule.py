@@ -5,27 +5,29 @@ import math
 from txlcli.config.settings import TrainSettings
 
 
-def scheduled_lr(settings: TrainSettings, step: int) -> float:
+def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0) -> float:
     """Return the learning rate of step number `step`, counted from 1, before it is `reduced`.
+
+    `factor` is that of a group of parameters: it multiplies the peak, not the lowest rate, which is the same for all.
 
     Step n of the warm-up has the fraction n / warmup_steps. The released PyTorch code is one step behind during the
     warm-up, with its very first step at the full rate; the first step of the released TF code has rate 0.
     """
-    floor = settings.min_lr_ratio
+    floor = min(settings.min_lr_ratio, factor)
     end = max(1, settings.schedule_steps)
     if settings.average == "mean" and step > end:
-        return settings.average_lr_factor * scheduled_lr(settings, end)
+        return settings.average_lr_factor * scheduled_lr(settings, end, factor)
     if step <= settings.warmup_steps:
-        return settings.lr * step / settings.warmup_steps
-    ratio = 1.0
+        return factor * settings.lr * step / settings.warmup_steps
+    ratio = factor
     if settings.schedule == "cosine":
         start = settings.warmup_steps if settings.cosine_from == "warmup" else 0
         done = (step - 1 - start) / max(1, end - start)  # a short run may end within its warm-up
-        ratio = floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+        ratio = floor + (factor - floor) * (1 + math.cos(math.pi * done)) / 2
     elif settings.schedule == "wsd":
-        ratio = floor + (1 - floor) * min(1.0, (end + 1 - step) / (settings.decay_share * end))
+        ratio = floor + (factor - floor) * min(1.0, (end + 1 - step) / (settings.decay_share * end))
     elif settings.schedule == "inverse_sqrt":
-        ratio = math.sqrt(max(settings.warmup_steps, 1) / step)
+        ratio = factor * math.sqrt(max(settings.warmup_steps, 1) / step)
     return settings.lr * max(ratio, floor)
 
 

@@ -66,11 +66,16 @@ class TrainingSegments:
         return StreamPosition(epoch, segment + 1)
 
     def _edges(self, epoch: int) -> range | NDArray[np.int64]:
-        """Return the first prediction of each segment of a lane, and the end of the last one."""
+        """Return the first prediction of each segment of a lane, and the end of the last one, maybe beyond the lane."""
         settings = self._settings
         if settings.seg_len_jitter:
             return jittered_edges(self.lane_len, settings.seg_len, (settings.seed, epoch, settings.seg_len))
         return range(0, self.lane_len + settings.seg_len, settings.seg_len)
+
+    def sampled_length(self, position: StreamPosition) -> int:
+        """Return the length that was sampled for a segment, of which the end of the lane may leave less."""
+        first, end = self._edges(position.epoch)[position.segment :][:2]
+        return int(end - first)
 
     def range_of(self, position: StreamPosition) -> range:
         """Return the predictions of a lane that a segment makes."""
@@ -111,7 +116,10 @@ class TrainingSegments:
 
 @functools.lru_cache(maxsize=2)
 def jittered_edges(lane_len: int, seg_len: int, seed: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the first token of each segment of sampled length in a lane, and the end of the last one."""
+    """Return the first token of each segment of sampled length in a lane, and the end of the last one.
+
+    The last one may end beyond the lane.
+    """
     chance = np.random.default_rng(seed)
     least = min(JITTER_MIN, seg_len)
     count = lane_len // least + 1
@@ -120,7 +128,7 @@ def jittered_edges(lane_len: int, seg_len: int, seed: tuple[int, ...]) -> NDArra
     lengths = chance.normal(means, JITTER_STD).astype(np.int64).clip(least, seg_len + JITTER_MARGIN)
     ends = lengths.cumsum()
     last = np.searchsorted(ends, lane_len)
-    return np.minimum([0, *ends[: last + 1]], lane_len)
+    return np.concatenate([[0], ends[: last + 1]])
 
 
 def band_shares(all_bands: Sequence[Band], ids: Tokens) -> list[float]:

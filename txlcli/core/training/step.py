@@ -4,7 +4,7 @@ Axes: B batch, E tokens that are read again, L segment, M memory, d model width,
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -113,7 +113,7 @@ class Step:
     def _compiling(self, batch: Batch, memory: Memory) -> contextlib.AbstractContextManager[None]:
         """Compile nothing where lengths occur once: those of a growing memory, and of jittered segments."""
         settings = self.settings
-        has_usual_length = batch.inputs.shape[1] == settings.reread_len + settings.longest_segment
+        has_usual_length = batch.inputs.shape[1] == settings.reread_len + settings.padded_segment
         is_compiled = self.compiles and has_usual_length and self.memory_is_full(memory)
         if settings.compile == "on" and not is_compiled:
             return self.model.uncompiled()
@@ -129,16 +129,19 @@ class Step:
         self.grad_norm = self.weights.total_norm()
         return self.grad_norm
 
-    def update(self, lr: float) -> None:
-        """Clip the gradients, update the weights with the scheduled learning rate `lr`, and drop the gradients."""
-        self.set_rates(lr)
+    def update(self, rate_of: Callable[[float], float]) -> None:
+        """Clip the gradients, update the weights, and drop the gradients.
+
+        `rate_of` returns the learning rate of a parameter group, given its factor.
+        """
+        self.set_rates(rate_of)
         self.clip_and_update()
         self.model.forget_gradients()
 
-    def set_rates(self, lr: float) -> None:
-        """Set the learning rate of each parameter group, given the scheduled one."""
+    def set_rates(self, rate_of: Callable[[float], float]) -> None:
+        """Set the learning rate of each parameter group."""
         for group in self.optimizer.param_groups:
-            rate = lr * group["lr_factor"]
+            rate = rate_of(group["lr_factor"])
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
