@@ -2,6 +2,10 @@
 
 import importlib
 
+from txlcli.system import processors
+
+processors.let_threads_sleep()  # here, since PyTorch may be imported on the next line
+
 __version__ = "0.2.0"
 
 __all__ = [

@@ -42,22 +42,12 @@ def _open_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
-def _share_processors() -> None:
-    """Let PyTorch's threads sleep soon while they wait for each other, unless the user has chosen how they wait.
-
-    By default they spin, and take the processor from each other as soon as other programs need it, too.
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "2000"
-
-
 def main() -> None:
     """Run the command line; a signal ends it with one line even while modules are imported."""
     for number in signals.handled():
         signal.signal(number, signals.end)
     _open_closed_streams()
     _keep_children_from_working_directory()
-    _share_processors()
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it keeps its own files
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files; matplotlib does not load with a wrong value
     try:

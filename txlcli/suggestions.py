@@ -22,15 +22,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     A synonym comes first, then the most similar spelling.
     """
-    names = list(known)
-    synonyms = [target for target in _synonyms(name, "names") if target in names]
-    meant = synonyms[0] if synonyms else _similar(name, names)
+    meant = meant_name(name, known)
     if meant is None:
         return ""
     phrase = tables()["phrases"].get(_plain(name), "")
     if phrase.startswith(meant):
         return f"; did you mean {phrase}?"
     return f'; did you mean "{meant}"?'
+
+
+def meant_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant."""
+    names = list(known)
+    synonyms = [target for target in _synonyms(name, "names") if target in names]
+    return synonyms[0] if synonyms else _similar(name, names)
 
 
 def meant_setting(section: str, key: str, known: Iterable[str]) -> str | None:
@@ -78,7 +83,7 @@ def _synonyms(name: str, table: str) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_]+", "-", name.lstrip("-").lower())
+    return re.sub(r"[\s_]+", "-", name.strip("-_").lower())
 
 
 def _similar(name: str, known: Iterable[str]) -> str | None:

@@ -1,8 +1,10 @@
 """The Python interface: what it returns equals what the commands print."""
 
+import dataclasses
 import math
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -209,12 +211,29 @@ def test_a_wrong_argument_is_one_line_of_an_error_of_txl(own_run, tmp_path, monk
         (lambda run: run.generate("ze", temprature=1.0), 'GenerateOptions() "temprature"; did you mean "temperature"?'),
         (lambda run: txlcli.load(folder="."), 'load() "folder" (known: run, runs_dir, data_dir, device, '),
         (lambda run: txlcli.TrainOptions(steps=3), 'TrainOptions() "steps"; did you mean "max_steps"?'),
+        (lambda run: txlcli.TrainOptions(set=("a",)), 'TrainOptions() "set"; did you mean "overrides"?'),
+        (lambda run: txlcli.TrainOptions(from_="a"), 'TrainOptions() "from_"; did you mean "begin_from"?'),
+        (lambda run: txlcli.train("a", run_dir="a"), 'train() "run_dir"; did you mean "runs_dir"?'),
     ],
 )
 def test_a_misspelt_argument_is_answered_with_the_name_that_was_meant(own_run, call, meant):
     with pytest.raises(UnknownNameError) as caught:
         call(own_run)
     assert str(caught.value).startswith(f"unknown argument of {meant}")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"set": ["train.lr=1"]}, "set; give options=TrainOptions(overrides=...)"),
+        ({"from_": "byte"}, "from_; give options=TrainOptions(begin_from=...)"),
+        ({"max_steps": 3}, "max_steps; give options=TrainOptions(max_steps=...)"),
+    ],
+)
+def test_an_option_as_an_argument_is_answered_with_the_options(given, named):
+    with pytest.raises(UsageError) as caught:
+        txlcli.train("stdlib", **given)
+    assert str(caught.value) == f"train() has no argument {named}"
 
 
 def test_lengths_may_be_any_whole_numbers(own_run):
@@ -232,11 +251,14 @@ def test_prepare_and_train_make_what_the_commands_make(tmp_path, monkeypatch):
     small = ("model.n_layers=1", "model.d_model=8", "model.n_heads=1", "model.d_head=8", "model.d_inner=8")
     options = txlcli.TrainOptions(name="own", overrides=(*small, "train.max_steps=3", "train.batch_size=2"))
     lines = []
+    trained_in_thread = threading.Thread(target=txlcli.train, args=("book", dataclasses.replace(options, name="other")))
+    trained_in_thread.start()
+    trained_in_thread.join()
     result = txlcli.train("book", options, on_report=lines.append, on_progress=lambda *progress: told.append(progress))
     assert (result.step, result.run.settings.corpus.store) == (3, "book")
     assert [line["step"] for line in lines] == [3, 3]
     assert any(total == 3 and done == 3 for _, done, total in told)
-    assert txlcli.load("own").score("two three").bpc > 0
+    assert txlcli.load("own").score("two three").bpc == txlcli.load("other").score("two three").bpc > 0
     with pytest.raises(UsageError, match=r"^nothing to train; name a recipe"):
         txlcli.train()
     assert {"prepare", "train", "load", "open_store", "make_model"} <= set(dir(txlcli))

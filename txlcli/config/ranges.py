@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from txlcli.errors import RecipeError, UnknownNameError, UsageError, shortened
-from txlcli.suggestions import did_you_mean
+from txlcli.suggestions import did_you_mean, meant_name
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -248,6 +248,18 @@ def check_names(function: str, named: Iterable[str], known: Iterable[str]) -> No
             raise UnknownNameError(f"argument of {function}()", name, names)
 
 
+def _check_not_in_options(function: str, named: Iterable[str], signature: inspect.Signature) -> None:
+    """Raise a UsageError if an argument belongs into the options that a function takes as one object."""
+    if "options" not in signature.parameters:
+        return
+    (cls,) = FieldType.of(signature.parameters["options"].annotation).items
+    fields = [field.name for field in dataclasses.fields(cls)]
+    for name in named:
+        meant = meant_name(name, [*signature.parameters, *fields])
+        if name not in signature.parameters and meant in fields:
+            raise UsageError(f"{function}() has no argument {name}; give options={cls.__name__}({meant}=...)")
+
+
 def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Return a function that raises a UsageError if an argument is unknown, or does not have its annotated type."""
     signature = inspect.signature(function)
@@ -256,6 +268,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     @functools.wraps(function)
     def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
         if not takes_any:
+            _check_not_in_options(function.__name__, named, signature)
             check_names(function.__name__, named, signature.parameters)
         bound = signature.bind(*arguments, **named)
         for name, value in bound.arguments.items():

@@ -1,4 +1,4 @@
-"""Counts the processors that this process may use."""
+"""The processors that this process may use, and how its threads wait for each other."""
 
 import os
 
@@ -8,3 +8,13 @@ def available() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def let_threads_sleep() -> None:
+    """Let PyTorch's threads sleep soon while they wait for each other, unless the user has chosen how they wait.
+
+    By default they spin, and take the processor from each other as soon as other programs need it, too. The OpenMP
+    library reads this setting when PyTorch is imported, and never again.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "2000"

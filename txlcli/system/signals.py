@@ -6,6 +6,7 @@ little, so that txl handles signals within a millisecond.
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
@@ -63,6 +64,10 @@ def raising() -> Iterator[None]:
 
 @contextmanager
 def _handling(action: Handler, numbers: list[int]) -> Iterator[None]:
+    """Set the action for these signals while the block runs; Python allows it in its main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, action) for number in numbers}
     try:
         yield

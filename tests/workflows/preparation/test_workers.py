@@ -1,4 +1,4 @@
-"""Worker processes exit when their parent is killed."""
+"""Worker processes do not run the script that starts them again, and exit when it is killed."""
 
 import os
 import signal
@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = """
+JOB = """
 import os, time
-from txlcli.workflows.preparation.numbered_text import map_in_order
 
 def number(_):
     time.sleep(0.2)
     return os.getpid()
+"""
+SCRIPT = """
+import time
+from job import number
+from txlcli.workflows.preparation.numbered_text import map_in_order
 
-if __name__ == "__main__":
-    processes = map_in_order(number, range(9), 2)
-    print(*{next(processes) for _ in range(8)}, flush=True)
-    time.sleep(600)
+processes = map_in_order(number, range(9), 2)
+print(*{next(processes) for _ in range(8)}, flush=True)
+time.sleep(600)
 """
 
 
@@ -34,9 +37,10 @@ def is_running(process):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL on Windows")
-def test_workers_exit_when_their_parent_is_killed(tmp_path):
+def test_workers_of_a_script_without_a_guard_exit_when_it_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
+    (tmp_path / "job.py").write_text(JOB)
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     workers = [int(word) for word in parent.stdout.readline().split()]
     assert len(workers) == 2

@@ -3,15 +3,18 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pyarrow as arrow
@@ -269,11 +272,27 @@ def map_in_order(function: Number, jobs: Iterable[Job], workers: int | None) -> 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize, initargs=(function,)) as pool:
         try:
-            yield from pool.map(_call, jobs)
+            with _main_module_hidden():
+                chunks = pool.map(_call, jobs)  # starts the workers
+            yield from chunks
         except BrokenProcessPool as error:
             raise TxlError("a worker process died, possibly because memory ran out; try `workers` 1") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Hide the module that Python runs while the block starts processes.
+
+    Each would import it first. A script of plain calls, without `if __name__ == "__main__":`, would run again there.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _initialize(function: Number) -> None:
