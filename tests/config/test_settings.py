@@ -55,7 +55,7 @@ RANGES = [  # section, keys, values, what each must be
     ("model", ("gate_bias",), (-1.0,), NOT_NEGATIVE),
     ("model", ("d_model",), (2**31,), "at most 2147483647"),
     ("train", COUNTS, (0, -1), COUNT),
-    ("train", ("lr", "clip", "average_from", "average_lr_factor", "embedding_lr"), (0, -1), POSITIVE),
+    ("train", ("lr", "clip", "average_from", "average_lr_factor", "embedding_lr", "cosine_until"), (0, -1), POSITIVE),
     ("train", NATURAL, (-1,), NOT_NEGATIVE),
     ("train", ("weight_decay",), (NAN,), NOT_NEGATIVE),
     ("train", ("momentum",), (-0.1, 1.0), RATE),
@@ -199,6 +199,7 @@ transformer | train.parallel=fsdp train.precision=fp16 | train.precision | "fsdp
 transformer | train.parallel=fsdp train.compile=on | train.compile | "fsdp"
 
 transformer | train.schedule=constant train.cosine_from=warmup | train.cosine_from | "cosine"
+transformer | train.schedule=constant train.cosine_until=5 | train.cosine_until | "cosine"
 transformer | train.schedule=constant train.min_lr_ratio=0.1 | train.min_lr_ratio | "inverse_sqrt"
 transformer | train.decay_share=0.1 | train.decay_share | "wsd"
 transformer | train.plateau_factor=0.2 | train.plateau_factor | "plateau"
@@ -224,6 +225,9 @@ transformer | train.loss_part=half | train.seg_len | even
 transformer | train.accumulate=4 | train.accumulate | divisor of batch_size (6)
 transformer | train.valid_seg_len=13 | train.valid_seg_len | seg_len + mem_len (12)
 transformer | train.reread_len=3 train.valid_seg_len=16 | train.valid_seg_len | reread_len + mem_len (15)
+transformer | train.valid_attn_len=4 | train.seg_len | at most valid_attn_len (4)
+transformer | train.valid_attn_len=9 train.valid_seg_len=10 | train.valid_seg_len | at most valid_attn_len (9)
+transformer | train.parallel=fsdp train.valid_attn_len=9 train.valid_seg_len=3 | train.valid_attn_len | "fsdp"
 
 transformer | model.cutoffs=[7,5] | model.cutoffs | larger than the one before
 transformer | model.cutoffs=[0,5] | model.cutoffs | ids above 0
@@ -287,6 +291,7 @@ rmt | eval.max_distance=4 | eval.max_distance | "relative"
 transformer | {LEARNED} model.n_positions=4 | train.seg_len | n_positions (4)
 transformer | {LEARNED} model.n_positions=24 train.seg_len_jitter=true | train.seg_len | tokens of jitter
 transformer | {LEARNED} model.n_positions=6 train.valid_seg_len=7 | train.valid_seg_len | n_positions (6)
+transformer | {LEARNED} model.n_positions=6 train.valid_attn_len=7 train.valid_seg_len=2 | train.valid_attn_len | (6)
 transformer | {LEARNED} model.n_positions=5 {VANILLA} eval.seg_len=6 | eval.seg_len | n_positions (5)
 transformer | {LEARNED} model.n_positions=6 {VANILLA} model.window=7 | model.window | no segment is longer
 """

@@ -138,6 +138,9 @@ class TrainSettings(Section):
     cosine_from: Literal["start", "warmup"] = "start"
     """schedule = "cosine": the cosine begins at the first step, although warm-up hides it (released PyTorch code), or
     at the end of warm-up (released TF code)."""
+    cosine_until: PositiveFloat | None = None
+    """schedule = "cosine": step at which the cosine reaches the lowest learning rate, which later steps keep, or its
+    share of max_steps if below 1; by default the step at which the schedule ends."""
     min_lr_ratio: Annotated[float, Range(least=0, most=1)] = 0.0
     """Lowest learning rate, as a share of lr."""
     decay_share: OpenShare = 0.2
@@ -189,11 +192,14 @@ class TrainSettings(Section):
     """Longest time between two checkpoints: a crash costs the steps since the last one."""
     seed: Seed = 1111
     """Random seed of the initial weights, dropout and the order of sentences."""
-    valid_every: PositiveInt = 4000
-    """Steps between validations; a checkpoint is saved at each."""
+    valid_every: PositiveInt | Literal["epoch"] = 4000
+    """Steps between validations, or "epoch" for one after every epoch; a checkpoint is saved at each."""
     valid_seg_len: PositiveInt | None = None
     """Segment length in validation; by default seg_len. The memory length is then mem_len + reread_len + seg_len -
     valid_seg_len. Without memory and reread_len, validation uses the segment length of training."""
+    valid_attn_len: PositiveInt | None = None
+    """Validate in windows of this many tokens without memory, of which the last valid_seg_len count, as `txl eval
+    --attn-len N --stride S` does; by default by segments. The first window counts whole."""
     valid_batch_size: PositiveInt = 10
     """Batch size in validation."""
     valid_tokens: PositiveInt | None = None
@@ -202,6 +208,11 @@ class TrainSettings(Section):
     """End training after this many validations in a row without a new lowest loss; by default only at max_steps."""
     keep_every: PositiveInt | None = None
     """Keep the weights of every step that is a multiple of this, as step-N.safetensors in the run folder."""
+
+    @property
+    def valid_stride(self) -> int:
+        """Tokens that count in a window of valid_attn_len."""
+        return self.valid_seg_len or self.seg_len
 
     @property
     def longest_segment(self) -> int:
@@ -223,9 +234,20 @@ class TrainSettings(Section):
         """Step at which the learning-rate schedule ends: where the mean of the weights begins, or max_steps."""
         if self.average != "mean":
             return self.max_steps
-        if self.average_from < 1:
-            return round(self.average_from * self.max_steps)
-        return int(self.average_from)
+        return self._step_of(self.average_from)
+
+    @property
+    def cosine_steps(self) -> int:
+        """Step at which the cosine has fallen to the lowest learning rate."""
+        if self.cosine_until is None:
+            return self.schedule_steps
+        return self._step_of(self.cosine_until)
+
+    def _step_of(self, value: float) -> int:
+        """Return a step that is given as its number, or as a share of all steps below 1."""
+        if value < 1:
+            return round(value * self.max_steps)
+        return int(value)
 
     def ends_after(self, step: int, stale: int) -> bool:
         """Return True if a step is the last: max_steps, or `stale` validations in a row brought no improvement."""
@@ -260,6 +282,7 @@ class TrainSettings(Section):
         """Reject settings of other schedules."""
         if self.schedule != "cosine":
             self.must_be_default("cosine_from", 'unless schedule = "cosine"')
+            self.must_be_default("cosine_until", 'unless schedule = "cosine"')
         if self.schedule == "constant":
             users = '"cosine" or "inverse_sqrt" or "plateau" or "wsd"'
             self.must_be_default("min_lr_ratio", f"unless schedule = {users}")
@@ -301,10 +324,19 @@ class TrainSettings(Section):
             self.require(self.seg_len % 2 == 0, "seg_len", 'even with loss_part = "half"')
         divides = self.batch_size % self.accumulate == 0
         self.require(divides, "accumulate", f"a divisor of batch_size ({self.batch_size})")
-        if self.valid_seg_len is not None:
+        if self.valid_attn_len is not None:
+            self._check_validation_windows(self.valid_attn_len)
+        elif self.valid_seg_len is not None:
             longest = self.read_len + self.mem_len
             lengths = "seg_len + reread_len + mem_len" if self.reread_len else "seg_len + mem_len"
             self.require(self.valid_seg_len <= longest, "valid_seg_len", f"at most {lengths} ({longest})")
+
+    def _check_validation_windows(self, length: int) -> None:
+        """Reject windows that are shorter than the part that counts, or that a divided model cannot read."""
+        key = "seg_len" if self.valid_seg_len is None else "valid_seg_len"
+        self.require(self.valid_stride <= length, key, f"at most valid_attn_len ({length})")
+        if self.parallel == "fsdp":
+            self.must_be_default("valid_attn_len", 'with parallel = "fsdp"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,6 +511,7 @@ class Settings:
             margin = f" minus {JITTER_MARGIN} tokens of jitter" if train.seg_len_jitter else ""
             train.reject("seg_len", expected + margin)
         self.eval.require(self.eval.seg_len <= n_positions, "seg_len", expected)
+        train.require((train.valid_attn_len or 0) <= n_positions, "valid_attn_len", expected)
         if train.mem_len == 0:  # segments have the length of training also in validation
             if model.attention_window is not None and model.attention_window > n_positions:
                 model.reject("window", f"{expected} without memory: no segment is longer")

@@ -11,6 +11,7 @@ from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.scoring import Scores, Stream, score, scored_stream
+from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
@@ -357,6 +358,23 @@ def test_a_validation_is_the_mean_loss_of_the_split_with_the_average_if_there_is
 def test_it_validates_every_valid_every_steps_and_at_the_end(tmp_path):
     reports = run(new_training(tmp_path, valid_every=2, max_steps=5))
     assert "".join(f"{report.kind[0]}{report.step} " for report in reports) == "t1 t2 v2 t3 t4 v4 t5 v5 "
+
+
+def test_it_validates_after_every_epoch(tmp_path):
+    training = new_training(tmp_path, valid_every="epoch", max_steps=20)
+    reports = valids_of(run(training))
+    count = training.segments.segments_in(0)
+    assert count > 2
+    assert [report.step for report in reports] == [*range(count, 20, count), 20]
+    assert [report.epoch for report in reports][:-1] == list(range(1, len(reports)))
+
+
+def test_it_validates_in_windows_as_an_evaluation_scores_them(tmp_path):
+    training = new_training(tmp_path, valid_attn_len=7, valid_seg_len=3, valid_every=1, max_steps=1)
+    (report,) = valids_of(run(training))
+    settings = EvalSettings(seg_len=7, mem_len=0, batch_size=4, same_length="off")
+    scores = score_windows(Stream(training.model, *training.valid, settings), stride=3)
+    assert report.loss_nats == pytest.approx(scores.total_nats / len(scores.losses_nats), rel=1e-6)
 
 
 def test_without_a_valid_split_it_saves_but_does_not_validate(tmp_path):

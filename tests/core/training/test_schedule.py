@@ -44,6 +44,7 @@ RATES = {
     "cosine includes the steps of the warm-up": ([51], {"warmup_steps": 10}, [0.4]),
     # From 0.8 to a tenth of it: in the middle 0.08 + 0.72 / 2.
     "cosine falls to its floor": ([1, 51, 101], {"min_lr_ratio": 0.1}, [0.8, 0.44, 0.08]),
+    "cosine ends at a step of its own": ([26, 51, 100], {"cosine_until": 50, "min_lr_ratio": 0.25}, [0.5, 0.2, 0.2]),
     "a run of 7 steps only rises": ([1, 7], {**WARM_UP, "max_steps": 7}, [0.04, 0.28]),
     "a run that ends with its warm-up only rises": ([1, 20], {**WARM_UP, "max_steps": 20}, [0.04, 0.8]),
     "inverse sqrt halves when the steps quadruple": (

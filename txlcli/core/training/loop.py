@@ -140,8 +140,15 @@ class Training:
 
     def validation_is_due(self) -> bool:
         """Return True if this step ends with a validation that is not complete; a stop may have interrupted it."""
-        on_time = self.step % self.settings.valid_every == 0 or self.step == self.settings.max_steps
+        on_time = self.steps_of_interval == 0 or self.step == self.settings.max_steps
         return self.step > 0 and on_time and self.validated != self.step
+
+    @property
+    def steps_of_interval(self) -> int:
+        """Steps since the last one that ended with a validation."""
+        if self.settings.valid_every == "epoch":
+            return self.position.segment
+        return self.step % self.settings.valid_every
 
     @property
     def has_ended(self) -> bool:

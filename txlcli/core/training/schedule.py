@@ -22,7 +22,8 @@ def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0) -> flo
     ratio = factor
     if settings.schedule == "cosine":
         start = settings.warmup_steps if settings.cosine_from == "warmup" else 0
-        done = (step - 1 - start) / max(1, end - start)  # a short run may end within its warm-up
+        steps = settings.cosine_steps - start
+        done = min(1.0, (step - 1 - start) / max(1, steps))  # a short run may end within its warm-up
         ratio = floor + (factor - floor) * (1 + math.cos(math.pi * done)) / 2
     elif settings.schedule == "wsd":
         ratio = floor + (factor - floor) * min(1.0, (end + 1 - step) / (settings.decay_share * end))

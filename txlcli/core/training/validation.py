@@ -5,12 +5,14 @@ Axes: B lanes, T tokens.
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
+from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
@@ -46,20 +48,37 @@ def validate(
     on_tokens: Callable[[int], None] | None,
 ) -> Scores | None:
     """Score the validation split; return None if stopped before its end. All processes must call this."""
-    settings = validation_settings(parallel.settings)
     world = parallel.world
+    in_windows = parallel.settings.valid_attn_len is not None
 
     def after_segment(tokens: int) -> None:
         if on_tokens:
             on_tokens(tokens)
-        if world.any_of(should_stop()):
+        # Processes read different numbers of windows: several of them only stop after the last.
+        may_agree = world.size == 1 or not in_windows
+        if may_agree and world.any_of(should_stop()):
             raise _Stopped
 
     inputs, targets = split
+    settings = validation_settings(parallel.settings)
     stream = Stream(parallel.model, inputs, targets, settings, after_segment, parallel.make_reader)
     with suppress(_Stopped):
+        if in_windows:
+            return _score_windows(stream, parallel.settings, world)
         return score_in_processes(stream, world=world)
     return None
+
+
+def _score_windows(stream: Stream, settings: TrainSettings, world: World) -> Scores:
+    """Score every target in windows of train.valid_attn_len tokens, divided over the processes."""
+    length = settings.valid_attn_len
+    assert length is not None
+    windows = windows_at_once(stream.model.device, min(length, len(stream.targets)))
+    evaluation = EvalSettings(seg_len=length, mem_len=0, batch_size=windows, same_length="off")
+    own = score_windows(
+        replace(stream, settings=evaluation), stride=settings.valid_stride, share=(world.rank, world.size)
+    )
+    return add_shares(own, world)
 
 
 def check_lanes(tokens: int, settings: EvalSettings, processes: int) -> None:

@@ -26,6 +26,7 @@ FIXED_KEYS = (
     "train.average",
     "train.seed",
     "train.valid_seg_len",  # validation losses at other values are not comparable
+    "train.valid_attn_len",
     "train.valid_tokens",
 )
 """Settings that a resumed run keeps, with those of text and model: weights, memory and position depend on them."""

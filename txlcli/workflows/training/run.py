@@ -171,15 +171,19 @@ def _profiler(plan: Plan, training: Training, steps: int) -> StepProfiler:
     """Return a profiler of steps after the warm-up, between two validations."""
     train = plan.run.settings.train
     to_fill_memory = -(-train.mem_len // train.seg_len)
-    after = training.step + to_fill_memory + WARM_UP
-    before_validation = train.valid_every - after % train.valid_every
+    before = to_fill_memory + WARM_UP
+    after = training.step + before
+    interval = train.valid_every
+    if interval == "epoch":
+        interval = training.segments.segments_in(training.position.epoch)
+    before_validation = interval - (training.steps_of_interval + before) % interval
     if steps > before_validation:
         after += before_validation
-    most = min(train.valid_every, plan.steps - after)
+    most = min(interval, plan.steps - after)
     if steps > most:
         raise UsageError(
             f"`profile` {steps}: {max(most, 0):,} steps fit between the warm-up, which ends with step {after:,}, and "
-            f"the end or a validation, every {train.valid_every:,} steps; profile fewer steps, or train for more"
+            f"the end or a validation, every {interval:,} steps; profile fewer steps, or train for more"
         )
     on_cuda = training.device.type == "cuda"
     return StepProfiler(on_cuda=on_cuda, after=after, steps=steps, trace=plan.run.directory / TRACE)
