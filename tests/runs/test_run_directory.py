@@ -81,6 +81,45 @@ def test_a_directory_that_is_not_a_run_is_never_replaced(runs_dir, force, file):
     assert (runs_dir / "mine" / file).read_text() == "years of work"
 
 
+@pytest.mark.parametrize("file", ["thesis.txt", ".mine.new/thesis.txt", "wandb/notes.txt", "report/mine.png"])
+def test_a_file_of_the_user_in_a_run_is_never_removed(runs_dir, file):
+    run = create(runs_dir, "mine")
+    tracked = "wandb/offline-run-20260102_030405-a1b2c3d4/run-a1b2c3d4.wandb"
+    for own in ("report/report.html", "report/.report.md.new", tracked, file):
+        path = run.directory / own
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("years of work")
+    assert f"{run.directory / file} was not written by txl" in refusal(create, runs_dir, "mine", force=True)
+    assert run_directory.files_of_user(run.directory) == [run.directory / file]
+    (run.directory / file).unlink()
+    assert create(runs_dir, "mine", force=True) == run
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_name_that_a_file_has_is_rejected(runs_dir, force):
+    runs_dir.mkdir()
+    (runs_dir / "mine").write_text("years of work")
+    assert "is a file" in refusal(create, runs_dir, "mine", force=force)
+    assert (runs_dir / "mine").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", ["run.json", "evals.jsonl", "best.safetensors", "figures", "wandb"])
+def test_a_link_among_the_files_of_a_run_is_rejected(runs_dir, tmp_path, name):
+    run = create(runs_dir, "mine")
+    kept = tmp_path / "kept"
+    if (run.directory / name).exists():
+        (run.directory / name).rename(kept)
+    (run.directory / name).symlink_to(kept)
+    (run.directory / "notes").symlink_to(kept)  # not a file of txl
+    assert f"{run.directory / name} is a link" in refusal(run_directory.open_run, run.directory)
+
+
+def test_a_pipe_among_the_files_of_a_run_is_rejected(runs_dir):
+    run = create(runs_dir, "mine")
+    os.mkfifo(run.directory / "evals.jsonl")
+    assert "special file" in refusal(run_directory.open_run, run.directory)
+
+
 def test_what_a_killed_start_leaves_is_replaced(runs_dir):
     (runs_dir / "mine").mkdir(parents=True)
     (runs_dir / "mine/.run.json.new").touch()

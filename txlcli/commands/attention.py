@@ -7,6 +7,7 @@ from txlcli.commands.options import Json, Run
 from txlcli.errors import RunError
 from txlcli.runs import run_directory
 from txlcli.system.atomic_files import errors_of_writing
+from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.workspace import RunWorkspace
 
@@ -41,6 +42,8 @@ def attention(
     existing = [path for path in paths.values() if path.exists()]
     if existing and not options.force:
         raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
+    for path in existing:
+        check_replaceable(path)
     with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     result = workflow.run(str(run.directory), options, workspace)

@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator
 
 from txlcli import console
 from txlcli.system.atomic_files import errors_of_writing, replacing
+from txlcli.system.written_files import MARK
 
 matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change the figures, or have LaTeX run
 
@@ -21,6 +22,8 @@ Curve = tuple[Sequence[float], Sequence[float | None]]
 """x and y values; None leaves a gap."""
 Curves = Mapping[str, Curve]
 """Curves by their names."""
+GENERATORS = {".png": "Software", ".svg": "Creator", ".pdf": "Creator"}
+"""Key of the metadata for the program that wrote a figure, by extension."""
 NO_STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -80,5 +83,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file; the extension selects the format."""
     with errors_of_writing(path), replacing(path) as draft, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(draft, dpi=150, format=path.suffix.removeprefix(".").lower())
+        extension = path.suffix.lower()
+        metadata = {GENERATORS[extension]: MARK}
+        figure.savefig(draft, dpi=150, format=extension.removeprefix("."), metadata=metadata)
     console.say(f"figure written to {path}")

@@ -1,6 +1,7 @@
 """`txl runs report`: everything about a run on one page."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.runs.log_file import Record
 from txlcli.system.atomic_files import errors_of_writing
+from txlcli.system.written_files import MARK, check_replaceable
 from txlcli.workflows import ranking
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.generate_options import GenerateOptions
@@ -23,6 +25,10 @@ from txlcli.workflows.reproduction.section import Grid, ReportSection
 from txlcli.workflows.workspace import RunWorkspace, Workspace
 
 SAMPLE_TOKENS = 300
+REPLACED = re.compile(r"report\.(html|md)|(curves|figure\d)\.png")
+"""Files of an earlier report."""
+MADE = "Made by txl"
+"""Beginning of the last line of a report."""
 
 
 class ReportOptions(Options):
@@ -71,7 +77,7 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
         attempt("attention", "Attention", lambda: _attention(name, directory, workspace)),
         attempt("published", "Published results", lambda: ranking.rank(past)),
     ]
-    paths = pages.write_report(f"Run {run.name}", sections, f"Made by txl {__version__}.", directory)
+    paths = pages.write_report(f"Run {run.name}", sections, f"{MADE} {__version__}.", directory)
     if json:
         console.show_json({"run": str(run.directory), "missing": missing, "report": paths})
     else:
@@ -84,6 +90,9 @@ def _make_directory(directory: Path, *, force: bool) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()) and not force:
             raise RunError(f"{directory} has files; give another `out`, or overwrite them with `force`")
+    for path in directory.iterdir():
+        if REPLACED.fullmatch(path.name):
+            check_replaceable(path, MADE if path.suffix == ".md" else MARK)
     return directory
 
 

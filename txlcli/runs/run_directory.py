@@ -47,11 +47,19 @@ DIGEST = "checksum"
 LOCKS = ".locks"
 OWN_FILES = re.compile(
     r"(run|vocab|trackers|trace)\.json|(metrics|evals)\.jsonl|(last|best|step-\d+)\.safetensors|(memory|curves)\.png|"
-    r"figures/figure\d\.\w+|report/(report\.(md|html)|\w+\.png)|events\.out\.tfevents\..*|wandb/.*|\..*\.new(/.*)?"
+    r"figures/figure\d\.(png|svg|pdf)|report/(report\.(md|html)|(curves|figure\d)\.png)|events\.out\.tfevents\..*"
 )
-"""Paths in a run that txl and the trackers write, which may be deleted with it."""
-DRAFTS = re.compile(r"\..*\.new")
-"""Files that were being written; run.json is the first."""
+"""Paths in a run that txl and TensorBoard write, which may be deleted with it."""
+WANDB_FILES = re.compile(
+    r"wandb/(debug[\w-]*\.log|latest-run|settings|wandb-resume\.json|(offline-)?run-\d{8}_\d{6}-\w+/"
+    r"(run-\w+\.wandb(\.synced)?|logs/debug[\w-]*\.log|files/(wandb-[\w-]+\.json|config\.yaml|output\.log|"
+    r"requirements\.txt|conda-environment\.yaml|diff\.patch)))"
+)
+"""Paths in a run that Weights & Biases writes."""
+DRAFT = re.compile(r"\.(.+)\.new")
+"""Name of a file that was being written; run.json is the first."""
+OWN_NAMES = re.compile(rf"{OWN_FILES.pattern}|figures|report|wandb")
+"""Names in a run, which are regular files and directories: links could lead txl to write elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
     for number in itertools.count(1):
         name = recipe_name if number == 1 else f"{recipe_name}-{number}"
         directory = runs_dir / name
-        if not directory.exists():
+        if not os.path.lexists(directory):
             yield directory
 
 
@@ -142,21 +150,42 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
 
     A run with files of the user is never replaced. A directory with nothing but drafts of a killed start is free.
     """
-    if not directory.exists():
-        return
     if directory.is_symlink():
         raise RunError(f"{directory} is a link; remove it, or choose another `name`")
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise RunError(f"{directory} is a file, so no run can have this name; choose another `name`")
     is_run = (directory / CARD).is_file()
     if is_run and not force:
         instead = instead or f"resume it with `resume` {directory.name}"
         raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
-    own_files = OWN_FILES if is_run else DRAFTS
-    for path in sorted(directory.rglob("*")):
-        is_own = own_files.fullmatch(path.relative_to(directory).as_posix())
-        if not (is_own or (path.is_dir() and not path.is_symlink())):
-            if not is_run:
-                raise RunError(f"{directory} exists and is not a run; choose another `name`")
-            raise RunError(f"{path} was not written by txl; move it out of the run first, or choose another `name`")
+    others = files_of_user(directory)
+    if not is_run and (others or any(not DRAFT.fullmatch(path.name) for path in directory.iterdir())):
+        raise RunError(f"{directory} exists and is not a run; choose another `name`")
+    if others:
+        raise RunError(f"{others[0]} was not written by txl; move it out of the run first, or choose another `name`")
+
+
+def files_of_user(directory: Path) -> list[Path]:
+    """Return the files in the directory of a run that neither txl nor a tracker wrote, sorted."""
+    return [path for path in sorted(directory.rglob("*")) if not _is_own(path, directory)]
+
+
+def _is_own(path: Path, directory: Path) -> bool:
+    """Return True for a file that txl or a tracker wrote, or was writing, and for each directory."""
+    if path.is_dir() and not path.is_symlink():
+        return True
+    draft = DRAFT.fullmatch(path.name)
+    if draft is not None:
+        path = path.with_name(draft[1])
+    name = path.relative_to(directory).as_posix()
+    return bool(OWN_FILES.fullmatch(name) or WANDB_FILES.fullmatch(name))
+
+
+def is_file_of_run(path: Path) -> bool:
+    """Return True for the path of a file that a run has."""
+    return (path.parent / CARD).exists() and OWN_FILES.fullmatch(path.name) is not None
 
 
 @contextlib.contextmanager
@@ -364,6 +393,7 @@ def open_run(directory: Path) -> Run:
     path = directory / CARD
     if not path.is_file():
         raise RunError(f"{directory} is not a run: it has no {CARD}; name a folder that txl train wrote")
+    _check_regular(directory)
     with log_file.reading(path):
         card = parse_json(read_text(path, MAX_CARD))
         if card["format"] != FORMAT:
@@ -385,3 +415,14 @@ def open_run(directory: Path) -> Run:
             changes=tuple(Change(**entry) for entry in card.get("changes", [])),
             origin=Origin(**card["origin"]) if "origin" in card else None,
         )
+
+
+def _check_regular(directory: Path) -> None:
+    """Reject links and special files among the files of a run, which may come from someone else."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            is_regular = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+            if OWN_NAMES.fullmatch(entry.name) and not is_regular:
+                raise RunError(
+                    f"{entry.path} is a link or a special file; replace it with a copy of what it stands for"
+                )

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 
@@ -26,8 +27,10 @@ from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressionHeader
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, UsageError, VocabularyError
+from txlcli.runs import run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
+from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.compress_options import CompressOptions, DecompressOptions
 from txlcli.workflows.evaluation.scoring import one_lane
 from txlcli.workflows.user_text import read_user_text
@@ -76,6 +79,7 @@ def compress(
     """Compress a file with the predictions of a run."""
     workspace = replace(workspace, **EXACT)
     _check_target(target, source, options)
+    check_replaceable(target, compressed_file.MAGIC.decode())
     data = read_user_text(str(source), str(source)).data
     opened = workspace.open_run(run_name)
     ids = _encode(opened.vocab, data, source)
@@ -153,6 +157,8 @@ def decompress(
     """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
     workspace = replace(workspace, **EXACT)
     _check_target(target, source, options)
+    if target.exists() and h5py.is_hdf5(target):
+        raise UsageError(f"{target} is an HDF5 file, such as a token store; name another file to write")
     try:
         header, words = compressed_file.read(source)
     except OSError as error:
@@ -178,11 +184,14 @@ def decompress(
 
 
 def _check_target(target: Path, source: Path, options: DecompressOptions) -> None:
+    """Reject a target that is the source, or exists and may not be replaced."""
     check_output(target, str(target))
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError(f"{target} is the file to read; name another file to write")
     if os.path.lexists(target) and not options.force:  # a broken link, too
         raise UsageError(f"{target} exists; name another file, or add `force` to replace it")
+    if run_directory.is_file_of_run(target):
+        raise UsageError(f"{target} belongs to a run; name another file to write")
 
 
 def _encode(vocab: Vocab, data: bytes, source: Path) -> Ids:

@@ -17,9 +17,11 @@ from txlcli.config.ranges import FieldType, as_plain, check_names
 from txlcli.config.settings import PLAIN_NAME
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
+from txlcli.system.written_files import check_replaceable
 
 Split = Literal["train", "valid", "test"]
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
+LOSS_FORMATS = (".h5", ".hdf5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,8 @@ class Options:
         check_output(path, f"`{name}` {path}")
         if os.path.lexists(path) and "force" not in self.changed():
             raise UsageError(f"`{name}` {path} exists; name another file, or add `force` to replace it")
+        if path.suffix.lower() not in LOSS_FORMATS:  # which their reader recognizes
+            check_replaceable(path)
 
     def _check(self) -> None:
         """Reject combinations of options; subclasses define it.

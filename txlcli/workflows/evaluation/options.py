@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from txlcli.config.ranges import MAX_COUNT, NaturalInt, PositiveInt, Range
 from txlcli.config.settings import AttentionBackend, Compile, EvalSettings
 from txlcli.errors import UnknownNameError, UsageError
-from txlcli.workflows.options import PlotOptions, Split, attention_option, compile_option, flag_option, option
+from txlcli.workflows.options import (
+    LOSS_FORMATS,
+    PlotOptions,
+    Split,
+    attention_option,
+    compile_option,
+    flag_option,
+    option,
+)
 from txlcli.workflows.user_text import UserText, read_user_text
 
 AUTO: Literal["auto"] = "auto"
@@ -19,7 +27,6 @@ PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
 """Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
 Lengths = tuple[PositiveInt, ...] | Literal["auto"] | None
 """Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
-LOSS_FORMATS = (".h5", ".hdf5")
 
 
 def read_protocols(text: str) -> tuple[str, ...]:

@@ -11,11 +11,12 @@ from txlcli import corpora
 from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, CorpusError
 from txlcli.corpora.documents import Documents
-from txlcli.data.token_store import StoreFacts
+from txlcli.data.token_store import FORMAT, StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
+from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.exchange import token_files, vocabularies
 from txlcli.workflows.exchange.token_files import TokenFiles
 from txlcli.workflows.preparation.options import PrepareOptions
@@ -101,6 +102,7 @@ class PreparationPlan:
         """Reject an existing store that may not be overwritten."""
         if self.store.exists() and not self.options.force:
             raise StoreError(f"{self.store} exists already; add `force` to overwrite it, or give another `name`")
+        check_replaceable(self.store, FORMAT)
 
 
 def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, chunk: int = CHUNK) -> PreparationPlan:
@@ -186,6 +188,8 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
 
 def _own_source(corpus_or_path: str, options: PrepareOptions) -> Path:
     """Return the path of the user's own text."""
+    if not corpus_or_path:
+        raise UsageError("the name of the corpus, or the path, is empty; give one")
     path = Path(corpus_or_path)
     if not path.exists():
         if path.is_symlink() or re.search(r"[/\\.]", corpus_or_path):
