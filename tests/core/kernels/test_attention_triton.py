@@ -62,11 +62,11 @@ def largest_differences(given, expected):
     return differences
 
 
-def compare(names, sizes, *, position_keys=None, dtype=torch.float32):
+def compare(names, sizes, *, position_keys=None, dtype=torch.float32, splits=0):
     seg_len, key_len, reach, width = sizes
     tensors = arguments(names, seg_len=seg_len, key_len=key_len, reach=reach, width=width, position_keys=position_keys)
     expected = with_gradients(attention.attend, tensors, reach=reach)
-    given = with_gradients(attention_triton.attend, cast(tensors, dtype), reach=reach)
+    given = with_gradients(partial(attention_triton.attend, splits=splits), cast(tensors, dtype), reach=reach)
     return largest_differences(given, expected)
 
 
@@ -105,27 +105,21 @@ def test_without_gradients_shared_position_keys_are_not_repeated(position_keys):
     assert (call(attention_triton.attend, **given, reach=50) - expected).abs().max() < 1e-5
 
 
-class Card:
-    multi_processor_count = 132
-
-
-def test_a_gpu_with_idle_processors_divides_the_keys(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Card)
-    splits_of, cuda = attention_triton.splits_of, torch.device("cuda")
-    assert splits_of(16, 2180 // 64, cuda) == 8  # B 1, L 80, M 2100: four tiles of keys each
-    assert splits_of(100, 2180 // 64, cuda) == 2
-    assert splits_of(160, 2180 // 64, cuda) == 1
-    assert splits_of(8, 80 // 64, cuda) == 1
-    assert splits_of(1, 10**6, cuda) == attention_triton.MAX_SPLITS
-    assert splits_of(1, 10**6, torch.device("cpu")) == 1
+def test_a_gpu_with_idle_processors_divides_the_keys():
+    splits_of, processors = attention_triton.splits_of, 132
+    assert splits_of(16, 2180 // 64, processors) == 8  # B 1, L 80, M 2100: four tiles of keys each
+    assert splits_of(100, 2180 // 64, processors) == 2
+    assert splits_of(160, 2180 // 64, processors) == 1
+    assert splits_of(8, 80 // 64, processors) == 1
+    assert splits_of(1, 10**6, processors) == attention_triton.MAX_SPLITS
+    assert splits_of(1, 10**6, 0) == 1
 
 
 @pytest.mark.parametrize("sizes", ["a single query", "reach below L", "reach below K"])
 @pytest.mark.parametrize("splits", [2, 8])
-def test_several_programs_divide_the_keys_of_the_same_queries(sizes, splits, monkeypatch):
+def test_several_programs_divide_the_keys_of_the_same_queries(sizes, splits):
     """As on a GPU with that many idle processors: the output, and the gradients, which read the log normalizers."""
-    monkeypatch.setattr(attention_triton, "splits_of", lambda *_: splits)
-    for name, difference in compare(RELATIVE, SMALL[sizes]).items():
+    for name, difference in compare(RELATIVE, SMALL[sizes], splits=splits).items():
         assert difference < 2e-5, name
 
 
@@ -160,7 +154,7 @@ def operands(*, position_scores=True, dropped=0):
     rows = [draw(B, count, H, 16, seed=count).float().requires_grad_() for count in (5, 13, 13)]
     scores = draw(H, B, 5, 16, seed=4).float().requires_grad_() if position_scores else None
     seed = torch.tensor([7]) if dropped else None
-    return (*rows, scores, seed, 11, 11 if position_scores else 0, dropped)
+    return (*rows, scores, seed, 11, 11 if position_scores else 0, dropped, 0)
 
 
 @pytest.mark.parametrize("given", [{}, {"position_scores": False}, {"dropped": 2**31}], ids=str)
@@ -218,13 +212,13 @@ def test_each_call_drops_others_and_one_seed_the_same():
 
 def test_no_position_score_of_a_key_that_is_not_seen_counts():
     """Position scores of distances before the first key, and of padding, are NaN; their gradients are zero."""
-    *rows, scores, seed, reach, columns, dropped = operands()
+    *rows, scores, seed, reach, columns, dropped, splits = operands()
     column, query = torch.arange(16), torch.arange(5)[:, None]
     unused = (column < reach - 1 - 8 - query) | (column >= reach)
     poisoned = scores.detach().masked_fill(unused, math.nan).requires_grad_()
     results = []
     for given in (scores, poisoned):
-        out, _ = attention_triton.attention(*rows, given, seed, reach, columns, dropped)
+        out, _ = attention_triton.attention(*rows, given, seed, reach, columns, dropped, splits)
         results.append([out, *torch.autograd.grad(out.square().sum(), [*rows, given])])
     assert all(map(torch.equal, *results))
     assert not results[0][-1][:, :, unused].any()

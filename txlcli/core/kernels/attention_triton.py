@@ -96,19 +96,24 @@ def _has_wgmma() -> bool:
     return bool(triton.knobs.runtime.interpret or driver.active.get_current_target().arch >= 90)
 
 
-def splits_of(programs: int, tiles: int, device: torch.device) -> int:
+def splits_of(programs: int, tiles: int, processors: int) -> int:
     """Return the number of programs that divide the keys of a query, so that all processors of a GPU have work.
 
     Args:
         programs: without a division.
         tiles: of keys that a query sees.
-        device: of the tensors; on a CPU (Triton's interpreter) nothing is divided.
+        processors: of the GPU; 0 for Triton's interpreter, which divides nothing.
     """
-    if device.type != "cuda":
-        return 1
-    wanted = PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+    wanted = PROGRAMS_PER_PROCESSOR * processors
     limit = max(1, min(wanted // programs, tiles // MIN_TILES_OF_SPLIT, MAX_SPLITS))
     return 1 << limit.bit_length() - 1  # the largest power of two up to the limit
+
+
+def _count_processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; 0 of a CPU."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def attend(
@@ -120,10 +125,12 @@ def attend(
     d_head: int | None = None,
     dropout: float = 0.0,
     compiles: bool = False,
+    splits: int = 0,
 ) -> Tensor:
     """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits.
 
     Without a `value` it is `core.backend.AttendContext`: `key` is (B, K, 2, H, D), and `d_head` is D without zeros.
+    `splits` is that of `attention`.
     """
     scale = (d_head or query.shape[3]) ** -0.5
     width = _padded(max(query.shape[3], key.shape[-1]))
@@ -145,7 +152,8 @@ def attend(
         by_distance = _position_scores(position, position_key, terms, columns)
         seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
         dropped = round(dropout * 2**32)
-        out, _ = attention(content.contiguous(), key, value, by_distance, seed, terms.reach, columns, dropped)
+        query_rows = content.contiguous()
+        out, _ = attention(query_rows, key, value, by_distance, seed, terms.reach, columns, dropped, splits)
         return _rows(out)[..., : query.shape[3]]
 
 
@@ -200,6 +208,7 @@ def attention(
     reach: int,
     columns: int,
     dropped: int,
+    splits: int,
 ) -> tuple[Tensor, Tensor]:
     """Attend to the keys that are seen, with scores by distance and dropout of attention weights.
 
@@ -212,6 +221,7 @@ def attention(
         reach: n.
         columns: m; for gradients n, or 0 without position scores.
         dropped: of 2**32 random numbers, those that drop an attention weight.
+        splits: S; 0 chooses a number for the device.
     Returns:
         The output (B, L, H, D), and the log normalizers (B, H, L) to base 2.
     """
@@ -222,7 +232,7 @@ def attention(
     constants = _constants_of("forward", query)
     blocks = batch_size * heads * triton.cdiv(seg_len, constants["QUERIES"])
     tiles = min(key_len, seg_len + reach) // constants["KEYS"]
-    splits = splits_of(blocks, tiles, query.device)
+    splits = splits or splits_of(blocks, tiles, _count_processors(query.device))
     own_columns = columns if 0 < columns < reach else None
     sizes = (seg_len, key_len, reach, own_columns, _pitch(by_distance, reach))
 
@@ -321,7 +331,7 @@ attention_backward.register_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, reach, _, dropped = inputs
+    *tensors, reach, _, dropped, _ = inputs
     ctx.reach = reach
     ctx.dropped = dropped
     ctx.set_materialize_grads(False)
@@ -339,7 +349,7 @@ def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor
     if value is not None:
         grad_key, grad_value = grad_key.unbind(2)
     grad_by_distance = None if by_distance is None else grad_score
-    return grad_query, grad_key, grad_value, grad_by_distance, None, None, None, None
+    return grad_query, grad_key, grad_value, grad_by_distance, None, None, None, None, None
 
 
 attention.register_autograd(_differentiate, setup_context=_save)
@@ -375,7 +385,7 @@ def attend_token(
     batch_size, _, heads, width = query.shape
     key_len = key.shape[1]
     sequences = batch_size * heads
-    splits = splits or splits_of(sequences, key_len // KEYS_OF_TOKEN, query.device)
+    splits = splits or splits_of(sequences, key_len // KEYS_OF_TOKEN, _count_processors(query.device))
     position_keys = 0 if position_key is None else position_key.shape[1]
     biases = 0 if distance_bias is None else distance_bias.shape[1]
     strides = (query.stride(0), *key.stride()[:3])
