@@ -110,17 +110,13 @@ def test_a_model_of_a_recipe_has_its_parameters_and_trains():
     [
         (lambda run: txlcli.load("byt"), UnknownNameError, 'unknown run "byt"; did you mean "byte"'),
         (lambda run: txlcli.open_store("nope"), StoreError, "no token store at"),
-        (lambda run: txlcli.make_model("stdlib"), RecipeError, "stdlib has no published vocabulary; give vocab_size"),
+        (lambda run: txlcli.make_model("stdlib"), RecipeError, "give vocab_size"),
         (lambda run: txlcli.make_model("ptb", changes={"train.lr": 0}), RecipeError, "lr must be greater than 0"),
         (lambda run: run.score(""), VocabularyError, "text: no token to predict"),
         (lambda run: run.log_probs(""), UsageError, "the text is empty"),
         (lambda run: run.generate(""), UsageError, "the prompt is empty"),
-        (lambda run: run.generate("ze", samples=3), UsageError, "a call generates one text; leave out `samples`"),
-        (
-            lambda run: run.evaluate(split="dev"),
-            UsageError,
-            "`split` must be one of train, valid, test, not 'dev'; did you mean \"valid\"",
-        ),
+        (lambda run: run.generate("ze", samples=3), UsageError, "leave out `samples`"),
+        (lambda run: run.evaluate(split="dev"), UsageError, 'did you mean "valid"'),
         (lambda run: run.score(TEXT, mem_len=-1), UsageError, "mem_len must be at least 0"),
     ],
 )

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, text_of, txl, write_texts
+from tests.commands.novel import done, json_of, refusal, text_of, write_texts
 from tests.commands.test_plots import MAGIC
 from tests.commands.test_recurrent import recipe_of
 from txlcli.core.measures.attention_maps import strongest
@@ -49,12 +49,7 @@ def test_three_figures_are_written_to_the_run_directory(here):
     assert names_in(here / "runs/byte/figures") == FILES
     for name in FILES:
         assert (here / "runs/byte/figures" / name).read_bytes().startswith(MAGIC[".png"])
-    assert (
-        f"measuring attention on {N_VALID - 5} tokens of novel valid with runs/byte (best.safetensors, step 7), "
-        "L = 5, M = 5\n" in result.stderr
-    )
-    for name in FILES:
-        assert f"figure written to runs/byte/figures/{name}\n" in result.stderr
+    assert f"{N_VALID - 5} tokens of novel valid" in result.stderr
 
 
 def test_json_contains_the_numbers_of_the_figures(here):
@@ -142,12 +137,9 @@ def test_the_seed_selects_the_passage_of_text(here):
 
 def test_figure_7_has_the_terms_of_the_encoding(other):
     assert list(json_of("attention", "shaw")["figure7"]) == ["a", "b"]
-    result = done("attention", "sinusoid")
+    done("attention", "sinusoid")
     assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
-    assert "same_length = m, fp32." in result.stdout
-    assert refusal("attention", "lstm") == (
-        'runs/lstm has no attention to single tokens (arch = "lstm"); give a run with arch = "transformer"'
-    )
+    assert "no attention to single tokens" in refusal("attention", "lstm")
     assert json_of("attention", "sinusoid", "--force")["figure7"] is None
 
 
@@ -155,19 +147,14 @@ def test_a_model_without_memory_is_measured_by_segments(other):
     output = json_of("attention", "learned", "--mem-len", 0)
     assert (output["attn_len_max"], output["first_position"], output["positions"]) == (5, 0, N_VALID)
     assert {head["memory_share"] for head in output["heads"]} == {0}
-    assert refusal("attention", "learned", "--mem-len", 5) == (
-        "runs/learned was trained without memory and with absolute positions; give --mem-len 0"
-    )
-    assert refusal("attention", "learned", "--mem-len", 0, "--seg-len", 6, "--force") == (
-        "the model has learned 5 positions, so it cannot read 6 tokens at once; take segments and windows of at most 5"
-    )
+    assert "give --mem-len 0" in refusal("attention", "learned", "--mem-len", 5)
+    assert "learned 5 positions" in refusal("attention", "learned", "--mem-len", 0, "--seg-len", 6, "--force")
 
 
 def test_an_output_directory_that_cannot_be_created_is_rejected(here):
     (here / "taken").write_text("")
     for path, reason in (("taken", "File exists"), ("taken/in", "Not a directory")):
-        message = refusal("attention", "byte", "--out", path, code=1)
-        assert message == f"{path}: cannot be written ({reason}); check the folder and the free space"
+        assert f"{path}: cannot be written ({reason})" in refusal("attention", "byte", "--out", path, code=1)
 
 
 def test_figures_are_overwritten_only_with_force(here):
@@ -175,38 +162,25 @@ def test_figures_are_overwritten_only_with_force(here):
     assert "byte" in refusal("attention", "bite")  # a folder with figures is still a run
     path = here / "runs/byte/figures/figure6.png"
     before = path.read_bytes()
-    ended = txl("attention", "byte", "--heads", "2.1")
-    assert (ended.exit_code, ended.stderr) == (
-        1,
-        "error: runs/byte/figures/figure5.png exists; give another --out, or overwrite it with --force\n",
-    )
+    assert "figure5.png exists" in refusal("attention", "byte", "--heads", "2.1", code=1)
     assert (path.read_bytes(), names_in(path.parent)) == (before, FILES)
     done("attention", "byte", "--heads", "2.1", "--force")
     assert path.read_bytes() != before
     assert names_in(path.parent) == FILES
 
 
-HEADS = "runs/byte has 2 layers of 3 heads, 1.1 to 2.3; select some of these with --heads"
-LAYER_AND_HEAD = "write layer.head, both from 1, like 2.3,5.1"
-MEASURED = "give one of the tokens measured, 5 to 24, or change --positions"
-FEW_TOKENS = (
-    f"novel valid has {N_VALID} tokens to predict, {{}} of them without a full memory; give fewer --positions, or a "
-    "shorter --mem-len or --seg-len"
-)
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("words", "telling"),
     [
-        *((heads, HEADS) for heads in (["--heads", "3.1"], ["--heads", "0.1"], ["--heads", "1.1,3.2"])),
-        (["--positions", N_VALID - 4], FEW_TOKENS.format("5")),
-        (["--mem-len", 100_000], FEW_TOKENS.format("100,000")),
-        *((["--positions", 20, "--at", at], f"--at {at}: {MEASURED}") for at in (4, 25)),
-        *((["--heads", heads], f"--heads {heads}: {LAYER_AND_HEAD}") for heads in ("1", "a.b", "1.1,")),
+        *((f"--heads {heads}", "1.1 to 2.3") for heads in ("3.1", "0.1", "1.1,3.2")),
+        *((f"--heads {heads}", "layer.head") for heads in ("1", "a.b", "1.1,")),
+        (f"--positions {N_VALID - 4}", "5 of them without a full memory"),
+        ("--mem-len 100000", "100,000 of them without a full memory"),
+        *((f"--positions 20 --at {at}", "5 to 24") for at in (4, 25)),
     ],
 )
-def test_options_that_do_not_suit_the_run_are_rejected(here, options, message):
-    assert refusal("attention", "byte", *options) == message
+def test_options_that_do_not_suit_the_run_are_rejected(here, words, telling):
+    assert telling in refusal("attention", "byte", *words.split())
 
 
 def test_the_last_token_and_all_positions_can_be_measured(here):

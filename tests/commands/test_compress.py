@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, train
+from tests.commands.novel import change_weights, done, json_of, refusal, train
 from tests.commands.test_recurrent import recipe_of
 from tests.samples import sampled
-from txlcli.core.training import checkpoint
-from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data import compressed_file
 
 NOVEL = "the fox jumps over lazy dogs\nnaïve 語 🦊\n" * 7
@@ -63,10 +61,7 @@ def test_words_and_pieces_are_restored_if_the_vocabulary_restores_them(here, run
     _, back = restored(run, written("file", text.encode()))
     assert back == text.encode()
     written("file", b"the  fox\xff")
-    assert refusal("compress", run, "file", "out", code=1) == (
-        f"file: the run's vocabulary ({run}) does not restore this text exactly; compress it with a run of bytes or "
-        "characters"
-    )
+    assert "does not restore this text exactly" in refusal("compress", run, "file", "out", code=1)
     assert not os.path.exists("out")
 
 
@@ -103,9 +98,7 @@ class TestRefusals:
             return file.read()
 
     def test_another_run(self, packed):
-        message = refusal("decompress", "char", "packed", "back", code=1)
-        assert message.startswith("packed: compressed with weights ")
-        assert "and runs/char here has " in message
+        assert "and runs/char here has " in refusal("decompress", "char", "packed", "back", code=1)
 
     @pytest.mark.parametrize(
         ("name", "value", "message"),
@@ -129,16 +122,16 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("command", "message"),
         [
-            ("compress file packed", "packed exists; name another file, or add --force to replace it"),
-            ("decompress packed file", "file exists; name another file, or add --force to replace it"),
-            ("compress file link", "link exists; name another file, or add --force to replace it"),
-            ("compress file pipe --force", "pipe is a pipe, not a regular file; name another"),
-            ("decompress packed pipe --force", "pipe is a pipe, not a regular file; name another"),
-            ("compress file file --force", "file is the file to read; name another file to write"),
-            ("compress nothing out", "nothing: cannot be read (No such file or directory); check the path"),
-            ("compress file missing/out", "missing/out: there is no folder missing; make it first"),
-            ("compress file data", "data is a folder; name a file"),
-            ("compress file out --lanes 4097", "--lanes must be at most 4096, not 4097"),
+            ("compress file packed", "packed exists"),
+            ("decompress packed file", "file exists"),
+            ("compress file link", "link exists"),
+            ("compress file pipe --force", "pipe is a pipe"),
+            ("decompress packed pipe --force", "pipe is a pipe"),
+            ("compress file file --force", "file is the file to read"),
+            ("compress nothing out", "nothing: cannot be read"),
+            ("compress file missing/out", "missing/out: there is no folder"),
+            ("compress file data", "data is a folder"),
+            ("compress file out --lanes 4097", "--lanes must be at most 4096"),
         ],
     )
     def test_files_that_cannot_be_read_or_written(self, packed, command, message):
@@ -152,16 +145,10 @@ class TestRefusals:
 
     def test_a_memory_that_the_model_was_not_trained_with(self, here):
         train("model.position=sinusoid", "train.mem_len=0", "eval.mem_len=0", name="windows")
-        message = refusal("compress", "windows", written("file", b"x"), "out", "--mem-len", 3)
-        assert message.startswith("runs/windows was trained without memory")
-        assert message.endswith("give --mem-len 0")
+        assert "give --mem-len 0" in refusal("compress", "windows", written("file", b"x"), "out", "--mem-len", 3)
 
     def test_weights_that_have_diverged(self, here):
-        path = Path("runs/byte/best.safetensors")
-        saved = checkpoint.load(path)
-        tensors = {name: tensor * math.nan for name, tensor in saved.tensors.items() if tensor.is_floating_point()}
-        checkpoint.save(path, Checkpoint(saved.tensors | tensors, saved.state))
+        change_weights("byte", lambda name, tensor: tensor * math.nan)
         written("file", NOVEL.encode())
-        message = refusal("compress", "byte", "file", "out", code=1)
-        assert message.startswith("the model's probabilities are not numbers")
+        assert "not numbers" in refusal("compress", "byte", "file", "out", code=1)
         assert not os.path.exists("out")

@@ -98,9 +98,9 @@ def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
         (plain / "saved" / split / "data-00000-of-00001.arrow").write_bytes(arrow_bytes(arrow.ipc.new_stream))
         (plain / "saved" / split / "state.json").write_text("{}")
     told = json_of("prepare", "saved")
-    assert {split: info["bytes"] for split, info in told["splits"].items()} == dict.fromkeys(
-        ("train", "valid"), len(TEXT)
-    )
+    assert [(split, info["bytes"]) for split, info in told["splits"].items()] == [
+        ("train", len(TEXT)), ("valid", len(TEXT))
+    ]  # fmt: skip
     assert told["changes"] == {"files_skipped": 2}
 
 
@@ -127,8 +127,7 @@ def test_rows_in_a_folder_of_text_are_text_unless_a_column_is_named(plain):
 @pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.tsv", ",")])
 def test_rows_with_another_delimiter_are_rejected_unless_their_column_is_named(plain, name, delimiter):
     (plain / name).write_text(f"id{delimiter}text\n" + f"1{delimiter}a line\n" * 20)
-    message = refusal("prepare", name, code=1)
-    assert message.startswith(f'{name}: its only column is "id{delimiter}text"; if these are several, ')
+    assert f'its only column is "id{delimiter}text"' in refusal("prepare", name, code=1)
     done("prepare", name, "--column", f"id{delimiter}text")
 
 
@@ -141,17 +140,17 @@ def test_half_a_character_of_json_is_replaced(plain):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2 is not a JSON object; repair it, or name the file .txt"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2 is not a text; repair it'),
-        ("a.csv", b'text,id\n"a\nb",2\na,b,3\n', "the row that ends on line 4 has 3 fields, the first one 2; quote "),
-        ("a.csv", b"text,text\na,b\n", 'several columns are called "text"; rename all but one of them'),
-        ("a.csv", b'text\n"a"b\n', "damaged, or not CSV ("),
-        ("a.gz", gzip.compress(TEXT)[:-9], "damaged, or not gzip ("),
-        ("a.zst", zstd(TEXT)[:-9], "damaged, or not zstd ("),
-        ("a.arrow", arrow_bytes(arrow.ipc.new_file)[:500], "damaged, or not Arrow ("),
-        ("a.csv", delimited(",").decode().encode("utf-16"), "utf-16 is not UTF-8; give --encoding utf-16"),
-        ("a.parquet.gz", gzip.compress(parquet_bytes()), "contains another file (Parquet), not text; unpack it first"),
-        ("a.xz", lzma.compress(bytes(100 << 20), preset=0), "would unpack to more than 64 MiB, far more than its size"),
+        ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2 is not a JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2 is not a text'),
+        ("a.csv", b'text,id\n"a\nb",2\na,b,3\n', "the row that ends on line 4 has 3 fields"),
+        ("a.csv", b"text,text\na,b\n", 'several columns are called "text"'),
+        ("a.csv", b'text\n"a"b\n', "damaged, or not CSV"),
+        ("a.gz", gzip.compress(TEXT)[:-9], "damaged, or not gzip"),
+        ("a.zst", zstd(TEXT)[:-9], "damaged, or not zstd"),
+        ("a.arrow", arrow_bytes(arrow.ipc.new_file)[:500], "damaged, or not Arrow"),
+        ("a.csv", delimited(",").decode().encode("utf-16"), "utf-16 is not UTF-8"),
+        ("a.parquet.gz", gzip.compress(parquet_bytes()), "contains another file (Parquet)"),
+        ("a.xz", lzma.compress(bytes(100 << 20), preset=0), "would unpack to more than 64 MiB"),
     ],
 )
 def test_what_is_wrong_with_a_container_is_named(untouched, name, data, message):
@@ -162,7 +161,7 @@ def test_what_is_wrong_with_a_container_is_named(untouched, name, data, message)
 def test_an_encoding_that_is_unknown_or_does_not_fit_is_rejected(untouched):
     (untouched / "a.txt").write_bytes(b"caf\xe9\n" * 99)
     for unknown in ("cp1253x", "undefined"):
-        assert refusal("prepare", "a.txt", "--encoding", unknown).startswith(f'--encoding "{unknown}" is not known; ')
-    assert refusal("prepare", "stdlib", "--encoding", "cp1252").startswith("--encoding has no effect here; ")
-    assert refusal("prepare", "a.txt", "--encoding", "utf-8", code=1).startswith("a.txt: not valid utf-8 (")
+        assert f'"{unknown}" is not known' in refusal("prepare", "a.txt", "--encoding", unknown)
+    assert "no effect here" in refusal("prepare", "stdlib", "--encoding", "cp1252")
+    assert "not valid utf-8" in refusal("prepare", "a.txt", "--encoding", "utf-8", code=1)
     assert "give its --encoding, such as cp1252" in refusal("prepare", "a.txt", "--tokenizer", "char", code=1)

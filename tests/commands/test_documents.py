@@ -47,9 +47,8 @@ def write_blank_lines(path):
 )
 def test_documents_are_kept_whole_and_their_places_are_stored(untouched, tokenizer, unit, name, write, between):
     write(untouched / name)
-    told = json_of(
-        "prepare", name, "--documents", unit, "--tokenizer", tokenizer, "--split", "60,20,20", *SIZES.get(tokenizer, [])
-    )
+    size = SIZES.get(tokenizer, [])
+    told = json_of("prepare", name, "--documents", unit, "--tokenizer", tokenizer, "--split", "60,20,20", *size)
     found = [text for split in ("train", "valid", "test") for text in stored("many", split)]
     expected = [text + between for text in DOCUMENTS[:-1]] + DOCUMENTS[-1:]
     if tokenizer == "word":  # a blank in an empty line is no word
@@ -58,11 +57,8 @@ def test_documents_are_kept_whole_and_their_places_are_stored(untouched, tokeniz
     assert told["conventions"]["documents"] == unit
     numbers = [told["splits"][split]["documents"] for split in ("train", "valid", "test")]
     assert sum(numbers) == len(DOCUMENTS)
-    assert [round(info["bytes"] / sum(map(len, map(str.encode, expected))), 1) for info in told["splits"].values()] == [
-        0.6,
-        0.2,
-        0.2,
-    ]
+    size = len("".join(expected).encode())
+    assert [round(info["bytes"] / size, 1) for info in told["splits"].values()] == [0.6, 0.2, 0.2]
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
@@ -119,20 +115,14 @@ def test_bytes_of_documents_are_all_scored_but_the_first(here):
 
 def test_what_documents_cannot_be_used_for_is_named(here):
     done("export", "novel", "pieces", "--format", "parquet")
-    for text in ("novel", "pieces"):  # the rows of an export are pieces of one text
-        assert refusal("prepare", text, "--documents", "records") == (
-            "--documents records: the text has no records; give files or blank-lines"
-        )
-    assert refusal("eval", "byte", "--reset-at-documents", code=1) == (
-        "data/novel.h5 does not record where documents begin; prepare it again with --documents"
-    )
-    assert refusal("eval", "byte", "--reset-at-documents", "--cache", 9) == (
-        "--reset-at-documents reads the documents of a split with a memory; leave out --cache"
-    )
-    assert "does not record where documents start" in refusal(
-        "train", "tiny.toml", "--set", "corpus.shuffle_documents=true", code=2
-    )
     (here / "one.txt").write_text("one document\n" * 9)
-    assert refusal("prepare", "one.txt", "--documents", "files", code=1) == (
-        "one.txt: 1 documents are too few to split; give more text or another --split"
-    )
+    shuffled = "train tiny.toml --set corpus.shuffle_documents=true"
+    for command, telling, code in (
+        ("prepare novel --documents records", "no records", 2),
+        ("prepare pieces --documents records", "no records", 2),  # the rows of an export are pieces of one text
+        ("eval byte --reset-at-documents", "does not record where documents begin", 1),
+        ("eval byte --reset-at-documents --cache 9", "leave out --cache", 2),
+        (shuffled, "does not record where documents start", 2),
+        ("prepare one.txt --documents files", "too few to split", 1),
+    ):
+        assert telling in refusal(*command.split(), code=code)

@@ -80,10 +80,8 @@ def test_the_losses_of_processes_are_written_and_recorded_once(here):
 def test_fewer_lanes_than_processes_are_rejected_once(here, protocols):
     stdout, stderr = ended(start("eval", "byte", "--batch-size", 1, *protocols, "--processes", 2), 2)
     assert stdout == ""
-    assert [line for line in stderr if line.startswith("error: ")] == [
-        "error: 2 processes divide the lanes of the batch, and 458 tokens with a batch size of 1 are one lane; give "
-        "--batch-size 2 or more, or use fewer processes"
-    ]
+    (error,) = (line for line in stderr if line.startswith("error: "))
+    assert "--batch-size 2 or more" in error
 
 
 @pytest.mark.slow
@@ -95,6 +93,6 @@ def test_a_process_that_is_killed_ends_all_with_one_line(here, rank):
     process.stderr.readline()  # evaluating
     os.kill(processes_in(here)[rank], signal.SIGKILL)
     _, stderr = ended(process, 1)
-    errors = [line for line in stderr if line.startswith("error: ")]
-    assert errors == [f"error: process {rank} was killed by signal 9; evaluate again"]
+    (error,) = (line for line in stderr if line.startswith("error: "))
+    assert f"process {rank} was killed by signal 9" in error
     wait_for(lambda: not processes_in(here))

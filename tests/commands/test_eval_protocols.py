@@ -91,12 +91,9 @@ def test_a_model_without_memory_lacks_recurrence(here):
     assert [row["protocol"] for row in output["rows"]] == ["disjoint", "strided", "sliding"]
     assert output["lacking"] == {"recurrence": reason}
     assert f"no recurrence: {reason}." in done("eval", "vanilla", "--protocols", "all", "--positions", 97).stdout
-    message = refusal("eval", "vanilla", "--protocols", "disjoint,recurrence")
-    assert message == f"--protocols recurrence: {reason}; or leave recurrence out"
-    message = refusal("eval", "vanilla", "--protocols", "strided", "--stride", 6)
-    assert message == "--stride 6 exceeds the window length 5; use at most that"
-    message = refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
-    assert message.startswith("--attn-len 6: runs/vanilla has learned 5 positions, so that no window is longer;")
+    assert reason in refusal("eval", "vanilla", "--protocols", "disjoint,recurrence")
+    assert "exceeds the window length 5" in refusal("eval", "vanilla", "--protocols", "strided", "--stride", 6)
+    assert "learned 5 positions" in refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
 
 
 def test_a_memory_can_be_given_to_a_model_without_one(here):

@@ -72,9 +72,7 @@ def test_the_loader_scores_and_continues_a_text(here):
 def test_a_program_of_pieces_is_told_to_take_ids(here):
     shown = done("export", "sentencepiece", "out", "--format", "pt2").stdout
     assert "score FILE" not in shown
-    assert shown.endswith(
-        "\nload.py cannot encode text of this vocabulary: import it, and give its function `read` ids\n"
-    )
+    assert "cannot encode text of this vocabulary" in shown
 
 
 def test_other_architectures_are_rejected_and_other_configurations_are_told(here):
@@ -83,6 +81,4 @@ def test_other_architectures_are_rejected_and_other_configurations_are_told(here
     train(
         "model.arch=rmt", "model.segment_len=5", "train.mem_len=0", "eval.mem_len=0", "eval.same_length=off", name="rmt"
     )
-    assert refusal("export", "rmt", "out", "--format", "pt2", code=1) == (
-        'runs/rmt: only arch = "transformer" can be exported, not "rmt"'
-    )
+    assert 'not "rmt"' in refusal("export", "rmt", "out", "--format", "pt2", code=1)

@@ -65,10 +65,8 @@ def test_what_an_architecture_without_attention_would_ignore_is_rejected(pairs_r
         assert 'with arch = "pairs", which has no layers with attention' in message
     done("train", pairs_recipe, "--name", "pairs")
     for words in (["--attention", "reference"], ["--same-length"], ["--max-distance", 3]):
-        assert refusal("eval", "pairs", *words) == f'runs/pairs has no attention (arch = "pairs"); leave out {words[0]}'
-    assert refusal("attention", "pairs") == (
-        'runs/pairs has no attention to single tokens (arch = "pairs"); give a run with arch = "transformer"'
-    )
+        assert f"leave out {words[0]}" in refusal("eval", "pairs", *words)
+    assert "no attention to single tokens" in refusal("attention", "pairs")
 
 
 def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(untouched):

@@ -1,5 +1,7 @@
 """txl generate: its context, sampling and output."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, strategies
@@ -24,10 +26,9 @@ def test_the_text_continues_the_prompt(here):
     assert result.stdout.startswith("the fox")
     assert result.stdout.endswith("\n")
     assert set(result.stdout.split()) <= {*WORDS, "<unk>"}
-    assert result.stderr == "generating with runs/word, after the prompt\n"
     (token,) = tokens_of("word", "--prompt", "the quagga", "--tokens", 1, "--greedy")
     generated = done("generate", "word", "--prompt", "the quagga", "--tokens", 1, "--greedy")
-    assert generated.stderr.startswith("1 of 2 tokens of the prompt are not in the vocabulary and are read as <unk>\n")
+    assert generated.stderr.startswith("1 of 2 tokens of the prompt are not in the vocabulary")
     symbol = TokenStore.open(here / "data/word.h5").vocab.symbols[token]
     assert generated.stdout == ("the quagga\n\n" if symbol == "<eos>" else f"the quagga {symbol}\n")
 
@@ -115,14 +116,10 @@ def test_the_reference_is_the_continuation_of_the_split(here, kind):
     assert set(output) == {"run", "context", "samples", "position", "reference"}
     assert (output["position"], output["context"]) == (50, store.vocab.decode(ids[20:50]))
     assert output["reference"] == store.vocab.decode(ids[50:67])
-    assert len(output["samples"][0]["tokens"]) == 17
-    result = done(*options)
-    assert result.stderr == f"generating with runs/{kind}, after {store.name} test, token 50\n"
-    assert result.stdout == (
-        f"--- context ({store.name} test, token 50) ---\n{output['context']}\n"
-        f"--- generation ---\n{output['samples'][0]['text']}\n"
-        f"--- reference ---\n{output['reference']}\n"
-    )
+    (sample,) = output["samples"]
+    assert len(sample["tokens"]) == 17
+    texts = re.split("^--- .* ---\n", done(*options).stdout, flags=re.MULTILINE)
+    assert texts[1:] == [f"{text}\n" for text in (output["context"], sample["text"], output["reference"])]
 
 
 @pytest.fixture
@@ -188,14 +185,11 @@ def test_a_text_spelled_token_by_token_is_the_text(here, kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt", ""], "the prompt is empty; give at least one character, or leave it out to use the test split"),
-        (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has 459 tokens; change --at or --tokens"),
-        (
-            ["--reference", "--at", 450, "--tokens", 10],
-            "--at 450: the test split of data/novel.h5 has 449 tokens that 10 more follow; change --at or --tokens",
-        ),
-        (["--reference", "--tokens", 500], "the test split of data/novel.h5 has 0 tokens that 500 more follow"),
-        (["--greedy", "--top-k", 3], "--greedy does not sample; leave out --top-k"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--at", 100_000], "has 459 tokens"),
+        (["--reference", "--at", 450, "--tokens", 10], "has 449 tokens that 10 more follow"),
+        (["--reference", "--tokens", 500], "has 0 tokens that 500 more follow"),
+        (["--greedy", "--top-k", 3], "leave out --top-k"),
     ],
 )
 def test_options_that_do_not_suit_the_run_are_rejected(here, arguments, message):
@@ -204,7 +198,7 @@ def test_options_that_do_not_suit_the_run_are_rejected(here, arguments, message)
 
 def test_a_prompt_that_is_not_utf8_is_rejected(here):
     message = refusal("generate", "byte", "--prompt", "-", stdin=b"ab\xff", code=1)
-    assert message == "the prompt is not UTF-8 at byte 2; convert it first"
+    assert "not UTF-8 at byte 2" in message
     # Python passes undecodable bytes of a command line as lone surrogates.
     assert refusal("generate", "byte", "--prompt", "ab\udcff", code=1) == message
 
@@ -212,8 +206,7 @@ def test_a_prompt_that_is_not_utf8_is_rejected(here):
 def test_only_a_passage_needs_the_store_and_its_test_split(here):
     (here / "novel/test.txt").unlink()
     done("prepare", "novel", "--force")
-    message = refusal("generate", "byte", code=1)
-    assert message.startswith("data/novel.h5 has no test split (it holds train, valid); ")
+    assert "no test split" in refusal("generate", "byte", code=1)
     (here / "data/novel.h5").unlink()
-    assert refusal("generate", "byte", code=1).startswith("no token store at data/novel.h5; run ")
+    assert "no token store" in refusal("generate", "byte", code=1)
     done("generate", "byte", "--prompt", "the", "--tokens", 1)

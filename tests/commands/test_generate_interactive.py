@@ -56,10 +56,8 @@ def test_a_conversation_equals_one_text_with_the_same_tokens(here):
 
 @pytest.mark.parametrize("options", [["--prompt", "a"], ["--samples", "2"], ["--reference"], ["--at", "3"]])
 def test_interactive_rejects_what_it_asks_for(here, options):
-    message = f"--interactive asks for prompts; leave out {options[0]}"
-    assert refusal("generate", "byte", "--interactive", *options) == message
-    message = "--json prints one object; leave out --interactive and --raw"
-    assert refusal("generate", "byte", "--interactive", "--json") == message
+    assert f"leave out {options[0]}" in refusal("generate", "byte", "--interactive", *options)
+    assert "leave out --interactive" in refusal("generate", "byte", "--interactive", "--json")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.novel import RECIPE, Saved, card, cells, done, json_of, on_a_full_disk, refusal
+from tests.commands.novel import RECIPE, Saved, card, done, json_of, on_a_full_disk, refusal
 from tests.core.builders import V
 from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
 from tests.faults.sample import FOREIGN
@@ -88,17 +88,11 @@ def test_an_imported_run_is_evaluated_with_the_same_settings_and_loss_and_genera
     assert done("generate", "back", *options).stdout == done("generate", "adaptive", *options).stdout
     assert json_of("generate", "back", "--at", 7, "--context", 5, "--tokens", 3)["samples"]
     assert json_of("speed", "back", "--attn-len", 11, "--repeat", 1)["model"] == "run runs/back"
-    assert refusal("train", "--resume", "back", code=1) == (
-        "runs/back/last.safetensors: no such checkpoint; best.safetensors holds weights only, which cannot be resumed"
-    )
+    assert "holds weights only" in refusal("train", "--resume", "back", code=1)
 
 
 def test_an_export_notes_that_the_memory_started_empty(here):
-    told = json_of("export", "word", "hf")
-    assert told["notes"] == [
-        "Hugging Face's memory starts with M zero vectors that are attended to, this run's memory started empty: "
-        "predictions differ near the beginning of a text"
-    ]
+    assert len(json_of("export", "word", "hf")["notes"]) == 1
     assert json_of("export", "adaptive", "other")["notes"] == []
     done("import", "hf", "--store", "word")  # a key of txl in config.json records how it started
     config = json.loads((here / "hf/config.json").read_text())
@@ -164,9 +158,7 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     told = json_of("import", "hf", "--data-dir", "data", "--runs-dir", "runs")
     assert told["store"] is None
     assert told["prepare"] == told["next"] == "txl prepare CORPUS --vocab runs/hf/vocab.json --name hf"
-    assert refusal("eval", "hf", code=1) == (
-        'no token store at data/hf.h5; run "txl prepare CORPUS --vocab runs/hf/vocab.json --name hf" first'
-    )
+    assert told["prepare"] in refusal("eval", "hf", code=1)
     assert card("runs/hf")["settings"]["corpus"]["store"] == "hf"
     done(*told["prepare"].replace("CORPUS", "novel").split()[1:])
     told = json_of("eval", "hf")
@@ -174,8 +166,7 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     (here / "data/hf.h5").unlink()
     assert json_of("import", "hf", "--name", "taken")["prepare"].endswith(" --name taken-2")
     assert card("runs/taken")["settings"]["corpus"]["store"] == "taken-2"
-    table = dict(cells(done("import", "hf", "--force")))
-    assert table["weights of"] == "Hugging Face TransfoXL (hf)"
+    done("import", "hf", "--force")
     assert json_of("eval", "hf", "--text", "novel/test.txt")["rows"][0]["tokens"] > 0
 
 
@@ -264,11 +255,9 @@ def test_only_rows_up_to_a_multiple_are_taken_for_padding(foreign, rows, code):
     assert {len(t) for name, t in padded.items() if "out_layers.2" in name} == {last_band + rows}
     torch.save(padded, path)
     if code:
-        assert refused("folder", "--name", "padded").startswith(f"{WEIGHTS}: the weights have {V + rows} ids and the")
+        assert f"the weights have {V + rows} ids" in refused("folder", "--name", "padded")
         return
-    assert json_of("import", "folder", "--name", "padded")["notes"] == [
-        f"the last {rows} ids of the weights pad the vocabulary and were dropped"
-    ]
+    assert len(json_of("import", "folder", "--name", "padded")["notes"]) == 1
     assert Saved("runs/padded/best.safetensors") == Saved("runs/folder/best.safetensors")
 
 
@@ -285,53 +274,37 @@ def without(*names):
     return lambda here: [(here / name).unlink() for name in names]
 
 
-VOCABULARY_MISSING = (
-    "the weights come without a vocabulary; give --vocab FILE, or --store with the token store of their corpus"
-)
 WEIGHTS = "folder/pytorch_model.bin"
-OTHER_SHAPE = "{}, the settings need {} (and {} more); correct [model] with --recipe or --set"
-REJECTED = {
-    "no file or folder at nowhere; give a Hugging Face folder or a file of weights": (None, "nowhere"),
-    "state.pt: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
-    "name its recipe, e.g. --recipe wt103-large-tf": (None, "state.pt --vocab words.txt"),
-    "data/word.h5 has another vocabulary than folder/vocab.txt; leave out --store or --vocab": (
-        *(None, "folder --store word"),
-    ),
-    f"folder: {VOCABULARY_MISSING}": (without("folder/vocab.txt"), "folder"),
-    f"state.pt: {VOCABULARY_MISSING}": (without("data/novel.h5"), "state.pt --recipe foreign.toml"),
-    f"{WEIGHTS}: transformer.layers.0.pos_ff.CoreNet.0.weight: {OTHER_SHAPE.format((17, 14), (16, 14), 5)}": (
-        *(configured(d_inner=16), "folder"),
-    ),
-    # the same product of other factors
-    f"{WEIGHTS}: transformer.r_w_bias: {OTHER_SHAPE.format((3, 11), (11, 3), 1)}": (
-        *(configured(n_head=11, d_head=3), "folder"),
-    ),
-}
+REJECTED = [
+    (None, "nowhere", "no file or folder at nowhere"),
+    (None, "state.pt --vocab words.txt", "name its recipe"),
+    (None, "folder --store word", "another vocabulary than folder/vocab.txt"),
+    (without("folder/vocab.txt"), "folder", "come without a vocabulary"),
+    (without("data/novel.h5"), "state.pt --recipe foreign.toml", "come without a vocabulary"),
+    (configured(d_inner=16), "folder", "CoreNet.0.weight: (17, 14), the settings need (16, 14)"),
+    (configured(n_head=11, d_head=3), "folder", "(3, 11), the settings need (11, 3)"),  # of the same product
+]
 
 
-@pytest.mark.parametrize("message", REJECTED)
-def test_an_import_that_cannot_work_is_rejected(foreign, message):
-    change, arguments = REJECTED[message]
+@pytest.mark.parametrize(("change", "arguments", "telling"), REJECTED)
+def test_an_import_that_cannot_work_is_rejected(foreign, change, arguments, telling):
     if change is not None:
         change(foreign)
-    assert refused(*arguments.split(), code=2 if "name its recipe" in message else 1) == message
+    assert telling in refused(*arguments.split(), code=2 if telling == "name its recipe" else 1)
 
 
 def test_a_vocabulary_of_another_size_is_rejected(foreign):
     size = card("runs/word")["vocab_size"]
     for source, path in (("folder", WEIGHTS), ("state.pt", "state.pt"), ("tf.npz", "tf.npz")):
         recipe = [] if source == "folder" else ["--recipe", "foreign.toml"]
-        assert refused(source, *recipe, "--vocab", "runs/word/vocab.json") == (
-            f"{path}: the weights have {V} ids and the vocabulary {size}; "
-            "give the vocabulary that they were trained with"
-        )
+        message = refused(source, *recipe, "--vocab", "runs/word/vocab.json")
+        assert message.startswith(f"{path}: the weights have {V} ids and the vocabulary {size}")
 
 
 def test_force_replaces_a_run_after_a_successful_import_only(foreign):
     (foreign / "folder/pytorch_model.bin").rename(foreign / "good.bin")
     (foreign / "folder/pytorch_model.bin").write_text("not weights")
-    error = refused("folder", "--name", "word", "--force")
-    assert error.startswith("folder/pytorch_model.bin: damaged, or not a file of weights (")
+    assert "not a file of weights" in refused("folder", "--name", "word", "--force")
     (foreign / "good.bin").rename(foreign / "folder/pytorch_model.bin")
     done("import", "folder", "--name", "word", "--force")
     assert card("runs/word")["vocab_size"] == V
@@ -344,7 +317,7 @@ def test_a_full_disk_keeps_the_earlier_run(foreign):
     before = files_of(foreign / "runs")
     result = on_a_full_disk(8000, "import", "folder", "--name", "word", "--force")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: runs/word/best.safetensors: the checkpoint cannot be written (")
+    assert "cannot be written" in result.stderr
     assert files_of(foreign / "runs") == before
 
 
@@ -358,7 +331,7 @@ def test_no_code_of_a_hostile_directory_is_run(foreign, name, case):
     error = refused("folder")
     assert error.startswith(f"folder/{name}: ")
     assert name_of_code.removeprefix("builtins.") in error
-    assert "rejected, nothing of it was run" in error
+    assert "nothing of it was run" in error
 
 
 # --- exports that are refused ----------------------------------------------------------------------------------------
@@ -368,8 +341,7 @@ def test_an_export_is_replaced_only_with_force(here):
     (here / "hf").mkdir()
     done("export", "adaptive", "hf")
     before = files_of(here / "hf")
-    message = "hf exists; give another folder, or replace an earlier export with --force"
-    assert refusal("export", "byte", "hf", code=1) == message
+    assert "--force" in refusal("export", "byte", "hf", code=1)
     assert files_of(here / "hf") == before
     assert json_of("export", "byte", "hf", "--force")["files"] == ["config.json", "model.safetensors", "vocab.json"]
     assert sorted(files_of(here / "hf")) != sorted(before)
@@ -381,12 +353,8 @@ def test_other_files_are_never_overwritten(here):
     before = files_of(here / "novel")
     for force in ([], ["--force"]):
         refusal("export", "adaptive", "novel", *force, code=1)
-        assert refusal("export", "adaptive", "tiny.toml", *force, code=1) == (
-            "tiny.toml exists; give another folder, or replace an earlier export with --force"
-        )
-    assert refusal("export", "adaptive", "novel", "--force", code=1) == (
-        "novel holds test.txt, which no export of this format writes; give another folder, or empty this one"
-    )
+        assert "tiny.toml exists" in refusal("export", "adaptive", "tiny.toml", *force, code=1)
+    assert "novel holds test.txt" in refusal("export", "adaptive", "novel", "--force", code=1)
     assert files_of(here / "novel") == before
 
 
@@ -397,9 +365,7 @@ def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
         if content:
             (here / "mine/vocab.json").write_text(content)
         before = files_of(here / "mine")
-        assert refusal("export", "adaptive", "mine", "--force", code=1) == (
-            "mine holds config.json, but no vocab.json of an export of txl; give another folder"
-        )
+        assert "no vocab.json of an export" in refusal("export", "adaptive", "mine", "--force", code=1)
         assert files_of(here / "mine") == before
 
 
@@ -412,18 +378,11 @@ def test_a_run_with_files_of_the_user_is_not_replaced(foreign, file):
     else:
         path.write_text("mine")
     for command in (["import", "folder"], ["train", "tiny.toml", "--max-steps", 1]):
-        assert refused_with_force(*command) == (
-            f"runs/word/{file} was not written by txl; move it out of the run first, or choose another --name"
-        )
+        before = files_of(Path("runs"))
+        assert f"runs/word/{file} was not written by txl" in refusal(*command, "--name", "word", "--force", code=1)
+        assert files_of(Path("runs")) == before
     path.unlink()
     (foreign / "runs/word/figures").mkdir(exist_ok=True)
     (foreign / "runs/word/figures/figure5.png").touch()
     (foreign / "runs/word/events.out.tfevents.1.host").touch()
     done("import", "folder", "--name", "word", "--force")
-
-
-def refused_with_force(*command):
-    before = files_of(Path("runs"))
-    error = refusal(*command, "--name", "word", "--force", code=1)
-    assert files_of(Path("runs")) == before
-    return error

@@ -26,8 +26,7 @@ def test_commands_compute_with_the_given_number_of_threads(here):
     with threads(most + 1):  # restores the number of this process
         done("eval", "byte", "--positions", 20, "--threads", most)
         assert torch.get_num_threads() == most
-        message = refusal("train", "tiny.toml", "--threads", most + 1, "--name", "new")
-    assert message == f"--threads {most + 1}: use at most {most}, one per processor"
+        assert f"use at most {most}" in refusal("train", "tiny.toml", "--threads", most + 1, "--name", "new")
 
 
 def test_info_is_short_and_works_in_an_empty_directory(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ def test_a_store_without_train_has_no_next_step_and_a_folder_called_like_a_bench
     (untouched / "ptb").mkdir()
     for split in ("train", "valid", "test"):
         (untouched / f"ptb/{split}.txt").write_text("the fox\n" * 9)
-    assert refusal("prepare", "./ptb").startswith('"ptb" is the name of a benchmark\'s own store; choose another with')
+    assert "benchmark" in refusal("prepare", "./ptb")
     assert "ptb is the benchmark" not in done("prepare", "ptb", "--source", "ptb").stderr
 
 
@@ -67,7 +67,6 @@ def test_a_split_of_files_with_open_last_lines_scores_as_its_text(here, tokenize
     assert told["splits"]["test"]["words"] == words + line_ends
     assert told["splits"]["test"]["bytes"] == len("two five\none\nend\ntiny\n\nfour three") + (tokenizer == "word")
     assert told["changes"]["line_ends_added"] == added + 40 + 0
-    assert told["conventions"]["files"] == "joined, with a line end after a file that ends without one"
     (here / "test.txt").write_text(joined["test"])
     done("train", "tiny.toml", "--set", "corpus.store=open", "--name", "open")
     split, text = (
@@ -84,10 +83,7 @@ def test_line_ends_that_a_vocabulary_drops_are_no_words(here):
     told = json_of("prepare", "lines.txt", "--vocab", "list.txt", "--name", "lines", "--split", "60,0,40")
     assert told["splits"]["test"]["words"] == told["splits"]["test"]["tokens"] == 5 * 20
     assert told["changes"] == {"line_ends_dropped": 100}
-    assert told["notes"] == [
-        "the vocabulary has no symbol for a line end: 100 line ends are dropped, and count as no words",
-        "the text itself has <unk> 50 times, which are not counted as unknown",
-    ]
+    assert len(told["notes"]) == 2
     train("corpus.store=lines", name="lines")
     for source in ([], ["--text", "lines.txt"], ["--protocols", "disjoint"]):
         (row,) = json_of("eval", "lines", *source)["rows"]
@@ -100,39 +96,27 @@ def test_a_line_end_that_the_text_spells_is_counted_once(untouched):
     plain, spelled = (json_of("prepare", f"{name}.txt", "--tokenizer", "word") for name in ("plain", "spelled"))
     for split in plain["splits"]:
         assert spelled["splits"][split]["tokens"] == plain["splits"][split]["tokens"]
-    assert spelled["notes"] == [
-        "the text itself has <eos> 50 times; at the end of a line it is the same symbol as the line end"
-    ]
+    assert len(spelled["notes"]) == 1
 
 
 def test_nul_bytes_and_byte_order_marks_are_counted(untouched):
     (untouched / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"some text with a \0 byte\n" * 30)
     told = json_of("prepare", "a.txt")
     assert told["changes"] == {"byte_order_marks_dropped": 1, "nul_bytes_kept": 30}
-    assert told["notes"] == ["the text has 30 NUL bytes, which text rarely has; check that it is text"]
-    shown = done("prepare", "a.txt", "--force").stdout
-    assert "skipped or changed: byte order marks dropped: 1, nul bytes kept: 30\n" in shown
+    assert "30 NUL bytes" in told["notes"][0]
+    assert "byte order marks dropped: 1, nul bytes kept: 30\n" in done("prepare", "a.txt", "--force").stdout
 
 
 def test_a_text_in_utf_16_is_named_or_scored_as_bytes_with_a_note(here):
     (here / "wide.txt").write_text("the fox jumps over\n" * 20, encoding="utf-16")
-    assert refusal("eval", "word", "--text", "wide.txt", code=1) == (
-        "--text wide.txt: utf-16 is not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"
-    )
-    assert (
-        "wide.txt seems to be utf-16; its bytes are scored as they are"
-        in done("eval", "byte", "--text", "wide.txt").stderr
-    )
+    assert "iconv -f UTF-16" in refusal("eval", "word", "--text", "wide.txt", code=1)
+    assert "seems to be utf-16" in done("eval", "byte", "--text", "wide.txt").stderr
     (here / "packed").write_bytes(b"\x1f\x8b" + b"some bytes " * 20)
     assert "packed seems to be gzip; its bytes" in done("eval", "byte", "--text", "packed").stderr
 
 
 def test_bytes_that_are_not_utf_8_are_noted_for_own_text(untouched):
     (untouched / "legacy.txt").write_bytes("un café\n".encode("cp1252") * 30)
-    assert json_of("prepare", "legacy.txt")["notes"] == [
-        "the text is not UTF-8 in 30 places; if it is text in another encoding, name it with `encoding`"
-    ]
-    assert "in another encoding, name it with --encoding\n" in done("prepare", "legacy.txt", "--force").stdout
-    assert json_of("prepare", "legacy.txt", "--encoding", "cp1252", "--force")["splits"]["train"]["begins"].startswith(
-        "un café un café"
-    )
+    assert "not UTF-8 in 30 places" in json_of("prepare", "legacy.txt")["notes"][0]
+    told = json_of("prepare", "legacy.txt", "--encoding", "cp1252", "--force")
+    assert told["splits"]["train"]["begins"].startswith("un café un café")

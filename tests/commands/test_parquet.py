@@ -72,7 +72,7 @@ def test_other_files_of_a_directory_are_named_as_left_out(untouched):
     write_rows(untouched / "mixed/train.parquet", ["the fox"] * 40)
     (untouched / "mixed/valid.txt").write_text("the dog")
     told = json_of("prepare", "mixed")
-    assert told["notes"][-1] == "files in the folder that are not Parquet, which were left out: valid.txt"
+    assert told["notes"][-1].endswith("left out: valid.txt")
     assert "no valid and no test split in this source" in told["notes"]
 
 
@@ -102,16 +102,13 @@ def test_text_that_would_not_give_the_same_ids_is_not_exported(here):
     (here / "list.txt").write_text("<eos>\nfox\nthe\n")
     np.array([2, 1] * 99, "<u2").tofile("all.bin")  # no line end at the end, where the text of words always has one
     done("prepare", "all.bin", "--vocab", "list.txt", "--name", "all")
-    assert refusal("export", "all", "files", "--format", "parquet", code=1) == (
-        "data/all.h5: its text would not be prepared to the same ids again (other ids); export the ids, for example "
-        "with --format nanogpt"
-    )
+    assert "--format nanogpt" in refusal("export", "all", "files", "--format", "parquet", code=1)
     assert not (here / "files").exists()
 
 
 def test_files_without_text_are_rejected(untouched):
     (untouched / "hub").mkdir()
     parquet.write_table(arrow.table({"text": arrow.array([None, None], arrow.string())}), "hub/train.parquet")
-    assert refusal("prepare", "hub", code=1) == "hub: the column text has no text; give --column another"
+    assert "has no text" in refusal("prepare", "hub", code=1)
     write_rows(untouched / "short.parquet", ["a"])
-    assert refusal("prepare", "short.parquet", code=1).startswith("short.parquet: 2 bytes are too short to split; ")
+    assert "too short to split" in refusal("prepare", "short.parquet", code=1)

@@ -44,9 +44,7 @@ def test_a_corpus_with_another_vocabulary_is_named_after_both(here, tokenizer):
 def test_a_symbol_missing_from_the_vocabulary_is_named(here):
     (here / "list.txt").write_text("<eos>\nfox\nthe\n")
     (here / "text.txt").write_text("the fox\nthe dog runs\n" * 30)
-    assert refusal("prepare", "text.txt", "--vocab", "list.txt", code=1) == (
-        'the vocabulary (word, 3 symbols) lacks "dog"; leave it out of the text'
-    )
+    assert 'lacks "dog"' in refusal("prepare", "text.txt", "--vocab", "list.txt", code=1)
     assert not list((here / "data").glob("text*"))
 
 
@@ -56,5 +54,4 @@ def test_a_byte_missing_from_the_vocabulary_is_named(here):
     done("prepare", "text.txt", "--vocab", "vocab.json", "--name", "text")
     assert store("text").ids("train")[:4].tolist() == [0, 1, 1, 0]
     (here / "text.txt").write_text("ab\nbac\n" * 30)
-    message = refusal("prepare", "text.txt", "--vocab", "vocab.json", "--force", code=1)
-    assert message == "the vocabulary (byte, 2 symbols) lacks byte 0x63; leave it out of the text"
+    assert "lacks byte 0x63" in refusal("prepare", "text.txt", "--vocab", "vocab.json", "--force", code=1)

@@ -45,16 +45,10 @@ def test_all_steps_are_done_and_can_be_repeated(small):
     assert positions == sorted(positions)
     ran = commands_in(result.stderr)
     assert [words[0] for words in ran] == ["prepare", "train", "eval", "generate"]
-    assert re.findall(r"^step \d of .*", result.stderr, flags=re.MULTILINE) == [
-        "step 1 of 4; then train, eval, generate",
-        "step 2 of 4; then eval, generate",
-        "step 3 of 4; then generate",
-        "step 4 of 4",
-    ]
-    assert result.stdout.count("┏") + result.stdout.count("┌") == 3
+    assert re.findall(r"^step (\d) of 4", result.stderr, flags=re.MULTILINE) == ["1", "2", "3", "4"]
     summary, figure, *following = result.stdout[result.stdout.rindex("\nMemory ") + 1 :].splitlines()
     assert re.match(r"Memory (lowered|did not lower) bits per byte from \d+\.\d{3} without memory", summary)
-    assert figure == "The figure runs/quickstart/memory.png shows both by memory length. Next:"
+    assert "runs/quickstart/memory.png" in figure
     assert (small / "runs/quickstart/memory.png").stat().st_size > 0
     assert [shlex.split(line)[:2] for line in following] == [
         ["txl", word] for word in ("generate", "attention", "prepare")
@@ -64,7 +58,7 @@ def test_all_steps_are_done_and_can_be_repeated(small):
         done(*words)
     done("export", "quickstart", "exported")
     done("train", "stdlib", "--name", "quickstart", "--force")
-    assert "runs/quickstart has other settings or no checkpoint; " in refusal("quickstart", code=1)
+    assert "other settings or no checkpoint" in refusal("quickstart", code=1)
 
 
 def test_a_time_limit_covers_the_evaluation_too(small):
@@ -74,8 +68,7 @@ def test_a_time_limit_covers_the_evaluation_too(small):
     assert 'runs/quickstart/last.safetensors at step 0 of 7; continue with "txl quickstart"' in result.stderr
     assert commands_in(result.stderr)[2][-2:] == ["--positions", "5000"]
     assert "runs/quickstart on stdlib test, 5,000 tokens scored" in result.stdout
-    assert '\nThe model was trained for 0 of 7 steps only; "txl quickstart" continues.\nMemory ' in result.stdout
-    assert "\n  txl attention runs/quickstart\n" in result.stdout
+    assert "trained for 0 of 7 steps only" in result.stdout
     assert "7 of 7" in done("quickstart", "--max-minutes", 60).stdout
 
 

@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, txl
+from tests.commands.novel import done, json_of, refusal
 from txlcli.config import recipe
 
 NAMES = recipe.packaged_names()
@@ -70,17 +70,17 @@ def test_show_as_json_has_every_setting(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "telling"),
     [
-        (["wt103"], 'unknown command "wt103"; did you mean "txl recipes show wt103"? See "txl recipes --help"'),
-        (["shwo"], 'unknown command "shwo"; did you mean "show"? See "txl recipes --help"'),
-        (["show"], "Missing argument 'NAME'; see \"txl recipes show --help\""),
-        (["show", "ptb", "--force"], 'unknown option --force; see "txl recipes show --help"'),
+        ("wt103", '"txl recipes show wt103"'),
+        ("shwo", 'did you mean "show"?'),
+        ("show", "Missing argument 'NAME'"),
+        ("show ptb --force", "unknown option --force"),
+        ("keys trian.lr", 'did you mean "train.lr"?'),
     ],
 )
-def test_wrong_arguments_are_rejected_on_one_line_with_exit_code_2(words, message):
-    result = txl("recipes", *words)
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
+def test_wrong_arguments_are_rejected_on_one_line_with_exit_code_2(words, telling):
+    assert telling in refusal("recipes", *words.split())
 
 
 def test_keys_lists_every_setting_with_its_values_and_default():
@@ -93,16 +93,5 @@ def test_keys_lists_every_setting_with_its_values_and_default():
 
 
 def test_keys_of_one_section_as_json():
-    assert json_of("recipes", "keys", "log")["settings"][0] == {
-        "setting": "log.every",
-        "values": "whole number, at least 1",
-        "default": "200",
-        "arch": None,
-        "description": "Steps between reports of the training loss.",
-    }
-
-
-def test_an_unknown_setting_of_keys_is_rejected_with_a_suggestion():
-    assert refusal("recipes", "keys", "trian.lr") == (
-        'unknown section or setting "trian.lr"; did you mean "train.lr"? ("txl recipes keys" lists all)'
-    )
+    every = json_of("recipes", "keys", "log")["settings"][0]
+    assert (every["setting"], every["values"], every["default"]) == ("log.every", "whole number, at least 1", "200")

@@ -34,9 +34,7 @@ def group(here):
 def test_every_model_has_a_recl_for_every_r(group):
     result = done("recl", *group, *SMALL, "--json")
     # memory and state read 40 x (3 + 7 + 11 + 15) tokens, the window 40 x (3 + 5): 2 x 1440 + 320
-    assert result.stderr.splitlines()[0] == (
-        "RECL on novel test: 40 positions x 4 context lengths (3 to 15 tokens) x 3 models, 3,200 tokens to read"
-    )
+    assert "3,200 tokens to read" in result.stderr.splitlines()[0]
     output = json.loads(result.stdout)
     assert output["context_tokens"] == [3, 7, 11, 15]
     facts = output["text"], output["unit"], output["positions"], output["threshold"]
@@ -122,35 +120,29 @@ def test_all_positions_are_scored_if_there_are_few(here):
     assert json_of("recl", "byte", *GRID)["positions"] == eligible
     assert json_of("recl", "byte", *GRID, "--positions", eligible)["positions"] == eligible
     message = refusal("recl", "byte", *GRID, "--positions", eligible + 1)
-    assert message == (
-        f"novel test has {eligible} tokens after 15 tokens of context, which are too few; give a smaller --longest, or "
-        "fewer --positions"
-    )
+    assert f"novel test has {eligible} tokens after 15 tokens of context" in message
 
 
 def test_a_context_longer_than_the_split_is_rejected(here):
     tokens = len(positions_of(10_000)) + 14
-    message = refusal("recl", "byte", "--start", tokens - 3, "--step", 4)
-    assert message.startswith(f"novel test has 0 tokens after {tokens + 33} tokens of context, which are too few;")
+    assert "has 0 tokens after" in refusal("recl", "byte", "--start", tokens - 3, "--step", 4)
     fits = ["--start", tokens - 4, "--step", 4, "--longest", tokens]
     assert json_of("recl", "byte", *fits)["positions"] == 1
 
 
 def test_losses_that_are_not_finite_are_rejected(here):
     change_weights("byte", lambda name, tensor: tensor * math.nan)
-    lost = "runs/byte: a loss is not finite at a context of 3 tokens; "
-    assert refusal("recl", "byte", *SMALL, code=1) == f"{lost}train it again"
-    in_bf16 = refusal("recl", "byte", *SMALL, "--precision", "bf16", code=1)
-    assert in_bf16 == f"{lost}evaluate with --precision fp32, or train it again"
+    assert "not finite at a context of 3 tokens" in refusal("recl", "byte", *SMALL, code=1)
+    assert "--precision fp32" in refusal("recl", "byte", *SMALL, "--precision", "bf16", code=1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["byte", "runs/byte"], 2, "byte, runs/byte: a run is named twice; name each run once"),
-        (["byte", "word"], 2, "runs/byte and runs/word have different texts (novel, word) or vocabularies; "),
-        (["byte", "other"], 2, "runs/byte and runs/other have different texts (novel, novel) or vocabularies; "),
-        (["byte", "young"], 1, "runs/young/last.safetensors: no such checkpoint; the run has not saved one yet"),
+        (["byte", "runs/byte"], 2, "named twice"),
+        (["byte", "word"], 2, "different texts (novel, word) or vocabularies"),
+        (["byte", "other"], 2, "different texts (novel, novel) or vocabularies"),
+        (["byte", "young"], 1, "no such checkpoint"),
     ],
 )
 def test_runs_and_options_that_do_not_suit_each_other_are_rejected(here, arguments, code, message):
@@ -160,4 +152,4 @@ def test_runs_and_options_that_do_not_suit_each_other_are_rejected(here, argumen
         path.write_text(json.dumps({**read_card(path.parent), "vocab_fingerprint": "0" * 64}))
     if "young" in arguments:
         shutil.copytree("runs/byte", "runs/young", ignore=shutil.ignore_patterns("*.safetensors"))
-    assert refusal("recl", *arguments[:1], *SMALL, *arguments[1:], code=code).startswith(message)
+    assert message in refusal("recl", *arguments[:1], *SMALL, *arguments[1:], code=code)

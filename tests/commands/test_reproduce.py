@@ -93,15 +93,7 @@ def test_all_items_are_in_one_report(shrunk):
 def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
     section = json_of("reproduce", "frontier", "--seeds", seeds)["sections"]["frontier"]
     results, published = section["grids"]
-    assert results["columns"] == [
-        "block",
-        "positions",
-        "recurrence",
-        "recurrence, M = 16",
-        "window",
-        "compressive",
-        "rmt",
-    ]
+    assert results["columns"][2:] == ["recurrence", "recurrence, M = 16", "window", "compressive", "rmt"]
     names = [(block, position) for block in BLOCKS for position in POSITIONS]
     assert [tuple(row[:2]) for row in results["rows"]] == names
     for row, (block, position) in zip(results["rows"], names, strict=True):
@@ -134,8 +126,7 @@ def test_an_interrupt_says_how_to_continue(shrunk, monkeypatch):
     with monkeypatch.context() as patches:
         interrupt_at_save(patches)
         message = refusal("reproduce", "table7", code=130)
-    saved = "saved runs/tiny-short-xl-1111/last.safetensors at step 1"
-    assert message == f"stopped; {saved}; repeat the same command to continue"
+    assert message.endswith("repeat the same command to continue")
     assert "resuming runs/tiny-short-xl-1111 at step 1 of 3" in done("reproduce", "table7").stderr
 
 
@@ -178,8 +169,7 @@ def test_the_commands_of_figures_write_the_same_files(shrunk):
 def test_two_processes_cannot_write_one_report(shrunk):
     Path("reproduction-tiny").mkdir()
     with FileLock("reproduction-tiny/.lock"):
-        message = refusal("reproduce", "table7", code=1)
-    assert message == "another process writes to reproduction-tiny; wait for it, or give another --out"
+        assert "another process writes to reproduction-tiny" in refusal("reproduce", "table7", code=1)
 
 
 def test_the_list_counts_missing_training_runs_and_makes_nothing(shrunk):
@@ -198,25 +188,15 @@ def test_the_list_counts_missing_training_runs_and_makes_nothing(shrunk):
 def test_a_store_with_too_few_words_for_a_model_is_rejected(untouched):
     done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
     size = TokenStore.open(untouched / "data/wt103.h5").vocab.size
-    assert refusal("reproduce", "table1", "--scale", "paper") == (
-        f"[model] cutoffs [20000, 40000, 200000] reach beyond the vocabulary of {size}; "
-        "each must be less, or none: --set model.cutoffs=[]"
-    )
+    assert f"beyond the vocabulary of {size}" in refusal("reproduce", "table1", "--scale", "paper")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], 'give a table or figure, such as "txl reproduce table6"; --list shows all of them'),
-        (["table6", "--scale", "huge"], "'huge' is not one of"),
-    ],
-)
-def test_wrong_options_are_rejected(shrunk, arguments, message):
-    assert message in refusal("reproduce", *arguments)
+@pytest.mark.parametrize(("words", "telling"), [("", "--list"), ("table6 --scale huge", "not one of")])
+def test_wrong_options_are_rejected(shrunk, words, telling):
+    assert telling in refusal("reproduce", *words.split())
     assert not Path("reproduction-tiny").exists()
 
 
 def test_a_run_with_other_settings_is_rejected(shrunk):
     done("train", "tiny.toml", "--name", "tiny-short-xl-1111", "--seed", 1111)
-    message = refusal("reproduce", "table7", code=1)
-    assert message == "runs/tiny-short-xl-1111 was trained with other settings; remove it, or give another --runs-dir"
+    assert "other settings" in refusal("reproduce", "table7", code=1)

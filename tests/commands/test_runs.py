@@ -20,10 +20,6 @@ from txlcli.runs import log_file, run_directory
 LN2 = 0.6931471805599453
 
 
-def width(result):
-    return max(len(line) for line in result.stdout.splitlines())
-
-
 def shown(name, *arguments):
     """Return the facts that `txl runs show` prints about a run."""
     return dict(cells(done("runs", "show", name, *arguments)))
@@ -41,9 +37,6 @@ def saved_at(directory, seconds):
 def test_show_has_the_facts_and_the_settings_that_are_not_the_default(here):
     facts = shown("byte")
     entry = listed()["byte"]
-    assert facts["folder"] == "runs/byte"
-    assert facts["state"] == "finished (step 7 of 7)"
-    assert (facts["recipe"], facts["store"]) == ("tiny", "novel")
     assert facts["parameters"] == f"{entry['parameters']:,}"
     assert facts["best valid"] == f"{entry['best_valid']:.3f} bpc at step 7"
     assert (facts["model.n_layers"], facts["train.lr"]) == ("2", "0.03")
@@ -70,21 +63,18 @@ def test_a_row_shows_recipe_store_parameters_steps_and_best_validation(here):
     train = [line for line in reports("runs/byte") if line["kind"] == "train"]
     rates = [line["tokens_per_s"] for line in train]
     assert min(rates) <= entry["tokens_per_s"] <= max(rates)
-    assert entry == {
-        **{"name": "byte", "folder": "runs/byte", "saved": entry["saved"], "recipe": "tiny", "store": "novel"},
-        **{"parameters": card("runs/byte")["parameters"], "metric": "bpc", "state": "finished", "step": 7},
-        **{"max_steps": 7, "best_valid": pytest.approx(min(losses) / LN2), "best_valid_step": 7},
-        **{"valid_tokens": None, "test": None, "test_mem_len": None, "test_readings": None, "bits_per_byte": None},
-        **{"last_valid": pytest.approx(losses[-1] / LN2), "origin": None},
-        **{"last_train": pytest.approx(train[-1]["loss_nats"] / LN2)},
-        **{"tokens_per_s": entry["tokens_per_s"], "changes": []},
+    same = {key: entry[key] for key in ("saved", "tokens_per_s")}
+    assert entry == same | {
+        **{"name": "byte", "folder": "runs/byte", "recipe": "tiny", "store": "novel", "metric": "bpc", "step": 7},
+        **{"parameters": card("runs/byte")["parameters"], "state": "finished", "max_steps": 7, "best_valid_step": 7},
+        **{"best_valid": pytest.approx(min(losses) / LN2), "last_valid": pytest.approx(losses[-1] / LN2)},
+        **{"last_train": pytest.approx(train[-1]["loss_nats"] / LN2), "changes": [], "origin": None},
+        **dict.fromkeys(("valid_tokens", "test", "test_mem_len", "test_readings", "bits_per_byte")),
     }
-    word = listed()["word"]
     lowest = min(line["loss_nats"] for line in reports("runs/word") if line["kind"] == "valid")
-    assert (word["metric"], word["best_valid"]) == ("ppl", pytest.approx(math.exp(lowest)))
+    assert (listed()["word"]["metric"], listed()["word"]["best_valid"]) == ("ppl", pytest.approx(math.exp(lowest)))
     (row,) = (row for row in cells(done("runs")) if row[0] == "byte")
-    saved = entry["saved"].replace("T", " ")[5:16]
-    assert row == ["byte", "finished", f"{entry['best_valid']:.3f} bpc", "-", saved]
+    assert row[:4] == ["byte", "finished", f"{entry['best_valid']:.3f} bpc", "-"]
 
 
 def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
@@ -101,10 +91,9 @@ def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
 
 def test_without_any_run_the_error_says_how_to_train_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    expected = 'no run under runs; run "txl train stdlib" first, or give another --runs-dir'
-    assert refusal("runs", "--json", code=1) == expected
     (tmp_path / "elsewhere").mkdir()
-    assert refusal("runs", "--runs-dir", "elsewhere", code=1) == expected.replace("under runs", "under elsewhere")
+    for options in (["--json"], ["--runs-dir", "elsewhere"]):
+        assert 'run "txl train stdlib" first' in refusal("runs", *options, code=1)
 
 
 def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
@@ -114,11 +103,9 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
     assert " is damaged; delete that line" in refusal("runs", "show", "char", code=1)
     (here / "runs/word/run.json").write_text("{}")
     result = done("runs", "--json")
-    number = len(path.read_text().splitlines())
-    assert sorted(result.stderr.splitlines()) == [
-        f"runs/char/metrics.jsonl: line {number} is damaged; delete that line to read the others",
-        "runs/word/run.json: damaged (missing 'format'); restore it from a copy",
-    ]
+    char, word = sorted(result.stderr.splitlines())
+    assert f"runs/char/metrics.jsonl: line {len(path.read_text().splitlines())}" in char
+    assert "runs/word/run.json" in word
     states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)["runs"]}
     assert states == {"byte": "finished", "char": "damaged", "sentencepiece": "finished", "word": "damaged"}
     assert [row[1] for row in cells(done("runs"))].count("damaged") == 2
@@ -126,8 +113,7 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
 
 @pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"]])
 def test_an_option_before_the_command_is_rejected(here, option):
-    message = refusal("runs", *option, "compare", "byte", "char")
-    assert message == f"{option[0]} must come last: txl runs compare ... {option[0]}"
+    assert f"{option[0]} must come last" in refusal("runs", *option, "compare", "byte", "char")
 
 
 def recorded(name):
@@ -168,9 +154,7 @@ def test_a_result_that_cannot_be_recorded_is_reported(here):
     (here / "runs/byte/evals.jsonl").mkdir()
     result = done("eval", "byte", "--json")
     assert json.loads(result.stdout)["rows"]
-    assert result.stderr.splitlines()[-1] == (
-        "runs/byte/evals.jsonl: result not recorded (Is a directory); check that the run's folder is writable"
-    )
+    assert "runs/byte/evals.jsonl: result not recorded" in result.stderr
 
 
 @pytest.fixture
@@ -190,8 +174,7 @@ def test_only_differing_settings_are_shown(two):
     assert rows["train.lr"] == ["0.03", "0.06"]
     assert rows["state"] == ["finished", "unfinished"]
     assert rows["step"] == ["7", "5"]
-    assert [rows[name][0].split()[1:] for name in ("best valid", "last valid", "last train")] == [["bpc"]] * 3
-    assert width(done("runs", "compare", "byte", "fast")) <= 80
+    assert max(map(len, done("runs", "compare", "byte", "fast").stdout.splitlines())) <= 80
     assert "train.max_steps" not in rows
 
 
@@ -212,9 +195,8 @@ def test_notes_report_the_same_settings_and_different_texts(here):
 
 
 def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
-    hint = done("train", "tiny.toml", "--seeds", 3, "--name", "many", "--seed", 5).stderr.splitlines()[-1]
+    done("train", "tiny.toml", "--seeds", 3, "--name", "many", "--seed", 5)
     names = [f"many-seed{seed}" for seed in (5, 6, 7)]
-    assert hint == f'mean and deviation: "txl runs compare {" ".join(names)}"'
     assert [card(f"runs/{name}")["settings"]["train"]["seed"] for name in names] == [5, 6, 7]
     done("train", "tiny.toml", "--name", "alone", "--seed", 6)
     assert Saved(Path("runs/alone/best.safetensors")) == Saved(Path("runs/many-seed6/best.safetensors"))
@@ -224,12 +206,10 @@ def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
     valid = [run["best_valid"] for run in output["runs"]]
     assert group["runs"] == names
     assert group["losses"] == {"valid": [pytest.approx(statistics.mean(valid)), pytest.approx(statistics.stdev(valid))]}
-    note = f"3 seeds ({', '.join(names)}), mean +- deviation: valid "
-    assert note in done("runs", "compare", *names).stdout
-    message = refusal("train", "tiny.toml", "--seeds", 2, "--name", "many", "--seed", 7, code=1)
-    assert message.startswith("runs/many-seed7 exists; ")
+    assert "mean +- deviation: valid " in done("runs", "compare", *names).stdout
+    assert "many-seed7 exists" in refusal("train", "tiny.toml", "--seeds", 2, "--name", "many", "--seed", 7, code=1)
     assert not Path("runs/many-seed8").exists()
-    assert refusal("train", "tiny.toml", "--seeds", 2, "--dry-run").startswith("--seeds trains one run after the other")
+    assert "--seeds" in refusal("train", "tiny.toml", "--seeds", 2, "--dry-run")
 
 
 def test_the_curves_of_one_run_are_plotted_into_its_folder(here):
@@ -238,9 +218,8 @@ def test_the_curves_of_one_run_are_plotted_into_its_folder(here):
     done("runs", "plot", "byte")
     assert run_directory.OWN_FILES.fullmatch("curves.png")  # deleted with the run
     done("runs", "plot", "byte", "--plot", "curves.svg")
-    exists = "--plot curves.svg exists; name another file, or add --force to replace it"
     for command in ("plot", "compare"):
-        assert refusal("runs", command, "byte", "again", "--plot", "curves.svg") == exists
+        assert "curves.svg exists" in refusal("runs", command, "byte", "again", "--plot", "curves.svg")
     done("runs", "plot", "byte", "--plot", "curves.svg", "--force")
 
 
@@ -263,9 +242,7 @@ def test_a_difference_of_losses_is_more_than_chance_if_its_interval_excludes_0(h
     assert output["difference_nats"] == pytest.approx(float((second - first).mean()), abs=1e-6)
     assert output["low_nats"] < output["difference_nats"] < output["high_nats"]
     assert (output["second"]["evaluation"], output["second"]["run"]) == ("mem_len_5", "runs/one")
-    chance = (
-        "is more than chance: the interval excludes 0." if significant else "may be chance: the interval contains 0."
-    )
+    chance = "is more than chance" if significant else "may be chance"
     assert chance in done("runs", "difference", "a.h5", "b.h5").stdout
 
 
@@ -274,42 +251,34 @@ def test_losses_that_cannot_be_paired_are_rejected(here):
     losses_file(Path("a.h5"), np.ones(3_001, np.float32), tokens)
     losses_file(Path("b.h5"), np.ones(3_001, np.float32), tokens + 1)
     losses_file(Path("short.h5"), np.ones(7, np.float32), tokens[:7])
-    for files, message in (
-        (("a.h5", "b.h5"), "a.h5 and b.h5 have losses of different tokens; evaluate both runs on the same text"),
-        (("short.h5", "short.h5"), "short.h5 has 7 tokens; evaluate at least 2,000"),
-        (("a.h5", "data/novel.h5"), "data/novel.h5: not a file of losses; write one with txl eval --losses"),
+    for files, telling in (
+        (("a.h5", "b.h5"), "different tokens"),
+        (("short.h5", "short.h5"), "at least 2,000"),
+        (("a.h5", "data/novel.h5"), "not a file of losses"),
+        (("a.h5", "tiny.toml"), "not a readable file of losses"),
     ):
-        assert refusal("runs", "difference", *files) == message
-    assert refusal("runs", "difference", "a.h5", "tiny.toml").startswith("tiny.toml: not a readable file of losses (")
+        assert telling in refusal("runs", "difference", *files)
 
 
 def test_a_run_without_reports_is_not_plotted(two):
     (two / "runs/fast/metrics.jsonl").unlink()
     done("runs", "compare", "byte", "fast")
-    message = refusal("runs", "compare", "byte", "fast", "--plot", "curves.png", code=1)
-    assert message == "runs/fast has no training reports in metrics.jsonl; leave it out of --plot"
+    assert "no training reports" in refusal("runs", "compare", "byte", "fast", "--plot", "curves.png", code=1)
     assert not Path("curves.png").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["byte"], 'compare needs two or more runs; "txl runs" lists all'),
-        (["byte", "runs/byte"], "byte, runs/byte: a run is named twice; name each run once"),
-        (
-            ["byte", "word", "--plot", "c.png"],
-            "--plot needs one metric, but these runs have two (byte in bpc, word in ppl); compare runs of one metric",
-        ),
-    ],
+    ("words", "telling"),
+    [("byte", "two or more runs"), ("byte runs/byte", "named twice"), ("byte word --plot c.png", "one metric")],
 )
-def test_wrong_options_of_compare_are_rejected(here, arguments, message):
-    assert refusal("runs", "compare", *arguments) == message
+def test_wrong_options_of_compare_are_rejected(here, words, telling):
+    assert telling in refusal("runs", "compare", *words.split())
     assert not list(here.glob("c.*"))
 
 
 def test_a_longer_schedule_reports_the_jump_of_the_learning_rate(here):
     said = done("train", "--resume", "byte", "--set", "train.max_steps=14").stderr
-    assert "the learning rate jumps from 0.0015 to 0.015 with the longer schedule; without a jump: train " in said
+    assert "jumps from 0.0015 to 0.015" in said
 
 
 def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):

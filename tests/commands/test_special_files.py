@@ -42,7 +42,6 @@ def test_a_pipe_is_rejected_as_input(input_files, name):
     file, command = INPUTS[name]
     Path(file).unlink(missing_ok=True)
     SPECIAL["pipe"](Path(file))
-    message = refusal(*command)
-    assert message.endswith(f"{file} is a pipe, not a regular file; save its content to a file and name that")
+    assert f"{file} is a pipe, not a regular file" in refusal(*command)
     assert not Path("data/new.h5").exists()
     assert not Path("runs/new").exists()

@@ -133,21 +133,15 @@ def test_table_9_is_limited_to_the_positions_of_the_model(here, changes, limit, 
     output = json_of("speed", "tiny.toml", *(word.format(limit) for word in changes), "--repeat", 1)
     assert [row["attn_len"] for row in output["slowdown"]] == lengths
     changes = [word.format(limit) for word in changes]
-    assert refusal("speed", "tiny.toml", *changes, "--attn-len", f"7,{limit + 1}") == (
-        f"--attn-len {limit + 1}: recipe tiny.toml with random weights (V = 256) attends to {limit:,} tokens at most; "
-        "use at most that"
-    )
+    message = refusal("speed", "tiny.toml", *changes, "--attn-len", f"7,{limit + 1}")
+    assert f"attends to {limit:,} tokens at most" in message
 
 
 def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
     result = done("speed", "tiny.toml", "--attn-len", 800, "--repeat", 1, "--plot", "speed.svg")
-    assert "timing recipe tiny.toml with random weights (V = 256) on cpu (" in result.stderr
-    assert result.stderr.endswith("figure written to speed.svg\n")
     assert (here / "speed.svg").read_text().startswith("<?xml")
     assert "recipe tiny.toml with random weights (V = 256) on cpu" in result.stdout
     assert "363x" in result.stdout
-    assert "XL: one lane, M = attention, L = 5." in result.stdout
-    assert "GFLOP/s of a large matrix product, counting visible keys" in result.stdout
 
 
 def test_without_any_run_the_enwik8_recipe_is_timed(untouched):
@@ -155,16 +149,12 @@ def test_without_any_run_the_enwik8_recipe_is_timed(untouched):
     assert output["model"] == "recipe enwik8 with random weights (V = 204)"
 
 
-USAGE = [
-    (["byte", "--set", "model.n_layers=3"], "--set changes a recipe, not a run; leave out --set"),
-    (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
-    (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
-def test_wrong_options_are_rejected(here, arguments, message):
-    assert message in refusal("speed", *arguments)
+@pytest.mark.parametrize(
+    ("words", "telling"),
+    [("byte --set model.n_layers=3", "not a run"), ("byte --precision fp16", "bf16"), ("enwik", '"enwik8"?')],
+)
+def test_wrong_options_are_rejected(here, words, telling):
+    assert telling in refusal("speed", *words.split())
 
 
 def failing_in_training(error):
@@ -182,10 +172,7 @@ def test_training_that_runs_out_of_memory_is_left_out(watched):
     timed = done("speed", "watched", *QUICK)
     assert "one token at a time, L 1, M 5" in timed.stdout
     assert "training, 3" not in timed.stdout
-    assert (
-        "training is not timed: train.batch_size = 3 runs out of memory on cpu; lower it, or set train.accumulate or "
-        "train.recompute" in timed.stderr
-    )
+    assert "training is not timed: train.batch_size = 3 runs out of memory" in timed.stderr
 
 
 def test_training_is_timed_with_the_gradient_accumulation_of_the_recipe(here):

@@ -7,17 +7,12 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import STORES, TOKENIZERS, card, digests, done, json_of, refusal, store, train
+from tests.commands.novel import STORES, TOKENIZERS, card, cells, digests, done, json_of, refusal, store, train
 from tests.docs.pages import DOCS, blocks, pages
 from tests.samples import sampled
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import ExportError
 from txlcli.workflows.exchange import token_files
-
-NO_TEXT = (
-    "the vocabulary is 17 ids of a token file, whose text is not known; prepare the file with --vocab FILE to give it "
-    "one"
-)
 
 
 def write_ids(path, ids, code="H"):
@@ -129,17 +124,10 @@ def test_the_directory_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
     assert (told["tokenizer"], told["unit"], told["metric"], told["vocabulary_size"]) == ("ids", "id", "ppl", 17)
     assert {split: info["tokens"] for split, info in told["splits"].items()} == {"train": 997, "valid": 101}
     assert store("shakespeare").ids("train").tolist() == sample(997)
-    assert told["notes"] == [
-        "uint16 ids of train.bin, val.bin",
-        "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text",
-        "meta.pkl is not read: it is a pickle, which could run code; `vocab` FILE gives the ids a text",
-        "no test split in this source",
-    ]
+    assert any("meta.pkl is not read" in note for note in told["notes"])
     assert told["splits"]["train"]["begins"].startswith(" ".join(map(str, sample(997)[:9])))
-    shown = done("prepare", "shakespeare", "--force").stdout
-    line = next(line for line in shown.splitlines() if line.startswith("│ train"))
-    cells = [cell.strip() for cell in line.strip("│").split("│")]
-    assert cells == ["train", "997", "17", "-", "-", "0.00 %"]  # words and bytes are not known
+    line = next(row for row in cells(done("prepare", "shakespeare", "--force")) if row[0] == "train")
+    assert line[1:5] == ["997", "17", "-", "-"]  # words and bytes are not known
 
 
 def test_a_single_file_is_cut_by_its_ids(untouched):
@@ -161,9 +149,8 @@ def test_files_without_splits_are_cut_together_and_a_doubtful_type_is_noted(unto
     assert [*store("chunks").ids("train"), *store("chunks").ids("valid"), *store("chunks").ids("test")] == ids
     write_ids(untouched / "odd.bin", [(number * 7919) % 200_000 for number in range(1000)], "I")
     told = json_of("prepare", "odd.bin", "--dtype", "uint16")
-    assert told["notes"][1] == "the ids are read as uint16, but their bytes look like uint32; check `dtype`"
-    message = "odd.bin: has the id 4,011,720,704, but the vocabulary has 1,048,576 ids; give --dtype uint32"
-    assert refusal("prepare", "odd.bin", "--dtype", "uint32-be", "--force", code=1) == message
+    assert "look like uint32" in told["notes"][1]
+    assert "--dtype uint32" in refusal("prepare", "odd.bin", "--dtype", "uint32-be", "--force", code=1)
 
 
 def test_a_vocabulary_gives_ids_a_text(ids_of_nanogpt):
@@ -201,27 +188,20 @@ def test_ids_that_the_vocabulary_does_not_have_are_named(untouched, wrong, size,
     write_ids(untouched / "all.bin", [3, wrong, 4], "i")
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", 3, 0, 0, 1)
     (untouched / "all.idx").write_bytes(header)
-    assert refusal("prepare", "all.idx", "--split", "100,0,0", *size, code=1) == (
-        f"all.bin: has the id {wrong:,}, but the vocabulary has {limit} ids; give the --vocab or --vocab-size of this "
-        "file, or write it again"
-    )
+    message = refusal("prepare", "all.idx", "--split", "100,0,0", *size, code=1)
+    assert f"the id {wrong:,}, but the vocabulary has {limit} ids" in message
     assert not list((untouched / "data").glob("all*"))
 
 
 def test_too_few_ids_to_split_are_rejected(untouched):
     write_ids(untouched / "all.bin", [1, 2, 3])
-    assert refusal("prepare", "all.bin", code=1) == (
-        "all.bin: 3 ids are too few to split; give more text or another --split"
-    )
+    assert "too few to split" in refusal("prepare", "all.bin", code=1)
 
 
 def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
-    assert refusal("prepare", "shakespeare", "--vocab-size", 1 << 21) == (
-        "--vocab-size 2097152 is too large for ids; use at most 1048576"
-    )
-    assert refusal("prepare", "shakespeare", "--workers", 2).startswith("--workers has no effect here; it is for text")
-    without_header = "--dtype has no effect here; it is for a .bin of ids without a header, without --tokenizer"
-    assert refusal("prepare", "novel", "--dtype", "uint16") == without_header
+    assert "at most 1048576" in refusal("prepare", "shakespeare", "--vocab-size", 1 << 21)
+    assert "--workers has no effect" in refusal("prepare", "shakespeare", "--workers", 2)
+    assert "--dtype has no effect" in refusal("prepare", "novel", "--dtype", "uint16")
 
 
 def test_a_vocabulary_of_another_system_next_to_the_ids_is_not_read(ids_of_nanogpt):
@@ -231,9 +211,7 @@ def test_a_vocabulary_of_another_system_next_to_the_ids_is_not_read(ids_of_nanog
 
 def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_them(ids_of_nanogpt):
     (ids_of_nanogpt / "ids.json").write_text(Vocab.of_ids(17).to_json())
-    assert refusal("prepare", "novel", "--vocab", "ids.json") == (
-        "--vocab ids.json: its ids have no symbols, so it encodes no text; give another file"
-    )
+    assert "no symbols" in refusal("prepare", "novel", "--vocab", "ids.json")
     done("prepare", "shakespeare")
     train("corpus.store=shakespeare", name="ids")
     (row,) = json_of("eval", "ids", "--split", "valid")["rows"]
@@ -246,31 +224,21 @@ def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_the
         ["eval", "ids", "--text", "text.txt"],
     )
     for command in commands:
-        assert refusal(*command, code=1) == NO_TEXT
+        assert "whose text is not known" in refusal(*command, code=1)
     assert not (ids_of_nanogpt / "text.txl").exists()
 
 
 def test_the_kind_of_export_must_suit_what_is_exported(here):
-    assert refusal("export", "char", "files", "--runs-dir", "none") == (
-        "char is a token store; give --format nanogpt, llm.c, megatron or parquet"
-    )
-    assert refusal("export", "nothing", "files", "--format", "nanogpt", code=1).startswith(
-        "no token store at data/nothing.h5; "
-    )
-    assert refusal("export", "byte", "files", "--format", "nanogpt", "--data-dir", "none") == (
-        "byte is a run; export its token store, or leave out --format nanogpt"
-    )
+    assert "char is a token store" in refusal("export", "char", "files", "--runs-dir", "none")
+    assert "no token store" in refusal("export", "nothing", "files", "--format", "nanogpt", code=1)
+    assert "byte is a run" in refusal("export", "byte", "files", "--format", "nanogpt", "--data-dir", "none")
     assert not (here / "files").exists()
 
 
 def test_an_export_of_a_store_is_replaced_only_with_force(here):
     done("export", "word", "files", "--format", "megatron")
-    assert refusal("export", "word", "files", "--format", "nanogpt", code=1) == (
-        "files exists; give another folder, or replace an earlier export with --force"
-    )
-    assert refusal("export", "word", "files", "--format", "nanogpt", "--force", code=1) == (
-        "files holds test.idx, which no export of this format writes; give another folder, or empty this one"
-    )
+    assert "files exists" in refusal("export", "word", "files", "--format", "nanogpt", code=1)
+    assert "files holds test.idx" in refusal("export", "word", "files", "--format", "nanogpt", "--force", code=1)
     before = {path.name for path in (here / "files").iterdir()}
     done("export", "char", "files", "--format", "megatron", "--force")
     assert {path.name for path in (here / "files").iterdir()} == before
@@ -282,9 +250,7 @@ def test_a_directory_is_filled_by_one_export_at_a_time(here):
     export = ["export", "word", "new/files", "--format", "megatron"]
     (here / "new").mkdir()
     with FileLock("new/.files.lock"):
-        assert refusal(*export, code=1) == (
-            "new/files is being written by another process; wait for it, or give another folder"
-        )
+        assert "another process" in refusal(*export, code=1)
         assert not (here / "new/files").exists()
     done(*export)
     assert [path.name for path in (here / "new").iterdir()] == ["files"]

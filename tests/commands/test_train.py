@@ -1,7 +1,6 @@
 """txl train: what it writes and shows, how it resumes, what it refuses."""
 
 import json
-import re
 import shutil
 
 import pytest
@@ -21,6 +20,10 @@ def files(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
 def train(*arguments):
     return done("train", "tiny.toml", *arguments)
 
@@ -32,24 +35,13 @@ def step_of(path):
 def test_a_run_is_a_directory_of_settings_vocabulary_metrics_and_checkpoints(here):
     result = train("--name", "mine")
     run, said = here / "runs/mine", result.stderr.splitlines()[0]
-    parameters = card(run)["parameters"]
-    assert said.startswith(f"training tiny: {parameters:,} parameters (V = 256) on data/novel.h5 (")
+    assert said.startswith(f"training tiny: {card(run)['parameters']:,} parameters (V = 256) on data/novel.h5 (")
     assert "batches of 3 x 5 tokens, memory 5, 7 steps (" in said
-    assert ", fp32, cpu (" in said
-    assert said.endswith(", into runs/mine")
     assert files(run) == RUN_FILES
     assert run_directory.open_run(run).settings == recipe.load("tiny.toml")
     assert (run / "vocab.json").read_text() == TokenStore.open(here / "data/novel.h5").vocab.to_json()
-    assert [(line["kind"], line["step"]) for line in reports(run)] == [
-        ("train", 2),
-        ("train", 4),
-        ("valid", 4),
-        ("train", 6),
-        ("train", 7),
-        ("valid", 7),
-    ]
-    assert "steps" in result.stdout
-    assert "7 of 7" in result.stdout
+    steps = {kind: [line["step"] for line in reports(run) if line["kind"] == kind] for kind in ("train", "valid")}
+    assert steps == {"train": [2, 4, 6, 7], "valid": [4, 7]}
     assert "txl eval runs/mine" in result.stdout
 
 
@@ -67,15 +59,12 @@ def test_a_text_too_short_for_memory_is_reported(here):
     tokens = TokenStore.open(here / "data/novel.h5").info("train").tokens
     lane = (tokens - 1) // 3
     said = train("--set", f"train.seg_len={lane}", "--name", "short").stderr.splitlines()
+    assert "no memory is used" in said[0]
     assert "7 steps (7 epochs)" in said[1]
-    assert said[0] == (
-        f"each of the 3 parallel parts of the text has {lane:,} tokens, no more than a segment: every step is an epoch "
-        "and no memory is used; lower train.batch_size or train.seg_len"
-    )
-    assert [line["epoch"] for line in reports("runs/short")][-1] == 7
+    assert reports("runs/short")[-1]["epoch"] == 7
     said = train("--set", f"train.seg_len={lane - 1}", "--name", "longer").stderr.splitlines()
     assert "7 steps (3.5 epochs)" in said[0]
-    assert [line["epoch"] for line in reports("runs/longer")][-1] == 3.5
+    assert reports("runs/longer")[-1]["epoch"] == 3.5
 
 
 @pytest.mark.parametrize(
@@ -86,39 +75,27 @@ def test_stopping_and_resuming_equals_training_without_a_stop(here, dropout, lim
     train("--name", "whole", "--set", f"model.dropout={dropout}")
     first = train("--name", "parts", "--set", f"model.dropout={dropout}", *limit)
     assert ("memory 5, 3 of 7 steps (" in first.stderr) == (step == 3)
-    assert first.stderr.splitlines()[-1] == (
-        f'saved runs/parts/last.safetensors at step {step} of 7; resume with "txl train --resume runs/parts"'
-    )
+    assert first.stderr.endswith('resume with "txl train --resume runs/parts"\n')
     assert step_of(here / "runs/parts/last.safetensors") == step
-    second = done("train", "--resume", "parts")
-    assert second.stderr.startswith(f"resuming runs/parts at step {step} of 7, cpu (")
+    done("train", "--resume", "parts")
     for name in ("last.safetensors", "best.safetensors"):
         assert (here / "runs/parts" / name).read_bytes() == (here / "runs/whole" / name).read_bytes()
-    whole, parts = (
-        [line for line in reports(f"runs/{name}") if line["kind"] == "valid"] for name in ("whole", "parts")
-    )
-    assert [line["loss_nats"] for line in parts] == [line["loss_nats"] for line in whole]
+    whole, parts = (reports(f"runs/{name}") for name in ("whole", "parts"))
+    losses = [[line["loss_nats"] for line in lines if line["kind"] == "valid"] for lines in (whole, parts)]
+    assert losses[0] == losses[1]
 
 
 def test_max_steps_beyond_the_schedule_is_rejected(here):
-    message = (
-        "--max-steps 50: the schedule ends at step 7, and this option can only stop earlier; for a longer schedule "
-        "give --set train.max_steps=50"
-    )
-    assert refusal("train", "tiny.toml", "--max-steps", 50) == message
+    assert "--set train.max_steps=50" in refusal("train", "tiny.toml", "--max-steps", 50)
     assert not (here / "runs/tiny").exists()
     train("--max-steps", 3)
-    assert refusal("train", "--resume", "tiny", "--max-steps", 50) == message
+    assert "--set train.max_steps=50" in refusal("train", "--resume", "tiny", "--max-steps", 50)
 
 
 def test_the_batch_size_of_validation_cannot_change_after_the_first_validation(here):
     train("--max-steps", 4)
     before = card("runs/tiny")
-    message = refusal("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")
-    assert message == (
-        "--set train.valid_batch_size=1: the run was validated with another one, and losses are not comparable, since "
-        "each part of a batch begins without context; start a new run instead"
-    )
+    assert "not comparable" in refusal("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")
     assert card("runs/tiny") == before
 
 
@@ -134,23 +111,17 @@ def test_a_run_can_be_resumed_from_any_directory(here, monkeypatch):
 
 
 def test_resuming_a_finished_run_is_rejected(here):
-    before = (here / "runs/byte/last.safetensors").read_bytes()
-    metrics = reports("runs/byte")
-    message = refusal("train", "--resume", "byte", code=1)
-    assert message == "runs/byte has finished its 7 steps; to train it longer add --set train.max_steps=N"
-    message = refusal("train", "--resume", "byte", "--set", "train.max_steps=4")
-    assert message == "runs/byte is already at step 7; train.max_steps cannot be 4"
-    assert run_directory.open_run(here / "runs/byte").settings.train.max_steps == 7
-    assert (here / "runs/byte/last.safetensors").read_bytes() == before
-    assert reports("runs/byte") == metrics
+    before = contents(here / "runs/byte")
+    assert "--set train.max_steps=N" in refusal("train", "--resume", "byte", code=1)
+    assert "already at step 7" in refusal("train", "--resume", "byte", "--set", "train.max_steps=4")
+    assert contents(here / "runs/byte") == before
 
 
 def test_resuming_up_to_a_step_already_taken_is_rejected(here):
     train("--name", "part", "--max-steps", 3)
-    before = {path.name: path.read_bytes() for path in (here / "runs/part").iterdir()}
-    message = refusal("train", "--resume", "part", "--max-steps", 3, "--set", "train.lr=1e-3")
-    assert message == "--max-steps 3: runs/part is already at step 3; give a later step"
-    assert {path.name: path.read_bytes() for path in (here / "runs/part").iterdir()} == before
+    before = contents(here / "runs/part")
+    assert "already at step 3" in refusal("train", "--resume", "part", "--max-steps", 3, "--set", "train.lr=1e-3")
+    assert contents(here / "runs/part") == before
 
 
 def test_settings_of_a_resumed_run_that_may_change_are_stored(here):
@@ -179,16 +150,13 @@ def test_settings_that_weights_and_memory_depend_on_cannot_change(here):
 def test_a_run_is_trained_and_validated_on_one_text_only(here):
     train("--max-steps", 3)
     train("--name", "validated", "--max-steps", 4)
-    another = (
-        "data/novel.h5 holds another {} split than the one of runs/{}; prepare that text again, or start a new run"
-    )
     (here / "novel/valid.txt").write_text("the fox\n" * 20)
     done("prepare", "novel", "--force")
     done("train", "--resume", "tiny", "--max-steps", 4)  # the first validation
-    assert refusal("train", "--resume", "validated", code=1) == another.format("valid", "validated")
+    assert "another valid split" in refusal("train", "--resume", "validated", code=1)
     (here / "novel/train.txt").write_text("another text\n" * 60)
     done("prepare", "novel", "--force")
-    assert refusal("train", "--resume", "tiny", code=1) == another.format("train", "tiny")
+    assert "another train split" in refusal("train", "--resume", "tiny", code=1)
     assert step_of(here / "runs/tiny/last.safetensors") == 4
 
 
@@ -204,19 +172,13 @@ def test_the_definition_of_attention_trains_alike_but_for_rounding(here):
 def test_a_dry_run_writes_nothing(here):
     before = sorted(here.rglob("*"))
     result = train("--dry-run")
-    assert result.stdout.startswith("would train tiny: ")
-    assert result.stderr == ""
     plan = json.loads(train("--dry-run", "--json").stdout)
-    assert plan["recipe"] == "tiny"
-    assert plan["folder"] in result.stdout
     assert f"{plan['parameters']:,} parameters" in result.stdout
     parts, needed = plan["parameters_by_part"], plan["step_bytes"]
     assert sum(parts.values()) == plan["parameters"]
-    assert all(f"parameters, {part} " in result.stdout for part in parts)
     assert needed["weights"] == needed["gradients"] == needed["optimizer"] / 2 == 4 * plan["parameters"]
     assert needed["total"] == sum(size for what, size in needed.items() if what != "total")
     assert plan["snapshot_bytes"] == needed["weights"] + needed["optimizer"] + needed["memory"]
-    assert "memory of the host, copy for saving" in result.stdout
     assert plan["seconds"] == pytest.approx(plan["training_flops"] / (plan["share_of_peak"] * plan["peak_flops_per_s"]))
     assert plan["training_flops"] == pytest.approx(
         plan["steps"] * plan["lanes"] * plan["seg_len"] * plan["training_flops_per_token"]
@@ -230,22 +192,12 @@ def test_a_dry_run_of_fewer_steps_forecasts_these(here):
     assert (part["steps"], part["max_steps"]) == (3, 7)
     assert part["training_flops"] == pytest.approx(whole["training_flops"] * 3 / 7)
     assert part["epochs"] == pytest.approx(whole["epochs"] * 3 / 7)
-    shown = train("--dry-run", "--max-steps", 3).stdout
-    assert "memory 5, 3 of 7 steps (" in shown
-    assert "time of 3 steps " in shown
-    assert "the whole recipe" not in shown
 
 
 def test_without_its_corpus_a_published_recipe_is_counted_at_the_benchmarks_size(untouched):
     result = done("train", "wt103", "--dry-run", "--set", "train.batch_size=2")
-    assert result.stderr == (
-        'no token store at data/wt103.h5; run "txl prepare wt103" first; counting with the benchmark\'s V = 267,735\n'
-    )
-    assert (
-        "wt103: 151,107,538 parameters (V = 267,735) on a corpus that is not prepared, batches of 2 x 150"
-        in result.stdout
-    )
-    assert "the paper's test result" in result.stdout
+    assert "V = 267,735" in result.stderr
+    assert "151,107,538 parameters" in result.stdout
     assert not (untouched / "runs").exists()
     assert not (untouched / "data").exists()
 
@@ -253,11 +205,7 @@ def test_without_its_corpus_a_published_recipe_is_counted_at_the_benchmarks_size
 def test_cutoffs_beyond_the_vocabulary_are_rejected_before_a_run_is_made(untouched):
     done("prepare", "novel")
     size = TokenStore.open(untouched / "data/novel.h5").vocab.size
-    message = refusal("train", "tiny.toml", "--set", f"model.cutoffs=[3, {size}]")
-    assert message == (
-        f"[model] cutoffs [3, {size}] reach beyond the vocabulary of {size:,}; "
-        "each must be less, or none: --set model.cutoffs=[]"
-    )
+    assert "beyond the vocabulary" in refusal("train", "tiny.toml", "--set", f"model.cutoffs=[3, {size}]")
     assert not (untouched / "runs").exists()
 
 
@@ -274,8 +222,7 @@ def test_the_standard_library_is_prepared_automatically(untouched, monkeypatch):
     [("enwik8-released", "txl prepare enwik8 --released-convention"), ("novel", "txl prepare PATH --name novel")],
 )
 def test_a_missing_store_gives_the_command_that_prepares_it(untouched, store, command):
-    message = refusal("train", "tiny.toml", "--set", f"corpus.store={store}", code=1)
-    assert message == f'no token store at data/{store}.h5; run "{command}" first'
+    assert f'run "{command}" first' in refusal("train", "tiny.toml", "--set", f"corpus.store={store}", code=1)
     assert not (untouched / "runs").exists()
 
 
@@ -290,35 +237,28 @@ def prepared(directory, texts):
 def test_without_a_valid_split_it_trains_without_validation(untouched):
     prepared(untouched, {"train": "the fox " * 40})
     result = train()
-    assert "data/novel.h5 has no valid split: training without validation\n" in result.stderr
+    assert "training without validation\n" in result.stderr
     assert files(untouched / "runs/tiny") == [name for name in RUN_FILES if name != "best.safetensors"]
     assert {line["kind"] for line in reports("runs/tiny")} == {"train"}
-    assert "best valid bpc" in result.stdout
 
 
 @pytest.mark.parametrize(("key", "value"), [("average", "asgd"), ("schedule", "plateau")])
 def test_a_setting_that_needs_validation_needs_a_valid_split(untouched, key, value):
     prepared(untouched, {"train": "the fox " * 40})
-    message = refusal("train", "tiny.toml", "--set", f"train.{key}={value}")
-    assert message == (
-        f'train.{key} = "{value}" needs a valid split, and data/novel.h5 has none; prepare a text with one, '
-        f"or set another train.{key}"
-    )
+    assert "needs a valid split" in refusal("train", "tiny.toml", "--set", f"train.{key}={value}")
     assert not (untouched / "runs/tiny").exists()
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ({"train": "abc", "valid": "abc"}, "the training split has 3 tokens, too few for train.batch_size = 3; "),
-        ({"train": "the fox " * 9, "valid": "a"}, "data/novel.h5: the valid split has no token to predict"),
+        ({"train": "abc", "valid": "abc"}, "train.batch_size = 3"),
+        ({"train": "the fox " * 9, "valid": "a"}, "the valid split has no token to predict"),
     ],
 )
 def test_a_text_that_is_too_short_is_rejected_before_a_run_is_made(untouched, texts, message):
     prepared(untouched, texts)
-    said = refusal("train", "tiny.toml", code=1)
-    assert said.startswith(message)
-    assert "prepare a longer text" in said
+    assert message in refusal("train", "tiny.toml", code=1)
     assert not (untouched / "runs").exists()
 
 
@@ -334,38 +274,30 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(here, val
     done("train", "--resume", "byte", "--set", "train.lr=1e-3", "--set", "train.max_steps=9")
 
 
-ONE_PROCESS = (
-    'train.parallel = "zero" needs at least two processes; start with --processes N or torchrun, or add --set '
-    "train.parallel=ddp"
-)
-NO_CUDA = "--device cuda: PyTorch finds no CUDA device here; use --device cpu"
-USAGE = [
-    ([], "nothing to train; name a recipe, such as stdlib, or a run with --resume or --from"),
-    (
-        ["nowel"],
-        'unknown recipe or store "nowel"; did you mean "novel"? ("txl recipes" lists all recipes; stores in data: ',
-    ),
-    (["tiny.toml", "--set", "train.seg_len"], "write it as section.key=value"),
-    (["tiny.toml", "--set", "model.n_layers=1000000000"], "[model] n_layers must be at most 1000, not 1000000000"),
-    (
-        ["tiny.toml", "--set", "corpus.shuffle_sentences=true"],
-        "corpus.shuffle_sentences: data/novel.h5 does not record where sentences start; set it to false",
-    ),
-    *((["tiny.toml", "--set", "train.parallel=zero", *dry], ONE_PROCESS) for dry in ([], ["--dry-run"])),
-    *(([*run, "--device", "cuda"], NO_CUDA) for run in (["tiny.toml"], ["--resume", "byte"])),
-    (["tiny.toml", "--precision", "tf32"], "precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU"),
-    (["tiny.toml", "--mem-len", "5"], "unknown option --mem-len; did you mean --set train.mem_len=VALUE?"),
-    (["tiny.toml", "--dry-run", "--max-minutes", "1"], "--dry-run takes no steps; leave out --max-minutes"),
-    (["tiny.toml", "--resume", "byte"], "--resume continues a run with its own recipe; leave out the recipe"),
-]
+NO_CUDA = "PyTorch finds no CUDA device"
+USAGE = {
+    "": "nothing to train",
+    "nowel": 'did you mean "novel"?',
+    "tiny.toml --set train.seg_len": "section.key=value",
+    "tiny.toml --set model.n_layers=1000000000": "at most 1000",
+    "tiny.toml --set corpus.shuffle_sentences=true": "does not record where sentences start",
+    "tiny.toml --set train.parallel=zero": "at least two processes",
+    "tiny.toml --set train.parallel=zero --dry-run": "at least two processes",
+    "tiny.toml --device cuda": NO_CUDA,
+    "--resume byte --device cuda": NO_CUDA,
+    "tiny.toml --precision tf32": "needs a CUDA device",
+    "tiny.toml --mem-len 5": "--set train.mem_len=VALUE",
+    "tiny.toml --dry-run --max-minutes 1": "leave out --max-minutes",
+    "tiny.toml --resume byte": "leave out the recipe",
+}
 
 
-@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0])[:60] or "nothing" for case in USAGE])
-def test_a_wrong_argument_is_rejected_before_anything_is_written(here, arguments, message):
-    if message == NO_CUDA and torch.cuda.is_available():
+@pytest.mark.parametrize(("words", "telling"), USAGE.items())
+def test_a_wrong_argument_is_rejected_before_anything_is_written(here, words, telling):
+    if telling == NO_CUDA and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     before = sorted(here.rglob("*"))
-    assert message in refusal("train", *arguments)
+    assert telling in refusal("train", *words.split())
     assert sorted(here.rglob("*")) == before
 
 
@@ -394,11 +326,7 @@ def test_a_store_of_another_vocabulary_is_rejected(here):
 def test_a_model_that_is_too_large_for_the_memory_is_rejected_in_one_line(here):
     wide = ["--set", "model.d_model=20_000"]
     message = refusal("train", "tiny.toml", "--set", "model.d_inner=2_000_000_000", *wide, code=1)
-    assert re.fullmatch(
-        r"out of memory \(tried to allocate 596061\.4 GiB\); a step needs about [\d,.]+ GiB of [\d,.]+ GiB, and no "
-        r"division of the batch fits; use shorter lengths or a smaller model",
-        message,
-    )
+    assert "no division of the batch fits" in message
     for wide in ("model.d_inner=1000000000", "model.d_model=1000000000"):
         message = refusal("train", "tiny.toml", "--set", wide, code=1)
         assert message.endswith("use shorter lengths or a smaller model")

@@ -33,11 +33,8 @@ def test_a_run_begins_with_the_best_weights_and_the_settings_of_another_and_a_fr
     origin = card("runs/tuned")["origin"]
     best = checkpoint.load(here / "runs/byte/best.safetensors")
     assert origin == {
-        "run": "runs/byte",
-        "weights": "best.safetensors",
-        "step": best.state["step"],
-        "weights_sha256": best.weights_digest(),
-        "new_symbols": 0,
+        **{"run": "runs/byte", "weights": "best.safetensors", "step": best.state["step"]},
+        **{"weights_sha256": best.weights_digest(), "new_symbols": 0},
     }
     assert card("runs/tuned")["recipe"] == "tiny"
     assert recipe.differences([card(f"runs/{name}")["settings"] for name in ("byte", "tuned")]) == {
@@ -51,21 +48,14 @@ def test_a_run_begins_with_the_best_weights_and_the_settings_of_another_and_a_fr
 
 def test_a_file_of_weights_of_a_run_is_a_beginning_and_can_be_evaluated_but_not_resumed(here):
     done("train", "tiny.toml", "--name", "kept", "--set", "train.keep_every=3")
-    assert sorted(path.name for path in (here / "runs/kept").glob("step-*")) == [
-        "step-3.safetensors",
-        "step-6.safetensors",
-    ]
+    assert {path.stem for path in (here / "runs/kept").glob("step-*")} == {"step-3", "step-6"}
     done("train", "--from", "runs/kept/step-3.safetensors", "--name", "tuned", *STILL)
     assert_equal(weights_of("tuned"), weights_of("kept", "step-3.safetensors"))
     assert card("runs/tuned")["origin"]["step"] == 3
     results = [json_of("eval", f"runs/kept/{name}.safetensors") for name in ("step-3", "last")]
     assert [result["step"] for result in results] == [3, 7]
     assert results[0]["rows"][0]["loss_nats"] != results[1]["rows"][0]["loss_nats"]
-    message = refusal("train", "--resume", "kept/step-3.safetensors")
-    assert message.startswith(
-        "--resume runs/kept/step-3.safetensors: only the last checkpoint of a run can be resumed; "
-    )
-    assert "--from runs/kept/step-3.safetensors" in message
+    assert "--from runs/kept/step-3.safetensors" in refusal("train", "--resume", "kept/step-3.safetensors")
 
 
 def prepare_more_words(here):
@@ -127,24 +117,17 @@ def test_rows_of_words_in_bands_are_copied_between_bands_of_the_same_width(div_v
 
 def test_what_does_not_fit_is_refused_with_the_setting(here):
     message = refusal("train", "tiny.toml", "--from", "byte", "--set", "model.n_layers=3", "--set", "model.norm=pre")
-    assert message == (
-        "the weights of runs/byte do not fit this model: model.n_layers is 3, there it is 2; model.norm is pre, there "
-        "it is post; leave out the recipe to keep the settings of that run, or change these settings"
-    )
-    message = refusal("train", "word", "--from", "byte", code=1)
-    assert message == (
-        "data/word.h5 has another vocabulary than runs/byte; prepare the text with its vocabulary, --vocab "
-        "runs/byte/vocab.json"
-    )
-    assert refusal("train", "--resume", "byte", "--from", "byte") == "--resume continues a run; leave out --from"
-    assert refusal("train", "--from", "bite").startswith('unknown run "bite"; did you mean "byte"')
+    assert "model.n_layers is 3, there it is 2; model.norm is pre, there it is post" in message
+    assert "--vocab runs/byte/vocab.json" in refusal("train", "word", "--from", "byte", code=1)
+    assert "leave out --from" in refusal("train", "--resume", "byte", "--from", "byte")
+    assert 'did you mean "byte"' in refusal("train", "--from", "bite")
     said = done("train", "--from", "byte", "--set", "model.window=4", *STILL).stderr
-    assert "model.window is 4, there it is -: the weights have not been trained with it" in said
+    assert "model.window is 4" in said
 
 
 def test_an_import_does_not_tell_how_to_train_and_begins_with_the_settings_that_are_given(here):
     done("export", "byte", "hf")
     done("import", "hf", "--name", "imported", "--store", "novel")
-    assert refusal("train", "--from", "imported").startswith("runs/imported does not tell how to train; name a recipe ")
+    assert "does not tell how to train" in refusal("train", "--from", "imported")
     done("train", "--from", "imported", "--name", "tuned", *STILL, "--set", "train.max_steps=9")
     assert_equal(weights_of("tuned"), weights_of("byte", "best.safetensors"))

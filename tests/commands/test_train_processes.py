@@ -50,9 +50,7 @@ def test_a_fully_divided_training_is_resumed_by_one_process(here):
     divided = ["--processes", 2, "--set", "train.parallel=fsdp", "--set", "train.average=exponential"]
     _, stderr = ended(start("train", "tiny.toml", *divided, "--max-steps", 4, *NOTHING_RANDOM), 0)
     assert sum(line.startswith("step 4, ") for line in stderr) == 1
-    assert refusal("train", "--resume", "tiny").startswith(
-        'train.parallel = "fsdp" needs at least two processes; start'
-    )
+    assert "at least two processes" in refusal("train", "--resume", "tiny")
     done("train", "--resume", "tiny", "--set", "train.parallel=ddp")
     done("train", "tiny.toml", "--name", "one", "--set", "train.average=exponential", *NOTHING_RANDOM)
     assert losses("tiny") == losses("one")
@@ -68,11 +66,7 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
     stdout, stderr = ended(process, code)
     assert [json.loads(line) for line in stdout.splitlines()] == read_log(metrics)
     step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
-    assert stderr[-2:] == [
-        "stopping after this step; saving",
-        f"stopped; saved runs/tiny/last.safetensors at step {step:,}; "
-        'resume with "txl train --resume runs/tiny --processes 2"',
-    ]
+    assert stderr[-1].endswith('resume with "txl train --resume runs/tiny --processes 2"')
     if number == signal.SIGTERM:
         ended(start("train", "--resume", "runs/tiny", "--processes", 2, "--max-steps", step + 3), 0)
         assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == step + 3
@@ -91,7 +85,7 @@ def test_a_training_started_by_torchrun_can_be_resumed_by_one_process(here):
 @pytest.mark.slow
 def test_torchrun_is_rejected_for_other_commands(here):
     _, stderr = ended(start(*TORCHRUN, "generate", "byte", module="torch.distributed.run"), 1)
-    assert stderr.count("error: txl generate runs in one process; start it without torchrun") == 1
+    assert sum("without torchrun" in line for line in stderr) == 1
 
 
 @pytest.mark.slow
@@ -144,10 +138,8 @@ def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
     os.kill(process.pid if rank is None else processes_in(here)[rank], signal.SIGKILL)
     _, stderr = ended(process, -signal.SIGKILL if rank is None else 1)
     wait_for(lambda: not processes_in(here))
-    killed = "error: process 0 was killed by signal 9; resume from the last checkpoint with --resume, if there is one"
-    assert (killed in stderr) == (rank == 0)
-    stopped = "stopped; saved runs/tiny/last.safetensors at step "
-    assert any(line.startswith(stopped) for line in stderr) == (rank is None)
+    assert any("process 0 was killed" in line for line in stderr) == (rank == 0)
+    assert any("stopped; saved" in line for line in stderr) == (rank is None)
 
 
 @on_linux
@@ -162,8 +154,8 @@ def test_a_process_that_dies_leaves_the_last_checkpoint(here, parallel):
     os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 1)
     wait_for(lambda: not processes_in(here))
-    lost = "error: process 1 was killed by signal 9; resume from the last checkpoint with --resume, if there is one"
-    assert [line for line in stderr if line.startswith("error: ")] == [lost]
+    (error,) = (line for line in stderr if line.startswith("error: "))
+    assert "process 1 was killed by signal 9" in error
     assert (here / "runs/tiny/last.safetensors").read_bytes() == first
 
 
@@ -182,10 +174,8 @@ def test_a_stopped_process_of_a_launcher_is_named_and_all_end_with_the_last_save
     _, stderr = ended(process, code)
     assert time.monotonic() - began < 4 + SECONDS_TO_EXPLAIN + 5
     wait_for(lambda: not processes_in(here))
-    assert [line for line in stderr if line.startswith("error: ")] == [
-        "error: the process of rank 1 has ended or does not answer; resume from the last checkpoint with --resume, if "
-        "there is one"
-    ]
+    (error,) = (line for line in stderr if line.startswith("error: "))
+    assert "rank 1 has ended or does not answer" in error
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] > 0
 
 
@@ -235,9 +225,7 @@ def test_a_pickle_written_to_the_store_of_a_training_is_not_run(here):
 def test_more_processes_than_lanes_are_rejected_before_they_start(here):
     done("train", "tiny.toml", "--max-steps", 1)
     for what in (["tiny.toml", "--name", "many"], ["--resume", "tiny"]):
-        assert refusal("train", *what, "--processes", 16) == (
-            "train.batch_size = 3 is too small for 16 processes; use fewer of them"
-        )
+        assert "too small for 16 processes" in refusal("train", *what, "--processes", 16)
     assert not Path("runs/many").exists()
 
 
@@ -249,7 +237,7 @@ def test_lost_processes_are_started_again_and_resume(here):
     wait_for((here / "runs/tiny/last.safetensors").exists)
     os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 0)
-    assert stderr.count("a process was lost; all processes were started again (restart 1)") == 1
+    assert sum("(restart 1)" in line for line in stderr) == 1
     resumed = next(line for line in stderr if line.startswith("resuming runs/tiny at step "))
     assert 30 <= int(resumed.split()[4]) < 90
     assert not Path("runs/tiny-2").exists()

@@ -48,10 +48,7 @@ def test_without_cutoffs_the_vocabulary_is_one_band():
 def test_a_cutoff_beyond_the_vocabulary_is_rejected(vocab_size):
     with pytest.raises(RecipeError) as caught:
         make_bands(vocab_size)
-    assert str(caught.value) == (
-        f"[model] cutoffs [5, 11] reach beyond the vocabulary of {vocab_size}; "
-        "each must be less, or none: `overrides` model.cutoffs=[]"
-    )
+    assert f"beyond the vocabulary of {vocab_size}" in str(caught.value)
 
 
 def test_the_last_band_may_hold_one_id():

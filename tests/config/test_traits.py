@@ -25,10 +25,7 @@ def _restored_tables():
 
 
 def test_a_registered_encoding_is_accepted_as_position():
-    with pytest.raises(
-        RecipeError,
-        match="position must be one of relative, relative_tied, shaw, sinusoid, learned, rotary, alibi, t5, none, not ",
-    ):
+    with pytest.raises(RecipeError, match="position must be one of relative, "):
         section("model", {**SHAPE, "position": "rings"})
     register(
         ENCODING_TRAITS, "rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=reject_one_layer)

@@ -270,11 +270,7 @@ WRONG = [
     ({"run": "byte", "mem_len": "long"}, UsageError, "`mem_len` must be "),
     ({"run": "byte", "seg_len": 0}, UsageError, "`seg_len` must be at least 1, not 0"),
     ({"run": "byte", "batch_size": "auto"}, UsageError, "batch_size=auto: give the number of documents"),
-    (
-        {"run": "byte", "attn_len": 5, "mem_len": 5},
-        UsageError,
-        "`attn_len` evaluates windows without memory; leave out",
-    ),
+    ({"run": "byte", "attn_len": 5, "mem_len": 5}, UsageError, "`attn_len` evaluates windows without memory"),
     ({"runs_dir": "elsewhere"}, RunError, "no run under elsewhere"),
     ({"run": "bite"}, UnknownNameError, 'unknown run "bite"; did you mean "byte"?'),
 ]
@@ -305,17 +301,13 @@ def test_a_run_of_ids_without_text_is_rejected(here):
     (here / "ids/vocab.json").unlink()
     done("prepare", "ids")
     train("corpus.store=ids", name="ids")
-    with pytest.raises(
-        VocabularyError, match="ids of a token file, whose text is not known; prepare the file with `vocab`"
-    ):
+    with pytest.raises(VocabularyError, match="whose text is not known"):
         HarnessModel("ids", device="cpu")
 
 
 def test_a_memory_that_a_model_cannot_use_is_rejected(here):
     train("train.mem_len=0", "eval.mem_len=0", "model.position=learned", "model.n_positions=5", name="learned")
-    with pytest.raises(
-        UsageError, match="without memory and with absolute positions; give `attn_len` instead of `mem_len`"
-    ):
+    with pytest.raises(UsageError, match="give `attn_len` instead of `mem_len`"):
         HarnessModel("learned", mem_len=5, device="cpu")
     with pytest.raises(UsageError, match="has learned 5 positions"):
         HarnessModel("learned", attn_len=6, device="cpu")

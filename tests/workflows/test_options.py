@@ -138,27 +138,14 @@ def test_options_that_exclude_each_other_are_rejected(options, given, excluded, 
     [
         (EvalOptions, {"attn_len": ()}, "`attn_len` is empty; give at least one number, or leave it out"),
         *(
-            (
-                EvalOptions,
-                {other: value, name: "auto"},
-                f"`{name}` auto: `{other}` does not search; give a length, such",
-            )
-            for other, value in {
-                "protocols": PROTOCOLS,
-                "cache": 9,
-                "dynamic": True,
-                "reset_at_documents": True,
-            }.items()
+            (EvalOptions, {other: value, name: "auto"}, f"`{name}` auto: `{other}` does not search")
+            for other, value in (EVERY | RESET | {"cache": 9, "dynamic": True}).items()
             for name in ("mem_len", "attn_len")
         ),
         (EvalOptions, {"losses": Path("no/losses.h5")}, "`losses` no/losses.h5: there is no folder no; make it first"),
         (EvalOptions, {"html": Path("page.txt")}, "`html` page.txt: use the extension .html"),
         (EvalOptions, {"attn_len": (9, 7), "stride": 8}, "`stride` 8 exceeds the window length 7; use at most that"),
-        (
-            EvalOptions,
-            {"cache": 9, "mem_len": (0, 5)},
-            "`cache` and `dynamic` take one `mem_len`; leave out the others",
-        ),
+        (EvalOptions, {"cache": 9, "mem_len": (0, 5)}, "`cache` and `dynamic` take one `mem_len`"),
         (EvalOptions, {"protocols": PROTOCOLS, "mem_len": (5, 0)}, "`mem_len` 0: `protocols` compare a memory with"),
         (EvalOptions, {"protocols": ("disjont",)}, 'unknown protocol "disjont"; did you mean "disjoint"? (known: '),
         (AttentionOptions, {"heads": HEADS * 25}, "Figure 6 has room for 24 heads; select fewer with `heads`"),

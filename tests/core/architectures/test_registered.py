@@ -41,9 +41,7 @@ def test_an_unknown_reader_is_rejected():
 def test_recipes_accept_its_name_and_its_own_keys():
     settings = section("model", {**KEYS, "skip": True})
     assert settings == GruSettings(**KEYS, skip=True)
-    with pytest.raises(
-        RecipeError, match="arch must be one of transformer, compressive, rmt, lstm, qrnn, gru, not 'grue'"
-    ):
+    with pytest.raises(RecipeError, match=r"arch must be one of .* gru, not 'grue'"):
         section("model", {**KEYS, "arch": "grue"})
     with pytest.raises(RecipeError, match='does not apply to arch = "gru"'):
         section("model", {**KEYS, "n_heads": 3})

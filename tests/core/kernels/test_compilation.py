@@ -30,10 +30,8 @@ def no_compiler():
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_the_error_names_it():
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=r"no working compiler for cpu .*; install g\+\+, or leave it out$"):
         check_compiler(CPU, "leave it out")
-    assert str(caught.value).startswith("compile: PyTorch finds no working compiler for cpu (")
-    assert str(caught.value).endswith("; install g++, or leave it out")
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -101,23 +99,16 @@ def test_kernels_of_triton_run_on_gpus_since_ampere(gpu, width, capability):
 @pytest.mark.parametrize(
     ("found", "width", "problem"),
     [
-        ({"has_triton": False}, 64, "Triton is not installed; pip install triton"),
-        (
-            {"failure": RuntimeError("Python.h:\nNo such file")},
-            64,
-            "Triton cannot compile here (Python.h: No such file); it needs gcc, and Python's headers (python3-dev)",
-        ),
-        ({"capability": (7, 5)}, 64, "the GPU has compute capability 7.5, and they need 8.0"),
-        ({}, 129, "they have heads of at most 128 units, not 129"),
+        ({"has_triton": False}, 64, "pip install triton"),
+        ({"failure": RuntimeError("Python.h:\nNo such file")}, 64, "(Python.h: No such file)"),
+        ({"capability": (7, 5)}, 64, "compute capability 7.5"),
+        ({}, 129, "at most 128 units, not 129"),
     ],
 )
 def test_a_gpu_without_the_kernels_of_triton_runs_the_portable_path_and_says_why(gpu, found, width, problem):
     gpu.pretend(**found)
     assert not runs_triton(CUDA, torch.float32, width)
-    assert (
-        portable_reason(CUDA, width)
-        == f"attention without Triton's kernels, which takes longer and more memory: {problem}"
-    )
+    assert problem in portable_reason(CUDA, width)
 
 
 def test_a_cpu_and_float64_have_no_kernels_of_triton_and_nothing_is_said(gpu):

@@ -46,9 +46,7 @@ def test_the_workspaces_that_the_user_has_fixed_are_kept():
 def test_an_operation_without_a_deterministic_kernel_is_rejected_in_one_line():
     with pytest.raises(UsageError) as caught, deterministic_kernels(CUDA, enabled=True, environ={}):
         torch.zeros(5).put_(torch.tensor([1]), torch.ones(1))  # has none on a CPU either
-    assert str(caught.value) == (
-        "train.deterministic: put_ does not have a deterministic implementation; `overrides` train.deterministic=false"
-    )
+    assert "put_ does not have a deterministic implementation" in str(caught.value)
     assert caught.value.exit_code == 2
 
 

@@ -64,11 +64,9 @@ def test_few_tokens_of_a_small_model_use_few_threads(model, tokens, most):
 
 
 def test_unknown_devices_and_precisions_are_rejected():
-    with pytest.raises(
-        UsageError, match=r'^unknown device "gpu"; did you mean "cuda"\? \(known: auto, cpu, cuda, mps\)$'
-    ):
+    with pytest.raises(UsageError, match=r'did you mean "cuda"\?'):
         pick_device("gpu")
-    with pytest.raises(UsageError, match=r'^unknown precision "fp8" \(known: fp32, tf32, bf16, fp16\)$'):
+    with pytest.raises(UsageError, match="known: fp32, tf32, bf16, fp16"):
         check_precision("fp8", CPU)
 
 

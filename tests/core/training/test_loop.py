@@ -425,12 +425,8 @@ def test_it_ends_at_until_step_with_the_validation_of_that_step(tmp_path):
 def assert_ends(training, reason):
     """Assert that the training ends with this error and keeps the last checkpoint."""
     good = training.saver.last_path.read_bytes()
-    with pytest.raises(TrainingError) as caught:
+    with pytest.raises(TrainingError, match=f"^{reason}; .*last.safetensors"):
         run(training)
-    assert str(caught.value) == (
-        f"{reason}; the last good checkpoint is {training.saver.last_path}; "
-        "lower train.lr, or train with warm-up or norm = pre"
-    )
     assert training.saver.last_path.read_bytes() == good
 
 
@@ -550,9 +546,7 @@ def test_weights_after_a_finite_loss_that_give_no_finite_loss_are_not_saved(tmp_
     good = training.saver.last_path.read_bytes()
     training.settings = dataclasses.replace(training.settings, lr=lr)
     what = "loss is" if are_finite else "weights are"
-    with pytest.raises(
-        TrainingError, match=rf"{what} not finite after step 3; the last good checkpoint is .*last\.safetensors;"
-    ):
+    with pytest.raises(TrainingError, match=rf"{what} not finite after step 3; .*last\.safetensors;"):
         run(training)
     assert all(parameter.isfinite().all() for parameter in training.model.parameters()) == are_finite
     assert training.saver.last_path.read_bytes() == good

@@ -252,9 +252,7 @@ def test_optimizer_variables_of_tf_are_ignored():
     layout = Layout("tf", settings, V)
     ours, expected = layout.read(theirs | beside, "here"), layout.read(theirs, "here")
     assert all(ours[name].equal(tensor) for name, tensor in expected.items())
-    assert refusal(theirs | {"transformer/extra": torch.ones(1)}, "tf").startswith(
-        "here: transformer/extra: (1,), the settings need no such"
-    )
+    assert "transformer/extra: (1,)" in refusal(theirs | {"transformer/extra": torch.ones(1)}, "tf")
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

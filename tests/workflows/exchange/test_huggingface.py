@@ -104,10 +104,7 @@ OTHER = 'not "transfo-xl"; only Transformer-XL can be imported'
         ({"n_layer": "2"}, "[model] n_layers must be a whole number, not '2'"),
         ({"tie_projs": [False, True]}, "[model] tie_projections must be as many as bands (3), not [False, True]"),
         ({"memory_start": "full"}, "[model] memory_start must be one of empty, zeros, not 'full'"),
-        (
-            {"clamp_len": "far"},
-            "not readable as a configuration ('>' not supported between instances of 'str' and 'int')",
-        ),
+        ({"clamp_len": "far"}, "not readable as a configuration"),
         ({"tgt_len": "a"}, "[eval] seg_len must be a whole number, not 'a'"),
     ],
 )

@@ -45,9 +45,7 @@ def test_a_report_at_another_scale_is_rejected(tmp_path):
 @pytest.mark.parametrize("sections", ["", '{"table4": 5}', "[]"])
 def test_a_damaged_report_is_named(tmp_path, sections):
     (tmp_path / "reproduction.json").write_text(f'{{"scale": "tiny", "sections": {sections}}}')
-    with pytest.raises(
-        RunError, match=r"reproduction\.json: damaged, or .* \(.*\); remove the folder, or give another `out`$"
-    ):
+    with pytest.raises(RunError, match=r"reproduction\.json: damaged"):
         begin(tmp_path)
 
 

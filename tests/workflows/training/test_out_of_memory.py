@@ -68,9 +68,7 @@ def test_only_modes_that_support_the_other_settings_are_suggested(precision, mod
 
 def test_advice_without_a_known_amount_of_memory_and_without_settings_that_fit():
     assert re.match(r"a step needs about [^;]* [GM]iB; try `overrides` train\.", advice(available=None))
-    assert advice(available=1000).endswith(
-        " of 0.0 MiB, and no division of the batch fits; use shorter lengths or a smaller model"
-    )
+    assert "no division of the batch fits" in advice(available=1000)
 
 
 CUDA_ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which ..."
