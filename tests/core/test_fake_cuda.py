@@ -128,6 +128,19 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
     }
 
 
+def test_a_part_of_the_fast_path_that_fails_is_left_out_and_training_goes_on(outcomes_of):
+    outcomes = outcomes_of("failures")
+    assert {failure: path for failure, (path, *_) in outcomes.items()} == {
+        "nothing": "triton, compiled, captured",
+        "a capture": "triton, compiled, not captured",
+        "compiling": "triton, not compiled, captured",
+        "launching": "triton, not compiled, captured",
+        "attention": "tiles, not compiled, captured",
+    }
+    lines = {failure: len(told) for failure, (_, *told) in outcomes.items()}
+    assert lines == {"nothing": 0, "a capture": 1, "compiling": 0, "launching": 1, "attention": 1}  # one is a warning
+
+
 @pytest.mark.parametrize(
     ("case", "of_layer", "others"),
     [

@@ -103,6 +103,8 @@ class Run:
     """Changes of settings, ordered by step."""
     origin: Origin | None = None
     """None if it began with new weights."""
+    path: str = ""
+    """How its last steps were computed, see `Step.path`; empty before the first report."""
     weights: Path | None = None
     """File of the weights to read, if the user named one of the run."""
 
@@ -294,6 +296,8 @@ def update(run: Run) -> None:
         card["changes"] = [asdict(change) for change in run.changes]
     if run.origin:
         card["origin"] = asdict(run.origin)
+    if run.path:
+        card["path"] = run.path
     card[DIGEST] = _digest_of(card)
     write_text(run.directory / CARD, json.dumps(card, indent=2) + "\n")
 
@@ -414,6 +418,7 @@ def open_run(directory: Path) -> Run:
             metric=card["metric"],
             changes=tuple(Change(**entry) for entry in card.get("changes", [])),
             origin=Origin(**card["origin"]) if "origin" in card else None,
+            path=card.get("path", ""),
         )
 
 

@@ -21,7 +21,7 @@ from tests.core.device_cases import (
     start,
     that_read_differently,
 )
-from tests.core.fake_cuda import graphs
+from tests.core.fake_cuda import graphs, triton_device
 from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending
 from tests.core.tape import call_again
 from txlcli.core.kernels.cuda_graph import graphs_of_one_pool
@@ -255,6 +255,30 @@ def captured_updates(case):
     return training.train_step.notes
 
 
+def path_after_failure(*, operator=None, captured_operator=None, kernels_of_compiler=None):
+    """Return the path of a training run of which a part fails, and what the user is told.
+
+    Args:
+        operator: raises an error whenever it is called.
+        captured_operator: raises one in a capture.
+        kernels_of_compiler: "compile" or "launch", which fails for each of them.
+    """
+    settings = load("relative", "train.precision=bf16", "train.compile=on", "model.n_layers=1")
+
+    def fails(name):
+        return name == operator or (name == captured_operator and graphs.DEVICE.capture is not None)
+
+    torch.compiler.reset()
+    with pretending(fails):
+        training = start(settings, build("relative", settings, CUDA))
+        triton_device.failures.add(kernels_of_compiler)
+        for _ in range(5):
+            training.update()
+    triton_device.failures.clear()
+    assert graphs.DEVICE.is_clean
+    return [training.stepper.path, *training.train_step.notes]
+
+
 def _each(check, combinations):
     """Return a check for every combination of names."""
     return {" ".join(one): partial(check, *one) for one in combinations}
@@ -286,6 +310,13 @@ GROUPS = {
         "failed captures": failed_captures,
         **{f"{case} captured": partial(captured_updates, case) for case in ("relative", "alibi", "lamb")},
         **{f"{case} by graphs": partial(reading_by_graphs, case) for case in ("relative", "sinusoid", "learned")},
+    },
+    "failures": {  # the last one ends the use of Triton in this process
+        "nothing": path_after_failure,
+        "a capture": partial(path_after_failure, captured_operator="mm"),
+        "compiling": partial(path_after_failure, kernels_of_compiler="compile"),
+        "launching": partial(path_after_failure, kernels_of_compiler="launch"),
+        "attention": partial(path_after_failure, operator="txl::attention_backward"),
     },
     "tokens": {
         f"kernels of a token, {case} {precision}, batch {batch_size}": partial(

@@ -122,8 +122,9 @@ def is_composite(func):
 class Watch(OneDevice):
     """Counts operations that wait for the device, or allocate on the host in a graph; every value read from it is 0."""
 
-    def __init__(self):
+    def __init__(self, fails=lambda name: False):
         super().__init__()
+        self._fails = fails
         self.waits = Counter()
         self.replays, self._in_graph = 0, False
         self.names = set()
@@ -136,7 +137,7 @@ class Watch(OneDevice):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        self.names.add(name)
+        self._begin(name)
         if name in UNKNOWN and isinstance(args[0], FakeTensor):
             self._note(name, args[0])
             return UNKNOWN[name](args[0])
@@ -156,6 +157,11 @@ class Watch(OneDevice):
             elif source.device.type == "cpu" and not getattr(source, "is_pinned_here", False):
                 self._note("copy of pageable memory", result)
         return result
+
+    def _begin(self, name):
+        self.names.add(name)
+        if self._fails(name):
+            raise RuntimeError(f"no kernel of {name} for this")
 
     def capture(self, run, device, *, warm_up=0):
         """Stand in for `cuda_graph.capture` as `tape.call_again` does."""
@@ -233,7 +239,7 @@ class Kernels(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def pretending():
-    """Create fake tensors inside this block."""
-    with FakeTensorMode(allow_non_fake_inputs=True), Watch() as watch:
+def pretending(fails=lambda name: False):
+    """Create fake tensors inside this block; operators raise an error if `fails` of their name is true."""
+    with FakeTensorMode(allow_non_fake_inputs=True), Watch(fails) as watch:
         yield watch

@@ -28,6 +28,8 @@ H100 = SimpleNamespace(
 )
 observers = []
 """Functions that are called with the name of each kernel, and the bytes that it reads and writes."""
+failures = set()
+"""Of "compile" and "launch", what fails of every kernel of Inductor."""
 sources = {}
 """Names of all kernels of Inductor, by their source."""
 
@@ -42,6 +44,8 @@ class FusedKernel:
     """A kernel of Inductor, which does nothing."""
 
     def __init__(self, name, source):
+        if "compile" in failures:
+            raise RuntimeError("PassManager::run failed")
         sources[source] = name
         self._name = name
         self._arguments = re.search(rf"def {name}\(([^)]*)\)", source)[1].split(", ")
@@ -50,6 +54,8 @@ class FusedKernel:
 
     def run(self, *arguments, **_):
         """Report a launch; an argument that is both read and written counts twice."""
+        if "launch" in failures:
+            raise RuntimeError("Triton Error [CUDA]: out of resources")
         size = 0
         for name, value in zip(self._arguments, arguments, strict=False):
             if isinstance(value, torch.Tensor):

@@ -246,7 +246,7 @@ def test_an_eager_step_that_runs_out_of_memory_drops_the_graphs_and_is_taken_aga
                 objective.register_hook(lambda _: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")))
             return objective, *others
 
-    assert_equal(trained(MODELS["relative"], cls=Large, capture_graph=graphs), trained(MODELS["relative"]))
+    assert_equal(trained({}, cls=Large, capture_graph=graphs), trained({}))
     assert graphs.captured == 4
 
 

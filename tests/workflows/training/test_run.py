@@ -89,6 +89,14 @@ def test_a_profile_records_steps_after_the_warm_up_and_changes_no_number(here):
     )
 
 
+def test_reports_and_the_run_say_how_its_steps_were_computed(here):
+    lines = []
+    run = train_recipe("tiny.toml", TrainOptions(), Workspace(**HERE), on_report=lines.append).run
+    path = "tiles, not compiled, not captured"
+    assert {line["path"] for line in lines if line["kind"] == "train"} == {path}
+    assert run_directory.open_run(run.directory).path == path
+
+
 @pytest.mark.parametrize(("profile", "max_steps", "fits"), [(4, None, 3), (1, 4, 0)])
 def test_a_profile_that_does_not_fit_between_warm_up_and_end_is_rejected(here, profile, max_steps, fits):
     options = TrainOptions(profile=profile, max_steps=max_steps)

@@ -18,7 +18,7 @@ from txlcli.errors import UsageError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MAX_FAILURES = 3
+MAX_FAILURES = 2
 """Failures of the compiler after which a model is no longer compiled: a single one may come from a full disk."""
 _failures = Counter[Callable[..., Any]]()
 """How often the compiler has failed for a function in a row."""
@@ -30,12 +30,22 @@ MAX_WIDTH = 128
 COMPILER_OPTIONS = {"shape_padding": False, "comprehensive_padding": False, "combo_kernels": True}
 """The compiler pads no shapes or strides: the model pads rows, and a product copies an operand with gaps between its
 rows. Small kernels that do not depend on each other are joined."""
+_failed_kernels: dict[str, str] = {}
+"""Why Triton's kernels are not used any more in this process, by type of device."""
 logger = logging.getLogger(__name__)
+
+
+def give_up_triton(device: torch.device, error: Exception) -> None:
+    """Use no more kernels of Triton on this device in this process, since one of them failed."""
+    _failed_kernels[device.type] = first_line(error)
+    triton_problem.cache_clear()
 
 
 @functools.cache
 def triton_problem(device: torch.device) -> str | None:
     """Return why Triton's kernels do not run on a device; None if they do."""
+    if device.type in _failed_kernels:
+        return _failed_kernels[device.type]
     if os.environ.get("TRITON_INTERPRET") == "1":  # slowly, on a CPU
         return None
     if device.type != "cuda":
@@ -43,6 +53,11 @@ def triton_problem(device: torch.device) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if capability < AMPERE:
         return "the GPU has compute capability {}.{}, and they need {}.{}".format(*capability, *AMPERE)
+    return _driver_problem()
+
+
+def _driver_problem() -> str | None:
+    """Return why Triton cannot launch a kernel here; None if it can."""
     try:
         from triton.runtime.driver import driver  # noqa: PLC0415 - PyTorch for CPUs has no Triton
 
@@ -50,12 +65,12 @@ def triton_problem(device: torch.device) -> str | None:
     except ModuleNotFoundError:
         return "Triton is not installed; pip install triton"
     except Exception as error:
-        return f"Triton cannot compile here ({_reason(error)}); it needs gcc, and Python's headers (python3-dev)"
+        return f"Triton cannot compile here ({first_line(error)}); it needs gcc, and Python's headers (python3-dev)"
     return None
 
 
-def _reason(error: Exception) -> str:
-    """Return the beginning of an error message of a compiler."""
+def first_line(error: Exception) -> str:
+    """Return the beginning of an error message of a compiler or of a kernel."""
     return shorten(str(error).partition("\n\n")[0] or type(error).__name__, 160)
 
 
@@ -83,7 +98,7 @@ def compiler_problem(device: torch.device) -> str | None:
         raise
     except Exception as error:
         compiler = "Triton" if device.type == "cuda" else "g++"
-        return f"PyTorch finds no working compiler for {device.type} ({_reason(error)}); install {compiler}"
+        return f"PyTorch finds no working compiler for {device.type} ({first_line(error)}); install {compiler}"
     return None
 
 
@@ -95,6 +110,11 @@ def check_compiler(device: torch.device, instead: str) -> None:
     if problem := compiler_problem(device):
         raise UsageError(f"compile: {problem}, or {instead}")
     _failures.clear()
+
+
+def has_given_up_compiling() -> bool:
+    """Return True if the compiler has failed for a function so often that it is called as it is."""
+    return any(count >= MAX_FAILURES for count in _failures.values())
 
 
 def compiled(function: Callable[P, R], compiles: bool = True) -> Callable[P, R]:
@@ -122,7 +142,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             logger.debug("a function is not compiled", exc_info=error)
             _failures[function] += 1
             if _failures[function] == MAX_FAILURES:
-                warnings.warn(f"layers are not compiled, and take longer: {_reason(error)}", stacklevel=2)
+                warnings.warn(f"layers are not compiled, and take longer: {first_line(error)}", stacklevel=2)
             return function(*args, **kwargs)
         _failures[function] = 0
         return result

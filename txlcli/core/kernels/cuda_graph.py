@@ -28,7 +28,8 @@ class CaptureGraph(Protocol):
 def capture(run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP) -> Callable[[], Result]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
 
-    If CUDA cannot capture the function, raise a UsageError; everything can then go on without a graph.
+    If CUDA cannot capture the function, raise a UsageError; everything can then go on without a graph. What the
+    function itself raises before, in a warm-up, is raised as it is.
 
     Args:
         run: launches kernels, and waits for none.
@@ -62,14 +63,6 @@ class _Pool:
         torch.set_autocast_cache_enabled(False)  # a graph would read cached casts after autocast has freed them
         try:
             graph, out = self._captured(run, device, warm_up)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise UsageError(
-                f"CUDA cannot capture the kernels of a step as a graph ({reason}): "
-                "launched one by one, they take longer"
-            ) from error
         finally:
             torch.set_autocast_cache_enabled(cache_enabled)
 
@@ -93,8 +86,17 @@ class _Pool:
         outside.wait_stream(self._stream)
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # the graph has memory of its own
-        with torch.cuda.stream(self._stream):
-            return self._record(run, device)
+        try:
+            with torch.cuda.stream(self._stream):
+                return self._record(run, device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UsageError(
+                f"CUDA cannot capture the kernels of a step as a graph ({reason}): "
+                "launched one by one, they take longer"
+            ) from error
 
     def _record(self, run: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Capture the kernels of `run` on the current stream. If that fails, the stream runs kernels again."""

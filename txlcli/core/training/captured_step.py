@@ -3,7 +3,6 @@
 Axes: B batch, E tokens that are read again, L segment, M memory.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
-from txlcli.core.kernels.device import generator_state, product_dtype, send, set_generator_state
+from txlcli.core.kernels.device import product_dtype, send
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
@@ -67,7 +66,7 @@ class CapturedStep:
             self._capture_gradients(captured, memories)
         self._is_replayed = captured is not None and self._gradients is not None
         if captured is None or self._gradients is None:
-            return self._without_graph(batch, memories)
+            return self.step.gradients(batch, memories)
         losses, self.step.grad_norm, gradients = self._gradients(*_tensors(captured, memories))
         for memory, own in zip(memories, self._memories, strict=True):
             memory[:] = own
@@ -145,9 +144,6 @@ class CapturedStep:
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             self._gradients = self._captured(compute, inputs)
-            if self._gradients is None and self.step.compiles:  # the compiler may be what failed
-                self.step.compiles = False
-                self._gradients = self._captured(compute, inputs)
         self._captures_gradients = self._gradients is not None
         self.step.model.forget_gradients()
 
@@ -172,24 +168,26 @@ class CapturedStep:
             self.step.notes.append(str(error))
             return None
 
-    def _without_graph(self, batch: Batch, memories: list[Memory]) -> Tensor:
-        """Do what `Step` does; if memory runs out, drop the graphs, which hold the memory of another step."""
-        if self._gradients is None:
-            return self.step.gradients(batch, memories)
-        device = self.step.model.device
-        before = [list(memory) for memory in memories]
-        random_numbers = generator_state(device)
-        with contextlib.suppress(torch.OutOfMemoryError):
-            return self.step.gradients(batch, memories)
+    @property
+    def path(self) -> str:
+        """See `Step.path`."""
+        path = self.step.path
+        return path if self._gradients is None else path.replace("not captured", "captured")
+
+    @property
+    def may_step_down(self) -> bool:
+        """See `Step.may_step_down`."""
+        return self._gradients is not None or self.step.may_step_down
+
+    def step_down(self, error: Exception) -> None:
+        """See `Step.step_down`. If memory ran out, graphs are dropped: they hold the memory of another step."""
+        if self._gradients is None or not isinstance(error, torch.OutOfMemoryError):
+            self.step.step_down(error)
         self._gradients = None
         self._update = None
         self._has_updated = False
         self.step.model.forget_gradients()
         torch.cuda.empty_cache()
-        for memory, tensors in zip(memories, before, strict=True):
-            memory[:] = tensors
-        set_generator_state(random_numbers, device)
-        return self.step.gradients(batch, memories)
 
     def norm(self) -> Tensor:
         """See `Step.norm`."""

@@ -3,11 +3,12 @@
 Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,8 +33,9 @@ from txlcli.core.training.schedule import reduced, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments, band_shares
 from txlcli.core.training.step import Batch
 from txlcli.core.training.validation import InputsAndTargets, validate
-from txlcli.errors import RecipeError, RunError, TrainingError
+from txlcli.errors import RecipeError, RunError, TrainingError, TxlError
 
+Result = TypeVar("Result")
 CALMER = "lower train.lr, or train with warm-up or norm = pre"
 
 
@@ -164,7 +166,7 @@ class Training:
             self.memories = self.empty_memories()  # every epoch starts without memory
         batch = self._next_batch()
         self.model.train()
-        self._means = self.stepper.gradients(batch, self.memories)  # (2,)
+        self._means = self._gradients(batch)  # (2,)
         self.world.all_reduce(self._means)
         loss = self._means[0]
         may_skip = self.settings.skip_nonfinite > 0
@@ -186,6 +188,28 @@ class Training:
         self.position = self.segments.next_position(self.position)
         tokens = self.settings.batch_size * batch.targets.shape[1]
         return loss, grad_norm, tokens
+
+    def _gradients(self, batch: Batch) -> Tensor:
+        """Add the gradients of a step; see `Step.gradients`."""
+        if not self.stepper.may_step_down:  # the backward pass can then free the memory before
+            return self.stepper.gradients(batch, self.memories)
+        before = self.memories
+
+        def compute() -> Tensor:
+            self.memories = [list(memory) for memory in before]
+            return self.stepper.gradients(batch, self.memories)
+
+        return self._on_fast_path(compute)
+
+    def _on_fast_path(self, compute: Callable[[], Result]) -> Result:
+        """Call a function; if a part of the fast path fails, call it again without this part."""
+        while True:
+            try:
+                return compute()
+            except TxlError:
+                raise
+            except Exception as error:
+                self.stepper.step_down(error)
 
     def _rate_of_group(self, factor: float) -> float:
         """Return the learning rate of a parameter group in the step at work, for a jittered segment by its length."""
@@ -240,6 +264,7 @@ class Training:
             tokens_per_s=tokens_per_s,
             skipped_steps=self._skipped,
             penalty=penalty,
+            path=self.stepper.path,
         )
         self._skipped = 0
         self._interval = Interval(self.device, self._clock)
@@ -263,7 +288,10 @@ class Training:
             self.validated = self.step
             return
         with self.average.swapped_in():
-            scores = validate(self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
+            valid = self.valid
+            scores = self._on_fast_path(
+                lambda: validate(self.parallel, valid, should_stop=should_stop, on_tokens=on_tokens)
+            )
         if scores:
             yield self.on_validation(scores)
 
@@ -348,7 +376,7 @@ class Training:
                 memories = self.empty_memories()  # as `update` does
             memory = [layer[:1] for layer in memories[0]]
             inputs, targets = self._read(slice(first_lane, first_lane + 1), position)
-            loss = self.train_step.loss(inputs, targets, memory)
+            loss = self._on_fast_path(functools.partial(self.train_step.loss, inputs, targets, memory))
             if not self.world.any_of(not loss.isfinite()):
                 return True
             position = self.segments.next_position(position)

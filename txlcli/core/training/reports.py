@@ -28,6 +28,8 @@ class StepReport:
     """Steps without an update, because the loss or the gradient was not finite (train.skip_nonfinite)."""
     penalty: float = 0.0
     """Mean of what the objective adds to the loss, if hidden states are penalized (train.activation_penalty)."""
+    path: str = ""
+    """How the steps were computed: attention, compiled or not, captured or not."""
 
 
 @dataclass(frozen=True)

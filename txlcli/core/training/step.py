@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from txlcli.core.kernels.compilation import first_line, give_up_triton, has_given_up_compiling, runs_triton
+from txlcli.core.kernels.device import product_dtype
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import Memory
 from txlcli.core.model.losses import Objective
@@ -60,6 +62,10 @@ class Step:
         """Norm of all gradients of the step at work (0-d), before they are clipped."""
         self.compiles = self.settings.compile == "on"
         """True if compiled layers are used, once the memory is full."""
+        self._is_compiled = False
+        """True if compiled layers compute the micro-batch at work."""
+        self._has_compiled = False
+        """True if they have computed a step."""
         self.notes: list[str] = []
         """Lines for the user about paths that could not be taken."""
 
@@ -81,6 +87,8 @@ class Step:
                 self.weights.in_use(is_first=number == 0),
             ):
                 losses.append(self._forward_backward(part, memory))
+        self._has_compiled |= self._is_compiled
+        self._is_compiled = False
         return sum(losses[1:], losses[0])
 
     def _forward_backward(self, batch: Batch, memory: Memory) -> Tensor:
@@ -114,10 +122,53 @@ class Step:
         """Compile nothing where lengths occur once: those of a growing memory, and of jittered segments."""
         settings = self.settings
         has_usual_length = batch.inputs.shape[1] == settings.reread_len + settings.padded_segment
-        is_compiled = self.compiles and has_usual_length and self.memory_is_full(memory)
-        if settings.compile == "on" and not is_compiled:
+        self._is_compiled = self.compiles and has_usual_length and self.memory_is_full(memory)
+        if settings.compile == "on" and not self._is_compiled:
             return self.model.uncompiled()
         return contextlib.nullcontext()
+
+    @property
+    def attention(self) -> str | None:
+        """What computes attention: "triton", "tiles" or "reference"; None without attention."""
+        backend = self.model.attention_backend
+        if backend != "auto":
+            return backend
+        dtype = product_dtype(self.settings.precision, self.model.dtype)
+        width = self.model.settings.head_width or 0
+        return "triton" if runs_triton(self.model.device, dtype, width) else "tiles"
+
+    @property
+    def path(self) -> str:
+        """How steps have been computed up to now, in words: attention, compiled or not, captured or not."""
+        is_compiled = self.compiles and self._has_compiled and not has_given_up_compiling()
+        words = [self.attention, "compiled" if is_compiled else "not compiled", "not captured"]
+        return ", ".join(filter(None, words))
+
+    @property
+    def may_step_down(self) -> bool:
+        """True if a step that fails may be taken again without a part of the fast path."""
+        return self.compiles or self.attention == "triton"
+
+    def step_down(self, error: Exception) -> None:
+        """Leave out a part of the fast path in which an error was raised; raise the error if nothing is left.
+
+        Compiled layers go first, if they were at work, and then Triton's kernels, which compiled layers need. The
+        gradients of the step that failed are dropped.
+        """
+        if isinstance(error, torch.OutOfMemoryError):
+            raise error
+        if self._is_compiled:
+            without = "compiled layers"
+        elif self.attention == "triton":
+            without = "Triton's kernels and compiled layers"
+            give_up_triton(self.model.device, error)
+        else:
+            raise error
+        self.notes.append(f"training continues without {without}, which takes longer: {first_line(error)}")
+        self.compiles = False
+        self._is_compiled = False
+        self.model.set_backend(compiles=False)
+        self.model.forget_gradients()
 
     def memory_is_full(self, memory: Memory) -> bool:
         """Return True if the memory of a model with attention has its full length."""

@@ -10,6 +10,7 @@ import torch
 
 from txlcli.core.training.reports import Report, StepReport, ValidReport
 from txlcli.paper import metrics
+from txlcli.runs import run_directory
 from txlcli.system.plain_json import as_json
 from txlcli.workflows.reporter import Reporter, Step
 from txlcli.workflows.training.plan import Plan
@@ -34,6 +35,8 @@ class TrainingLog:
     on_report: OnReport | None = None
     mfu: float | None = None
     """See `TrainingResult`."""
+    path: str = ""
+    """How the steps of the last report were computed."""
     detail: str = ""
     """Last report of training in words."""
     valid: str = ""
@@ -48,6 +51,9 @@ class TrainingLog:
             if peak is not None:
                 self.mfu = report.tokens_per_s / peak
                 line["mfu"] = self.mfu
+            if report.path != self.path:
+                self.path = report.path
+                run_directory.update(dataclasses.replace(run, path=self.path))
         run.append_metrics(line)
         self.track(line)
         if self.on_report:
@@ -86,7 +92,7 @@ class TrainingLog:
 def as_line(report: Report, metric: str) -> Line:
     """Return a report as one flat JSON object with units in its keys, and the corpus's metric next to the nats."""
     line: Line = {"kind": report.kind, **dataclasses.asdict(report)}
-    for key in ("skipped_steps", "penalty"):
+    for key in ("skipped_steps", "penalty", "path"):
         if not line.get(key):
             line.pop(key, None)
     line[metric] = metrics.in_metric(report.loss_nats, metric)
