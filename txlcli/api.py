@@ -199,27 +199,29 @@ class LoadedRun:
             parts.append(log_probs[0].float().cpu())
         return torch.cat(parts).numpy()
 
-    def generate(self, prompt: str, **options: Unpack[Sampling]) -> str:
+    def generate(self, prompt: str, *, stop: str | Iterable[str] = (), **options: Unpack[Sampling]) -> str:
         """Return a text that continues the prompt; see `stream`."""
-        return "".join(self.stream(prompt, **options))
+        return "".join(self.stream(prompt, stop=stop, **options))
 
     @checked
-    def stream(self, prompt: str, **options: Unpack[Sampling]) -> Iterator[str]:
+    def stream(self, prompt: str, *, stop: str | Iterable[str] = (), **options: Unpack[Sampling]) -> Iterator[str]:
         """Yield the continuation of a prompt in pieces, while it is sampled.
 
         Args:
             prompt: text to continue.
+            stop: text before which the continuation ends, or several.
             options: see `Sampling`.
 
         Raises:
             UsageError: the prompt is empty, or an option is out of range.
             VocabularyError: the prompt has a symbol without an id.
         """
-        given = GenerateOptions(prompt=prompt, **options)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        given = GenerateOptions(prompt=prompt, stop=stops, **options)
         given.exclude("samples", because="a call generates one text")
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
         generation = Generation(opened=self._opened, options=given, context=context)
-        return generation.spell(next(generation.samples()), after=context[-1])
+        return generation.spell_sample(next(generation.samples()), after=context[-1])
 
     @checked
     def evaluate(

@@ -1,17 +1,19 @@
 """txl generate: its context, sampling and output."""
 
+import itertools
 import re
 
 import pytest
 import torch
 from hypothesis import given, strategies
 
+import txlcli
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
 from txlcli import corpora
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.runs import loading
-from txlcli.workflows.generate import detokenize_lines
+from txlcli.workflows.generate import detokenize_lines, until_stop
 
 LOST = "\N{REPLACEMENT CHARACTER}"
 
@@ -210,3 +212,35 @@ def test_only_a_passage_needs_the_store_and_its_test_split(here):
     (here / "data/novel.h5").unlink()
     assert "no token store" in refusal("generate", "byte", code=1)
     done("generate", "byte", "--prompt", "the", "--tokens", 1)
+
+
+@given(
+    text=strategies.text("ab\n", max_size=30),
+    cuts=strategies.lists(strategies.integers(0, 30), max_size=9),
+    stops=strategies.lists(strategies.text("ab\n", min_size=1, max_size=4), max_size=3),
+)
+def test_a_text_ends_before_the_stop_that_is_complete_first_however_its_pieces_divide_it(text, cuts, stops):
+    ends = {text.index(stop) + len(stop) for stop in stops if stop in text}
+    expected = {text}
+    if ends:
+        expected = {text[: text.index(stop)] for stop in stops if stop in text[: min(ends)]}
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[first:last] for first, last in itertools.pairwise(places)]
+    assert "".join(until_stop(pieces, stops)) in expected
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_text_ends_before_a_stop_text_and_its_tokens_with_it(here, kind):
+    options = ["generate", kind, "--prompt", "the", "--tokens", 60]
+    (whole,) = json_of(*options)["samples"]
+    stop = whole["text"][20:24]
+    place = whole["text"].index(stop)
+    (stopped,) = json_of(*options, "--stop", stop, "--stop", "not in it")["samples"]
+    assert stopped["text"] == whole["text"][:place]
+    assert stopped["tokens"] == whole["tokens"][: len(stopped["tokens"])]
+    assert len(stopped["tokens"]) > 1
+    assert done(*options, "--stop", stop).stdout == done(*options).stdout.partition(stop)[0] + "\n"
+    run = txlcli.load(kind)
+    for given_stop in (stop, [stop, "not in it"]):
+        assert run.generate("the", tokens=60, stop=given_stop) == run.generate("the", tokens=60).partition(stop)[0]
+    assert "empty" in refusal(*options, "--stop", "")

@@ -48,9 +48,17 @@ PLAIN_NAME = r"\w[\w.+-]{0,99}"
 _LONGEST_NAME = 100
 
 
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+"""Endings of compressed files, which have another one before."""
+
+
 def plain_name(path: Path, *, otherwise: str) -> str:
     """Derive the name of a store or a run from a file or directory; `otherwise` if no character of its name remains."""
-    name = path.stem if path.is_file() else path.name
+    name = path.name
+    if path.is_file():
+        name = path.stem
+        if path.suffix in COMPRESSED:
+            name = re.sub(r"\.[a-z]+$", "", name)  # topics.txt.gz is "topics"
     return re.sub(r"[^\w.+-]+", "-", name).strip("+-.")[:_LONGEST_NAME] or otherwise
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from txlcli.errors import UnknownNameError, UsageError
 from txlcli.runs.loading import open_run
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.settings import check_options
+from txlcli.workflows.generate import until_stop
 
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 SEED = 1111
@@ -154,7 +155,7 @@ class HarnessModel(LM):
             tokens = sampling.generate(reader, torch.from_numpy(ids), _sampling(generation), seed=SEED)
             pieces = self._vocab.spell(itertools.islice(tokens, generation["max_gen_toks"]), after=int(ids[-1]))
             stops = [stop for stop in generation["until"] if stop]
-            texts.append(_until(pieces, stops))
+            texts.append("".join(until_stop(pieces, stops)))
         return texts
 
     def _context_ids(self, context: str) -> list[int]:
@@ -207,14 +208,3 @@ def _sampling(generation: Mapping[str, Any]) -> sampling.Sampling:
         top_k=generation.get("top_k") or None,
         top_p=generation.get("top_p"),
     )
-
-
-def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:
-    """Return a text that arrives in pieces, up to the first stop sequence in it."""
-    text = ""
-    for text in itertools.accumulate(pieces):
-        if any(stop in text for stop in stops):
-            break
-    candidates = [text]
-    candidates += [text.partition(stop)[0] for stop in stops]
-    return min(candidates, key=len)

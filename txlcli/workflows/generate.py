@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -78,13 +78,20 @@ class Generation:
             return pieces
         return detokenize_lines(pieces, self.detokenize)
 
+    def spell_sample(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
+        """Yield the text of sampled tokens as they arrive, up to a text that ends it."""
+        return until_stop(self.spell(tokens, after=after), self.options.stop)
+
     def result(self) -> GenerateResult:
         """Generate all texts."""
         context = self._text(self.context)
         samples = []
         for sampled in self.samples():
-            tokens = list(sampled)
-            samples.append(Sample(text=self._text(tokens), tokens=tokens))
+            tokens: list[int] = []
+            text = "".join(self.spell_sample(_recorded(sampled, tokens)))
+            while len(self._text(tokens)) > len(text):  # tokens of the text that ended it
+                tokens.pop()
+            samples.append(Sample(text=text, tokens=tokens))
         return GenerateResult(
             run=str(self.opened.run.directory),
             context=context,
@@ -123,7 +130,7 @@ class Conversation:
         self._started = True
         tokens = continue_text(self._reader, torch.tensor(context), _sampling(self._options), self._generator)
         first_tokens = itertools.islice(tokens, self._options.tokens)
-        return vocab.spell(first_tokens, after=context[-1])
+        return until_stop(vocab.spell(first_tokens, after=context[-1]), self._options.stop)
 
 
 def _sampling(options: GenerateOptions) -> Sampling:
@@ -209,3 +216,35 @@ def detokenize_lines(pieces: Iterable[str], detokenize: Callable[[str], str]) ->
         for part in complete:
             yield detokenize(part + "\n")
     yield detokenize(line)
+
+
+def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """Yield a text that arrives in pieces up to the stop text that is complete first; pieces may divide it."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        found = [stop for stop in stops if stop in text]
+        if found:
+            first = min(found, key=lambda stop: text.index(stop) + len(stop))
+            yield text[: text.index(first)]
+            return
+        sure = len(text) - _begun(text, stops)
+        yield text[:sure]
+        text = text[sure:]
+    yield text
+
+
+def _begun(text: str, stops: Sequence[str]) -> int:
+    """Return the largest number of characters at the end of a text with which a stop text begins."""
+    longest = max(map(len, stops), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0
+
+
+def _recorded(tokens: Iterable[int], record: list[int]) -> Iterator[int]:
+    """Yield tokens, and append each to a record."""
+    for token in tokens:
+        record.append(token)
+        yield token

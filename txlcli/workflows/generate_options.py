@@ -4,6 +4,7 @@ from typing import Annotated
 
 from txlcli.config.ranges import NaturalInt, PositiveInt, PositiveShare, Range
 from txlcli.config.settings import Compile, Seed
+from txlcli.errors import UsageError
 from txlcli.workflows.options import Options, compile_option, flag_option, option, seed_option
 
 DEFAULT_CONTEXT = 512
@@ -26,11 +27,18 @@ class GenerateOptions(Options):
         "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1]."
     )
     greedy: bool = flag_option("Always select the likeliest token.")
+    stop: tuple[str, ...] = option(
+        "End a text before this one, and without it; repeatable. A line end is $'\\n' in the shell.",
+        default=(),
+        metavar="TEXT",
+    )
     reference: bool = flag_option("Also print the context and its actual continuation in the test split.")
     compile: Compile | None = compile_option()
     seed: Seed = seed_option()
 
     def _check(self) -> None:
+        if "" in self.stop:
+            raise UsageError("`stop` is empty; give the text to stop at, or leave it out")
         if self.prompt is not None:
             self.exclude("at", "context", "reference", because="`prompt` is the whole context")
         if self.greedy:

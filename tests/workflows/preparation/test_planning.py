@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from txlcli.config.settings import plain_name
 from txlcli.errors import CorpusInputError, UsageError
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
@@ -96,3 +97,19 @@ def test_a_missing_source_is_reported():
     with pytest.raises(CorpusInputError) as refused:
         make_plan("ptb", PrepareOptions(source=Path("nowhere")), Path("data"))
     assert str(refused.value) == "no file or folder at nowhere; give `source` an archive, folder or file of ptb"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("topics.txt", "topics"),
+        ("topics.txt.gz", "topics"),
+        ("topics.xz", "topics"),
+        ("topics-2.5.zst", "topics-2.5"),
+        ("a.b.txt", "a.b"),
+    ],
+)
+def test_a_store_is_named_after_its_file_without_the_endings_of_its_format(file, name):
+    path = Path(file)
+    path.write_bytes(b"")
+    assert plain_name(path, otherwise="text") == name

@@ -72,7 +72,7 @@ class TrainingLog:
         self.detail = f"train {value} {self.plan.run.metric}, {rate}{self.valid}, lr {report.lr:.2g}"
 
     def _show_validation(self, report: ValidReport, value: str) -> None:
-        self.valid = f", valid {value}"
+        self.valid = f", valid {value} at step {report.step:,}"
         message = f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {self.plan.run.metric}"
         if report.averaged:
             message += " with averaged weights"
