@@ -1,8 +1,7 @@
 """Unpacks zip, tar and compressed files into a directory; rejects damage and bombs."""
 
-import bz2
 import errno
-import gzip
+import io
 import lzma
 import re
 import struct
@@ -13,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .compressed import COMPRESSIONS, open_compressed
 from .corpus import CorpusError
 from .signatures import HEAD, format_of
 
 BLOCK = 1 << 20
 SMALL = 64 << 20  # bytes that every archive may unpack to
 MAX_RATIO = 20  # of unpacked to packed size, beyond that; text is packed to a third, the best packers reach a tenth
-OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open, "tar": open}
 TAR = (b"ustar", 257)
 """Signature of a tar archive, which may be compressed, and its offset."""
 DAMAGE = (
@@ -88,18 +87,23 @@ def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:
             for member in source.infolist():  # opening compares the two names of a member, so that damage hides no file
                 with source.open(member) as content:
                     yield member.filename, content
-    elif kind not in OPENERS:
+    elif kind not in (*COMPRESSIONS, "tar"):
         raise RuntimeError(f"the format {kind} is not known")
     else:
-        with OPENERS[kind](archive, "rb") as stream:
-            is_tar = stream.read(HEAD).startswith(*TAR)
-            stream.seek(0)
-            if not is_tar:
+        with archive.open("rb") if kind == "tar" else open_compressed(archive, kind) as stream:
+            if not stream.peek(HEAD)[:HEAD].startswith(*TAR):
                 yield None, stream
                 return
-            with tarfile.open(fileobj=stream, mode="r|") as members:
-                for part in members:
-                    if part.isfile() and not part.issparse():
-                        yield part.name, members.extractfile(part)
-            while stream.read(BLOCK):  # the checksum is at the end
-                pass
+            yield from _tar_members(stream)
+
+
+def _tar_members(stream: "io.BufferedReader[Any]") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the content of each file of a tar; zeros alone may follow the last one."""
+    with tarfile.open(fileobj=stream, mode="r|") as members:
+        for part in members:
+            if part.isfile() and not part.issparse():
+                yield part.name, members.extractfile(part)
+        # The standard library ends without a word at a damaged header.
+        while rest := members.fileobj.read(BLOCK):
+            if any(rest):
+                raise tarfile.ReadError(f"no file begins at byte {members.offset:,} of its content")

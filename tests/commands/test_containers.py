@@ -148,6 +148,8 @@ def test_half_a_character_of_json_is_replaced(plain):
         ("a.gz", gzip.compress(TEXT)[:-9], "damaged, or not gzip"),
         ("a.zst", zstd(TEXT)[:-9], "damaged, or not zstd"),
         ("a.arrow", arrow_bytes(arrow.ipc.new_file)[:500], "damaged, or not Arrow"),
+        ("a.arrow", 2 * arrow_bytes(arrow.ipc.new_stream), "damaged, or not Arrow"),
+        ("a.bz2", bz2.compress(TEXT) + b"more", "damaged, or not bzip2 (no stream begins at byte"),
         ("a.csv", delimited(",").decode().encode("utf-16"), "utf-16 is not UTF-8"),
         ("a.parquet.gz", gzip.compress(parquet_bytes()), "contains another file (Parquet)"),
         ("a.xz", lzma.compress(bytes(100 << 20), preset=0), "would unpack to more than 64 MiB"),

@@ -180,3 +180,11 @@ def test_no_damage_of_an_archive_is_silent_or_makes_it_text(tmp_path, kind):
     for place in range(12, len(whole), 97):
         (tmp_path / "ptb.train").write_bytes(flipped(whole, place, 8))
         assert format_of(tmp_path / "ptb.train")
+
+
+def test_files_of_a_tar_after_a_damaged_header_are_not_lost_without_a_word(tmp_path, out):
+    archive = a_tar(open)(tmp_path / "a.tar", {"train.txt": b"one", "valid.txt": b"two"})
+    data = bytearray(archive.read_bytes())
+    data[data.index(b"valid.txt")] ^= 1
+    archive.write_bytes(data)
+    assert "the archive is damaged" in refusal(archive)

@@ -10,7 +10,7 @@ import json
 import mmap
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import Any
 
 import pyarrow as arrow
 
+from txlcli.corpora.compressed import COMPRESSIONS, open_compressed
+from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of
-from txlcli.corpora.unpack import DAMAGE, OPENERS, max_bytes, too_large
+from txlcli.corpora.unpack import DAMAGE, max_bytes, too_large
 from txlcli.errors import CorpusInputError, shortened
 from txlcli.workflows.exchange import parquet_text
 
@@ -29,12 +31,6 @@ DELIMITERS = {"CSV": ",", "TSV": "\t"}
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
 MAX_COLUMNS_LISTED = 10
-UNPACKERS: dict[str, Callable[..., Any]] = {
-    "gzip": OPENERS["gzip"],
-    "bzip2": OPENERS["bzip2"],
-    "xz": OPENERS["xz"],
-    "zstd": lambda path, _mode: arrow.CompressedInputStream(str(path), "zstd"),
-}
 BLOCK = 1 << 20  # bytes or characters that are read at once
 MAX_ROW_LEN = 64 << 20
 """Most characters of a line or a field."""
@@ -110,7 +106,7 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
         return TextFile(path, found)
     if found == "Parquet" or path.suffix.lower() == ".parquet":  # a damaged one, too
         return TextFile(path, "Parquet")
-    if found in UNPACKERS:
+    if found in COMPRESSIONS:
         ending = Path(path.stem).suffix.lower()
         return TextFile(path, BY_ENDING.get(ending, TEXT), found, encoding)
     return TextFile(path, BY_ENDING.get(path.suffix.lower(), TEXT), None, encoding)
@@ -164,6 +160,8 @@ def _reading(file: TextFile) -> Iterator[None]:
         raise CorpusInputError(
             f"{file.path}: not valid {file.encoding or 'UTF-8'} ({error}); give the `encoding` of its text"
         ) from error
+    except CorpusError as error:
+        raise CorpusInputError(str(error)) from error
     except (*DAMAGE, csv.Error, arrow.ArrowException, LookupError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -176,8 +174,7 @@ def _reading(file: TextFile) -> Iterator[None]:
 
 def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file."""
-    unpack = UNPACKERS[file.packing] if file.packing else io.FileIO
-    stream = io.BufferedReader(unpack(file.path, "rb"), BLOCK)
+    stream = open_compressed(file.path, file.packing) if file.packing else file.path.open("rb")
     head = stream.peek(HEAD)[:HEAD]
     if file.packing and (inside := format_in(head, "packed", "rows", "other")):
         raise CorpusInputError(f"{file.path}: contains another file ({inside}), not text; unpack it first")
@@ -300,10 +297,18 @@ def _open_arrow(path: Path) -> tuple[Any, Iterator[Any], mmap.mmap]:
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if mapped[:4] == b"\xff" * 4:
-        stream = arrow.ipc.open_stream(arrow.py_buffer(mapped))
-        return stream.schema, stream, mapped
+        source = arrow.BufferReader(arrow.py_buffer(mapped))
+        stream = arrow.ipc.open_stream(source)
+        return stream.schema, _stream_batches(stream, source), mapped
     batches = arrow.ipc.open_file(arrow.py_buffer(mapped))
     return batches.schema, map(batches.get_batch, range(batches.num_record_batches)), mapped
+
+
+def _stream_batches(stream: Any, source: Any) -> Iterator[Any]:
+    """Yield the batches of a stream, which must be all that its source has."""
+    yield from stream
+    if source.tell() < source.size():
+        raise arrow.ArrowInvalid(f"byte {source.tell():,} is after the end of the stream")
 
 
 def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
