@@ -30,7 +30,14 @@ class UsageError(TxlError):
 
 
 class RecipeError(UsageError):
-    """A recipe file or a --set override is wrong."""
+    """A recipe file or a --set override is wrong.
+
+    `setting` is what must change, such as "train.lr"; None if it is not one setting.
+    """
+
+    def __init__(self, message: str, *, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
 
 
 class UnknownNameError(UsageError):

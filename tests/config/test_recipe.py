@@ -178,6 +178,21 @@ def test_a_byte_order_mark_is_ignored(tiny):
     assert recipe.load(str(path)) == expected
 
 
+@pytest.mark.parametrize(
+    ("override", "setting"),
+    [
+        ("train.lr=0", "train.lr"),
+        ("model.n_head=3", "model.n_head"),
+        ("trian.lr=1", "trian"),
+        ("model.arch=gru", "model.arch"),
+    ],
+)
+def test_an_error_of_a_recipe_has_its_setting(tiny, override, setting):
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(tiny(), [override])
+    assert caught.value.setting == setting
+
+
 @pytest.mark.parametrize("overrides", [[], ["model.n_layers=3"]])
 def test_a_key_in_place_of_a_section_is_rejected(tmp_path, overrides):
     path = tmp_path / "flat.toml"

@@ -76,15 +76,17 @@ OUT_OF_RANGE = [
 ]
 
 
-def rejection(function, *arguments, **changed):
+def rejection(function, setting, *arguments, **changed):
+    """Return the message of the error about a setting."""
     with pytest.raises(RecipeError) as caught:
         function(*arguments, **changed)
+    assert caught.value.setting == setting
     return str(caught.value)
 
 
 @pytest.mark.parametrize(("section", "key", "value", "expected"), OUT_OF_RANGE)
 def test_a_value_out_of_range_is_rejected(section, key, value, expected):
-    message = rejection(build, section, **{key: value})
+    message = rejection(build, f"{section}.{key}", section, **{key: value})
     assert message.startswith(f"[{section}] {key} must be ")
     assert expected in message
 
@@ -103,7 +105,7 @@ def test_a_value_out_of_range_is_rejected(section, key, value, expected):
     ],
 )
 def test_a_wrong_word_is_rejected_with_the_one_that_was_meant(section, key, word, meant):
-    message = rejection(build, section, **{key: word})
+    message = rejection(build, f"{section}.{key}", section, **{key: word})
     assert message.startswith(f"[{section}] {key} must be one of ")
     assert message.endswith(f'; did you mean "{meant}"?')
 
@@ -113,7 +115,8 @@ def test_a_wrong_word_is_rejected_with_the_one_that_was_meant(section, key, word
     [("model", "init", "TF"), ("train", "schedule", "xyz"), ("eval", "same_length", "n")],
 )
 def test_an_unknown_word_is_rejected(section, key, word):
-    assert rejection(build, section, **{key: word}).startswith(f"[{section}] {key} must be one of ")
+    message = rejection(build, f"{section}.{key}", section, **{key: word})
+    assert message.startswith(f"[{section}] {key} must be one of ")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +310,7 @@ def test_the_settings_to_which_the_others_are_changes_are_valid(arch):
 def test_settings_that_do_not_suit_each_other_are_rejected(row):
     arch, changes, setting, word = row.split(" | ")
     section, _, key = setting.partition(".")
-    message = rejection(resolve, arch, *changes.split())
+    message = rejection(resolve, setting, arch, *changes.split())
     assert f": [{section}] {key} must be " in message
     assert word in message
 

@@ -30,7 +30,8 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
     if settings.cutoffs and settings.cutoffs[-1] >= vocab_size:
         raise RecipeError(
             f"[model] cutoffs {list(settings.cutoffs)} reach beyond the vocabulary of {vocab_size:,}; "
-            "each must be less, or none: `overrides` model.cutoffs=[]"
+            "each must be less, or none: `overrides` model.cutoffs=[]",
+            setting="model.cutoffs",
         )
     edges = pairwise((0, *settings.cutoffs, vocab_size))
     all_bands = []

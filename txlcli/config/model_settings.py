@@ -14,7 +14,7 @@ from txlcli.config.ranges import (
     Range,
     Rate,
     Section,
-    wrong,
+    wrong_setting,
 )
 from txlcli.config.traits import (
     BLOCKS,
@@ -27,7 +27,6 @@ from txlcli.config.traits import (
     NormType,
     QkNorm,
 )
-from txlcli.errors import RecipeError
 
 MemoryStart = Literal["empty", "zeros"]
 
@@ -366,10 +365,10 @@ class CompressiveSettings(TransformerSettings):
     def check_training(self, *, seg_len: int, mem_len: int) -> None:
         super().check_training(seg_len=seg_len, mem_len=mem_len)
         if mem_len == 0:
-            raise RecipeError(wrong("[train] mem_len", mem_len, f'greater than 0 with arch = "{self.arch}"'))
+            raise wrong_setting("train.mem_len", mem_len, f'greater than 0 with arch = "{self.arch}"')
         if seg_len % self.compression_rate:
             expected = f"a multiple of model.compression_rate ({self.compression_rate})"
-            raise RecipeError(wrong("[train] seg_len", seg_len, expected))
+            raise wrong_setting("train.seg_len", seg_len, expected)
 
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
         if mem_len == 0:
@@ -403,7 +402,7 @@ class RmtSettings(TransformerSettings):
         length = self.segment_len
         if seg_len % length:
             expected = f"a multiple of model.segment_len ({length}): gradients pass through that many segments"
-            raise RecipeError(wrong("[train] seg_len", seg_len, expected))
+            raise wrong_setting("train.seg_len", seg_len, expected)
 
     @property
     def limits_distance(self) -> bool:

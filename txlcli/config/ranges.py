@@ -74,6 +74,12 @@ def wrong(subject: str, value: object, expected: str) -> str:
     return f"{subject} must be {expected}, not {shortened(' '.join(repr(shown).split()))}"
 
 
+def wrong_setting(setting: str, value: object, expected: str) -> RecipeError:
+    """Return the error about the value of a setting, such as "train.lr"; `expected` describes valid values."""
+    section, _, key = setting.partition(".")
+    return RecipeError(wrong(f"[{section}] {key}", value, expected), setting=setting)
+
+
 @dataclasses.dataclass(frozen=True)
 class FieldType:
     """Type of a setting, an option or an argument, read from its annotation."""
@@ -179,7 +185,7 @@ class FieldType:
         numbers = several if self.is_list else single
         return ", or ".join([numbers, *self.words])
 
-    def check(self, subject: str, value: Any, error: type[UsageError] = UsageError) -> None:
+    def check(self, subject: str, value: Any, error: Callable[[str], UsageError] = UsageError) -> None:
         """Raise an error, which begins with `subject`, unless a value has this type; it may suggest a word."""
         if value is None and self.can_be_off:
             return
@@ -294,12 +300,12 @@ class Section:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            subject = f"[{self.section}] {field.name}"
-            FieldType.of(field.type).check(subject, getattr(self, field.name), RecipeError)
+            error = functools.partial(RecipeError, setting=f"{self.section}.{field.name}")
+            FieldType.of(field.type).check(f"[{self.section}] {field.name}", getattr(self, field.name), error)
 
     def reject(self, key: str, expected: str) -> NoReturn:
         """Raise the RecipeError about a setting; `expected` describes valid values."""
-        raise RecipeError(wrong(f"[{self.section}] {key}", getattr(self, key), expected))
+        raise wrong_setting(f"{self.section}.{key}", getattr(self, key), expected)
 
     def require(self, valid: bool, key: str, expected: str) -> None:
         """Raise a RecipeError unless a setting is valid; `expected` describes valid values."""

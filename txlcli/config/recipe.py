@@ -1,6 +1,7 @@
 """Reads recipes, packaged or the user's own, as Settings, with overrides; describes every setting in words."""
 
 import dataclasses
+import functools
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,10 +119,12 @@ def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ())
         for name in table:
             if name not in SECTIONS:
                 known = ", ".join(SECTIONS)
-                raise RecipeError(f'no section "{name}"{did_you_mean(name, SECTIONS)} (known: {known})')
+                raise RecipeError(f'no section "{name}"{did_you_mean(name, SECTIONS)} (known: {known})', setting=name)
         sections = {name: section(name, table.get(name, {})) for name in SECTIONS}
         return Settings(**sections)
-    except (RecipeError, ValueError, OverflowError) as error:  # the latter two: numbers of thousands of digits
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}", setting=error.setting) from error
+    except (ValueError, OverflowError) as error:  # numbers of thousands of digits
         raise RecipeError(f"{where}: {error}") from error
 
 
@@ -138,19 +141,21 @@ def unregistered(table: Mapping[str, Any]) -> tuple[str, str] | None:
 def section(name: str, keys: Any) -> Any:
     """Turn the keys of one section into its settings."""
     if not isinstance(keys, Mapping):
-        raise RecipeError(f"[{name}] must be a section of keys")
+        raise RecipeError(f"[{name}] must be a section of keys", setting=name)
     cls = SECTIONS[name]
     if name == "model":
         arch = keys.get("arch", ModelSettings.arch)
-        FieldType((str,), words=tuple(MODELS)).check("[model] arch", arch, RecipeError)
+        error = functools.partial(RecipeError, setting="model.arch")
+        FieldType((str,), words=tuple(MODELS)).check("[model] arch", arch, error)
         cls = MODELS[arch]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:
         if key not in fields:
-            raise RecipeError(f'[{name}] has no key "{key}"{_suggestion(key, name, keys, list(fields))}')
+            message = f'[{name}] has no key "{key}"{_suggestion(key, name, keys, list(fields))}'
+            raise RecipeError(message, setting=f"{name}.{key}")
     for key, field in fields.items():
         if field.default is dataclasses.MISSING and key not in keys:
-            raise RecipeError(f'[{name}] needs the key "{key}"')
+            raise RecipeError(f'[{name}] needs the key "{key}"', setting=f"{name}.{key}")
     values = {key: FieldType.of(fields[key].type).read(value) for key, value in keys.items()}
     return cls(**values)
 

@@ -267,7 +267,8 @@ class TrainSettings(Section):
             wanted = f"{processes} processes"
             if self.accumulate > 1:
                 wanted += f" x {self.accumulate} parts"
-            raise RecipeError(f"train.batch_size = {self.batch_size} is too small for {wanted}; use fewer of them")
+            message = f"train.batch_size = {self.batch_size} is too small for {wanted}; use fewer of them"
+            raise RecipeError(message, setting="train.batch_size")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -99,7 +99,8 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise RecipeError(
-            f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason}; use another, such as "adamw"'
+            f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason}; use another, such as "adamw"',
+            setting="train.optimizer",
         ) from error
     return optimizer
 
@@ -319,7 +320,8 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
         else:
             others[name] = parameter
     if not matrices and not isinstance(model, ModelPart):
-        raise RecipeError('train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"')
+        message = 'train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"'
+        raise RecipeError(message, setting="train.optimizer")
     muon = torch.optim.Muon(
         [parameter_group("matrices of the layers", matrices)],
         lr=settings.lr,

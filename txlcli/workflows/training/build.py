@@ -263,7 +263,9 @@ def _shuffled_starts(settings: Settings, store: TokenStore) -> Ids | None:
         return None
     starts = store.sentence_starts("train")
     if starts is None:
-        raise RecipeError(f"corpus.shuffle_{unit}: {store.path} does not record where {unit} start; set it to false")
+        setting = f"corpus.shuffle_{unit}"
+        message = f"{setting}: {store.path} does not record where {unit} start; set it to false"
+        raise RecipeError(message, setting=setting)
     return starts
 
 
@@ -277,7 +279,8 @@ def _check_without_valid(train: TrainSettings, store: TokenStore) -> None:
         return
     raise RecipeError(
         f'train.{key} = "{getattr(train, key)}" needs a valid split, and {store.path} has none; prepare a text with '
-        f"one, or set another train.{key}"
+        f"one, or set another train.{key}",
+        setting=f"train.{key}",
     )
 
 
@@ -319,7 +322,8 @@ def _check_resumed(run: Run, stopped: Run, training: Training, until_step: int |
     step = training.step
     last_step = run.settings.train.max_steps
     if step > last_step:
-        raise RecipeError(f"{run.directory} is already at step {step:,}; train.max_steps cannot be {last_step:,}")
+        message = f"{run.directory} is already at step {step:,}; train.max_steps cannot be {last_step:,}"
+        raise RecipeError(message, setting="train.max_steps")
     if training.has_ended:
         longer = "train.max_steps=N" if step == last_step else "train.stop_after=none"
         raise RunError(f"{run.directory} has finished its {step:,} steps; to train it longer add `overrides` {longer}")
@@ -333,7 +337,8 @@ def _check_resumed(run: Run, stopped: Run, training: Training, until_step: int |
     if training.validated and batch_size != stopped.settings.train.valid_batch_size:
         raise RecipeError(
             f"`overrides` train.valid_batch_size={batch_size}: the run was validated with another one, and losses "
-            "are not comparable, since each part of a batch begins without context; start a new run instead"
+            "are not comparable, since each part of a batch begins without context; start a new run instead",
+            setting="train.valid_batch_size",
         )
 
 

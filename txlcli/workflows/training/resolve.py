@@ -119,11 +119,13 @@ def _of_run(options: TrainOptions, runs_dir: Path) -> Request:
     if options.resume:
         for key in recipe.differences([before, recipe.to_table(settings)]):
             if key in FIXED_KEYS or key.startswith(("corpus.", "model.")):
-                raise RecipeError(f"`overrides` {key}: a resumed run keeps its {key}; start a new run instead")
+                message = f"`overrides` {key}: a resumed run keeps its {key}; start a new run instead"
+                raise RecipeError(message, setting=key)
     elif settings.train.max_steps == 1:  # as an import without a recipe says
         raise RecipeError(
             f"{run.directory} does not tell how to train; name a recipe with the same model, or add `overrides` "
-            "train.max_steps=N, and others such as train.batch_size"
+            "train.max_steps=N, and others such as train.batch_size",
+            setting="train.max_steps",
         )
     return Request(
         recipe_name=run.recipe_name,
