@@ -41,13 +41,13 @@ def train(
     if not launch.dry_run:
         signals.explain_end(_kept_by_a_signal(options, workspace))
     request = resolve(recipe_source, options, workspace, restarts=launcher.restart_count())
-    needs_launcher = launch.processes > 1 or launch.restarts > 0
-    if needs_launcher and not launcher.is_started() and not launch.dry_run:
-        sys.exit(_start_processes(request, launch, workspace, context.find_root().obj))
-    if not launch.dry_run:
-        _train_each(request.with_seeds(launch.seeds, workspace.runs_dir), workspace, json)
-    elif launcher.is_main():
+    if launch.dry_run:
         _show_forecast(request, launch, workspace, json)
+        return
+    needs_launcher = launch.processes > 1 or launch.restarts > 0
+    if needs_launcher and not launcher.is_started():
+        sys.exit(_start_processes(request, launch, workspace, context.find_root().obj))
+    _train_each(request.with_seeds(launch.seeds, workspace.runs_dir), workspace, json)
 
 
 def _start_processes(request: Request, launch: LaunchOptions, workspace: Workspace, arguments: list[str]) -> int:
@@ -63,7 +63,9 @@ def _start_processes(request: Request, launch: LaunchOptions, workspace: Workspa
 
 
 def _show_forecast(request: Request, launch: LaunchOptions, workspace: Workspace, json: bool) -> None:
-    """Show what the run would cost."""
+    """Show what the run would cost, once."""
+    if not launcher.is_main():
+        return
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast
 

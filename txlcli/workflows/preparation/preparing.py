@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from txlcli import corpora
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
 from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, train
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
@@ -106,6 +107,16 @@ def run(
 def prepare_again(directory: Path, data_dir: Path, reporter: Reporter) -> TokenStore:
     """Prepare the text that an export wrote into a directory, and store it in `data_dir`."""
     return run_plan(make_plan(str(directory), PrepareOptions(name="again"), data_dir), reporter)
+
+
+def prepare_if_missing(name: str, data_dir: Path, reporter: Reporter) -> None:
+    """Prepare a corpus that every machine has unless its store exists, and clean up."""
+    corpus = corpora.CORPORA.get(name)
+    store = data_dir / f"{name}.h5"
+    if corpus is not None and corpus.home is not None and not store.exists():
+        reporter.say(f"no token store at {store} yet; preparing it")
+        run(name, PrepareOptions(), data_dir, reporter=reporter)
+    clean(data_dir)
 
 
 def clean(data_dir: Path) -> None:

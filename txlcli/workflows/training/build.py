@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from txlcli import __version__, corpora
+from txlcli import __version__
 from txlcli.config import recipe
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.architectures import registry
@@ -31,7 +31,6 @@ from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
 from txlcli.workflows.preparation import preparing
-from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import initial_weights, out_of_memory
 from txlcli.workflows.training.initial_weights import InitialWeights
@@ -62,7 +61,8 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
     settings = request.settings
     if request.resumed is None and launcher.is_main():
         next(new_directories(request, workspace.runs_dir))  # rejects a name that is taken
-        _prepare_if_missing(settings, workspace)  # before the processes meet, since it may take long
+        # Before the processes meet, since it may take long:
+        preparing.prepare_if_missing(settings.corpus.store, workspace.data_dir, workspace.reporter)
     device = pick_device(workspace.device)
     check_device(settings, device, processes=launcher.world_size())
     # Verifying a large store takes long: the others do not wait for rank 0 yet.
@@ -87,17 +87,6 @@ def new_directories(request: Request, runs_dir: Path) -> Iterator[Path]:
     directory = runs_dir / request.run_name
     run_directory.check_free(directory, force=options.force)
     yield directory
-
-
-def _prepare_if_missing(settings: Settings, workspace: Workspace) -> None:
-    """Prepare the store of a corpus that every machine has, and delete what killed commands left of others."""
-    name = settings.corpus.store
-    corpus = corpora.CORPORA.get(name)
-    path = workspace.store_path(name)
-    if corpus is not None and corpus.home is not None and not path.exists():
-        workspace.reporter.say(f"no token store at {path} yet; preparing it")
-        preparing.run(name, PrepareOptions(), workspace.data_dir, reporter=workspace.reporter)
-    preparing.clean(workspace.data_dir)
 
 
 def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
