@@ -19,7 +19,7 @@ from pathlib import Path
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Slices, Splits, Text, size_of
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
-from .signatures import GROUPS, format_of, head_of, reject_other_than_text
+from .signatures import GROUPS, OF_IDS, format_of, head_of, reject_other_than_text
 
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
 CHARACTER = 4  # largest number of bytes of a UTF-8 character
@@ -67,7 +67,11 @@ def _text_files(source: Path, listed: list[Path]) -> list[Path]:
     files = listed
     if source.is_dir():
         files = [path for path in files if not BACKUP.search(path.name)]
-        files = [path for path in files if not format_of(path, *GROUPS)] or files
+        formats = {path: format_of(path, *GROUPS) for path in files}
+        text = [path for path, name in formats.items() if name is None]
+        describes_ids = all(map(is_companion, text)) and not OF_IDS.isdisjoint(formats.values())
+        if text and not describes_ids:
+            files = text
     for path in files:
         if not path.exists():
             raise CorpusError(f"{path}: a link to a file that does not exist; remove it, or restore that file")

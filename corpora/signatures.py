@@ -2,8 +2,11 @@
 
 import codecs
 import functools
+import itertools
+import sys
 import tomllib
 import zlib
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,10 @@ from .corpus import CorpusError
 
 GROUPS = ("packed", "rows", "other")
 HEAD = 4096  # bytes
+CHUNK = "a chunk of streaming samples"
+"""Format that is recognized by its table of offsets."""
+OF_IDS = {CHUNK, "a NumPy array", "packed token ids of LitGPT"}
+"""Formats of token ids, which a README or an index.json may describe."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -48,7 +55,10 @@ def format_of(path: Path, *groups: str) -> str | None:
         for name, row in _table()[group].items():
             if path.suffix.lower() in row.get("endings", ()):
                 return name
-    return format_in(head_of(path), *groups)
+    found = format_in(head_of(path), *groups)
+    if found is None and "other" in groups and has_offsets(path):
+        return CHUNK
+    return found
 
 
 def format_in(head: bytes, *groups: str) -> str | None:
@@ -60,6 +70,32 @@ def format_in(head: bytes, *groups: str) -> str | None:
             if head.startswith(mark, offset):
                 return name
     return None
+
+
+def format_of_header(path: Path) -> str | None:
+    """Return the format of a file that may be numbers alone: one whose signature no small numbers have."""
+    head = head_of(path)
+    for group in GROUPS:
+        for name, mark, offset in _signatures(group):
+            is_telling = len(mark) >= 4 and not set(mark) <= {0, 1, 0xFF}
+            if is_telling and offset == 0 and head.startswith(mark):
+                return name
+    return CHUNK if has_offsets(path) else None
+
+
+def has_offsets(path: Path) -> bool:
+    """True for a chunk of streaming samples: their number, and the offset of each up to the end of the file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        count = int.from_bytes(file.read(4), "little")
+        end = 4 * (count + 2)
+        if not 0 < end - 8 < size:
+            return False
+        offsets = array("I", file.read(end - 4))
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    is_table = len(offsets) == count + 1 and end <= offsets[0] and offsets[-1] == size
+    return is_table and all(first <= second for first, second in itertools.pairwise(offsets))
 
 
 def head_of(path: Path) -> bytes:

@@ -149,8 +149,12 @@ def test_files_without_splits_are_cut_together_and_a_doubtful_type_is_noted(unto
     assert [*store("chunks").ids("train"), *store("chunks").ids("valid"), *store("chunks").ids("test")] == ids
     write_ids(untouched / "odd.bin", [(number * 7919) % 200_000 for number in range(1000)], "I")
     told = json_of("prepare", "odd.bin", "--dtype", "uint16")
-    assert "look like uint32" in told["notes"][1]
-    assert "--dtype uint32" in refusal("prepare", "odd.bin", "--dtype", "uint32-be", "--force", code=1)
+    assert "do not look like it" in told["notes"][1]
+    told = json_of("prepare", "odd.bin", "--dtype", "uint16", "--vocab-size", 200_000, "--force")
+    assert "`dtype` uint32" in told["notes"][1]
+    again = ("prepare", "odd.bin", "--dtype", "uint32-be", "--force")
+    assert "--vocab-size" in refusal(*again, code=1)
+    assert "--dtype uint32" in refusal(*again, "--vocab-size", 200_000, code=1)
 
 
 def test_a_vocabulary_gives_ids_a_text(ids_of_nanogpt):

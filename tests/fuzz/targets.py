@@ -179,7 +179,7 @@ def _tokens(sample, work):
         index.write_bytes(data[1:])
         if not is_index:
             index.unlink()
-        tokens = token_files.find(ids, None)
+        tokens = token_files.find(ids, token_files.IdType())
         for piece in tokens.splits[""]:
             assert sum(block.nbytes for block in tokens.blocks(piece)) == piece.size
 

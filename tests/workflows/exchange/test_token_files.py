@@ -1,15 +1,17 @@
 """Token files of nanoGPT, llm.c and Megatron: read as their authors describe them, and refused if damaged."""
 
+import re
 import struct
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from txlcli.corpora import signatures
-from txlcli.corpora.corpus import CorpusError
+from txlcli.corpora import OWN_TEXT, signatures
+from txlcli.corpora.corpus import CorpusError, ReadOptions
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange import token_files
+from txlcli.workflows.exchange.token_files import IdType
 
 IDS = [5, 0, 40_000, 7, 7, 12, 65_499]
 
@@ -18,14 +20,14 @@ def ids_of(tokens, pieces):
     return [int(number) for piece in pieces for block in tokens.blocks(piece) for number in block]
 
 
-def read(path, dtype=None):
-    tokens = token_files.find(path, dtype)
+def read(path, dtype=None, vocab_size=None, *, is_export=False):
+    tokens = token_files.find(path, IdType(dtype, vocab_size, is_export))
     return tokens.format, {split: ids_of(tokens, pieces) for split, pieces in tokens.splits.items()}
 
 
-def refusal(path, dtype=None):
+def refusal(path, dtype=None, vocab_size=None):
     with pytest.raises((CorpusInputError, CorpusError)) as error:
-        token_files.find(path, dtype)
+        token_files.find(path, IdType(dtype, vocab_size))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -91,7 +93,7 @@ def test_every_type_of_ids_of_megatron_is_read(tmp_path, type_code, code, ids):
     index = {"documents": [0, 2, 2, 3], "modes": bytes(3)}  # a document of two sequences, an empty one, a mode each
     path = megatron(tmp_path, ids, [1, 0, 2], type_code=type_code, itemsize=struct.calcsize(code), code=code, **index)
     assert read(path) == ("Megatron", {"": ids})
-    tokens = token_files.find(path, None)
+    tokens = token_files.find(path, IdType())
     (piece,), size = tokens.splits[""], struct.calcsize(code)
     assert tokens.documents.starts([piece]).tolist() == [0, size]
     assert tokens.documents.starts([replace(piece, start=size)]).tolist() == [0]
@@ -114,9 +116,9 @@ def test_the_files_of_a_directory_are_splits_in_the_order_of_their_names(tmp_pat
 
 def test_other_files_and_directories_are_text(tmp_path):
     (tmp_path / "words.txt").write_text("the text")
-    assert token_files.find(tmp_path / "words.txt", None) is None
+    assert token_files.find(tmp_path / "words.txt", IdType()) is None
     (tmp_path / "firmware.bin").write_bytes(b"\1\2\3")
-    assert token_files.find(tmp_path, None) is None
+    assert token_files.find(tmp_path, IdType()) is None
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -150,9 +152,9 @@ def test_a_part_of_an_id_is_rejected(tmp_path, dtype, size):
     assert f"not a whole number of {dtype or 'uint16'} ids" in refusal(tmp_path, dtype)
 
 
-def other_type(dtype, given="uint16"):
-    """Return the words for ids of another type than the one that was given or assumed."""
-    return f"those of {dtype} ids, not of {given}; give `dtype` {dtype}"
+def is_named(dtype, message):
+    """True if an error advises a type; the name of another type begins like it."""
+    return bool(re.search(rf"`dtype` {dtype}(?!-)\b", message))
 
 
 @pytest.mark.parametrize("largest", [100, 50_000])
@@ -160,7 +162,8 @@ def other_type(dtype, given="uint16"):
 def test_ids_whose_upper_bytes_are_zero_are_not_read_as_narrower_ones(tmp_path, largest, given):
     ids = [(number * 7919) % largest for number in range(64)]
     (tmp_path / "train.bin").write_bytes(packed("I", ids))
-    assert other_type("uint32", given) in refusal(tmp_path, given)
+    assert is_named("uint32", refusal(tmp_path, given, largest))
+    assert not is_named("uint32", refusal(tmp_path, given))
     assert read(tmp_path / "train.bin", "int32") == ("nanoGPT", {"": ids})
 
 
@@ -173,7 +176,9 @@ def test_a_long_run_of_one_id_tells_no_type(tmp_path):
 def test_ids_beyond_uint16_are_read_as_such_only_if_that_is_stated(tmp_path):
     ids = [(number * 7919) % 200_000 for number in range(64)]
     (tmp_path / "train.bin").write_bytes(packed("I", ids))
-    assert other_type("uint32") in refusal(tmp_path)
+    assert not is_named("uint32", refusal(tmp_path))
+    assert not is_named("uint32", refusal(tmp_path, vocab_size=1000))
+    assert read(tmp_path, vocab_size=200_000) == ("nanoGPT", {"train": ids})
     assert len(read(tmp_path / "train.bin", "uint16")[1][""]) == 2 * len(ids)
 
 
@@ -198,10 +203,9 @@ def test_ids_of_another_type_are_recognized_and_read_as_stated(tmp_path, size, d
         return
     ids = skewed(size)
     (tmp_path / "train.bin").write_bytes(struct.pack(f"{order}{len(ids)}{code}", *ids))
-    is_certain = size <= {"uint8": 0, "uint16-be": 1 << 8, "uint32-be": 1 << 16}.get(dtype, size)
-    message = refusal(tmp_path)
-    assert other_type(dtype) in message
-    assert ("or `dtype` uint16" in message) != is_certain
+    assert is_named(dtype, refusal(tmp_path, vocab_size=size))
+    assert "`vocab_size`" in refusal(tmp_path)  # no type is advised without a vocabulary
+    assert not is_named(dtype, refusal(tmp_path, vocab_size=size // 2))
     assert read(tmp_path, dtype) == ("nanoGPT", {"train": ids})
 
 
@@ -231,6 +235,102 @@ def test_files_in_folders_named_as_splits_and_folders_of_token_files_alone(tmp_p
     assert read(tmp_path / "chunks") == ("nanoGPT", {"": [1, 2]})
     (tmp_path / "chunks/weights.bin").write_bytes(b"PK\3\4" * 32)
     assert "an archive, such as a checkpoint of PyTorch, not ids" in refusal(tmp_path / "chunks")
+
+
+@pytest.mark.parametrize("ids", [[1, 0] * 999, [0, 256] * 999, [0] * 2999 + [257] * 400, [0, 0, 0, 1] * 999])
+def test_the_files_of_an_export_have_the_type_of_its_vocabulary(tmp_path, ids):
+    token_files.write("nanogpt", tmp_path / "train.bin", np.array(ids), 500)
+    assert read(tmp_path, vocab_size=500, is_export=True) == ("nanoGPT", {"train": ids})
+
+
+def litgpt(ids, *, version=1, type_code=8, code="H"):
+    """Build a packed chunk: a magic number, the version, a code of the type, the number of ids, and the ids."""
+    return b"LITPKDS" + struct.pack("<QBQ", version, type_code, len(ids)) + packed(code, ids)
+
+
+def test_packed_chunks_of_litgpt_are_read_after_their_header(tmp_path):
+    (tmp_path / "train_0000000000.bin").write_bytes(litgpt(IDS))
+    (tmp_path / "train_0000000001.bin").write_bytes(litgpt(IDS[:3]))
+    assert read(tmp_path) == ("LitGPT", {"train": IDS + IDS[:3]})
+    (tmp_path / "train_0000000002.bin").write_bytes(litgpt([70_001], type_code=4, code="i"))
+    assert "LitGPT int32 and LitGPT uint16" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("data", [litgpt(IDS)[:-2], litgpt(IDS, version=2), litgpt(IDS, type_code=6)])
+def test_a_packed_chunk_that_does_not_fit_its_header_is_rejected(tmp_path, data):
+    (tmp_path / "train.bin").write_bytes(data)
+    assert "header of LitGPT" in refusal(tmp_path)
+
+
+def old_index(lengths, *, itemsize=4, documents=None):
+    """Build an .idx of the format before mmap: type, counts, the first size and id of each sequence, and the sizes."""
+    count = len(lengths)
+    head = b"TNTIDX\0\0" + struct.pack("<5Q", 1, 4, itemsize, count, count)
+    if documents is not None:
+        head += struct.pack("<Q", len(documents))
+    ends = np.cumsum([0, *lengths]).tolist()
+    return (
+        head + packed("q", range(count + 1)) + packed("q", ends) + packed("q", lengths) + packed("q", documents or [])
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "format", "starts"),
+    [
+        (
+            b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, 4, 3) + struct.pack("<3i3q", 2, 1, 4, 0, 8, 12),
+            "fairseq",
+            [0, 8, 12],
+        ),
+        (old_index([2, 1, 4]), "fairseq", [0, 8, 12]),
+        (old_index([2, 1, 4], documents=[0, 2, 3]), "Megatron", [0, 12]),
+    ],
+)
+def test_indexes_of_sequences_and_older_ones_are_read(tmp_path, index, format, starts):
+    ids = [5, 0, 70_001, 7, 7, 12, 3]
+    (tmp_path / "train.bin").write_bytes(packed("i", ids))
+    (tmp_path / "train.idx").write_bytes(index)
+    assert read(tmp_path) == (format, {"train": ids})
+    tokens = token_files.find(tmp_path, IdType())
+    assert tokens.documents.starts(tokens.splits["train"]).tolist() == starts
+
+
+def test_an_older_index_of_another_file_is_named(tmp_path):
+    (tmp_path / "train.bin").write_bytes(packed("i", [1, 2]))
+    (tmp_path / "train.idx").write_bytes(old_index([2, 1]))
+    assert "TNTIDX" in refusal(tmp_path)
+
+
+def streaming_chunk(samples, more=b""):
+    """Build a chunk: the number of samples, their offsets in the file and its end, perhaps a description, the data."""
+    begin = 4 * (len(samples) + 2) + len(more)
+    offsets = begin + np.cumsum([0, *map(len, samples)])
+    return packed("I", [len(samples), *offsets]) + more + b"".join(samples)
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (streaming_chunk([packed("H", IDS)] * 5), "streaming samples"),
+        (streaming_chunk([b"text", b"more text"], b'{"column_names": ["tokens"]}'), "streaming samples"),
+        (b"\x93NUMPY\1\0" + bytes(200), "NumPy"),
+        (b"PAR1" + bytes(200), "Parquet"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(200), "HDF5"),
+    ],
+)
+def test_other_formats_named_bin_are_told_by_their_headers(tmp_path, data, word):
+    (tmp_path / "train.bin").write_bytes(data)
+    assert word in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["chunk-0-0.mds", "train.npy"])
+def test_files_of_ids_with_other_names_are_named_even_next_to_a_description(tmp_path, name):
+    data = streaming_chunk([packed("H", IDS)] * 5) if name.endswith("mds") else packed("H", IDS * 99)
+    (tmp_path / name).write_bytes(data)
+    (tmp_path / "index.json").write_text("{}")
+    for source in (tmp_path, tmp_path / name):
+        with pytest.raises(CorpusError, match=r"streaming samples|NumPy"):
+            OWN_TEXT.read(source, ReadOptions())
 
 
 @pytest.mark.parametrize("count", [0, -1, 6, 8, 1 << 30])
@@ -263,7 +363,7 @@ def test_ids_with_an_index_in_a_directory_need_no_names_of_splits(tmp_path):
     megatron(tmp_path, IDS, [7])
     assert read(tmp_path) == ("Megatron", {"": IDS})
     (tmp_path / "data.bin").unlink()
-    assert token_files.find(tmp_path, None) is None
+    assert token_files.find(tmp_path, IdType()) is None
     with pytest.raises(CorpusError, match=r"an index of Megatron is not text; put the \.bin of the same name"):
         signatures.reject_other_than_text(tmp_path / "data.idx")
 

@@ -1,8 +1,10 @@
-"""Files of token ids of other systems: nanoGPT's and llm.c's .bin, Megatron's .bin with its .idx.
+"""Files of token ids of other systems: nanoGPT's, llm.c's and LitGPT's .bin, Megatron's and fairseq's .bin with .idx.
 
 nanoGPT     ids without a header, uint16; its meta.pkl is a pickle, which could run code, and is never read
 llm.c       256 int32 of header (magic number, version, number of ids), then uint16 or uint32
-Megatron    ids in the .bin; the .idx has their type and the length and offset of each document
+LitGPT      24 bytes of header (magic number, version, type, number of ids), then the ids
+Megatron    ids in the .bin; the .idx has their type, the length and offset of each sequence, and the documents
+fairseq     the same without documents; the older TNTIDX of both has the end of each sequence in ids
 """
 
 import struct
@@ -10,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +21,10 @@ from txlcli.corpora.corpus import Slice
 from txlcli.corpora.directory import files_by_split
 from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import is_companion, splits_in, text_files
-from txlcli.corpora.signatures import format_of
-from txlcli.errors import CorpusInputError, ExportError
-from txlcli.workflows.exchange.token_types import has_fractions, head_of, other_type, type_named
+from txlcli.corpora.signatures import format_of, format_of_header
+from txlcli.data.vocabulary import MAX_IDS
+from txlcli.errors import CorpusInputError, ExportError, UsageError
+from txlcli.workflows.exchange.token_types import advice, are_below, has_fractions, head_of, other_type, type_named
 
 BLOCK = 1 << 20  # ids
 BIN = ".bin"
@@ -33,10 +36,15 @@ WITHOUT_HEADER = "nanoGPT"
 LLM_C_HEADER = 1024  # bytes of int32
 LLM_C_VERSIONS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
 """Magic number and version by the type of ids: of GPT-2's vocabulary, of Llama 3's."""
+LITGPT_HEADER = struct.Struct("<7sQBQ")  # magic, version, type, ids
+LITGPT_MAGIC = b"LITPKDS"
 MAGIC = b"MMIDIDX\0\0"
-MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents (one more than there are)
-MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-"""Types of ids by their code."""
+FAIRSEQ_HEADER = struct.Struct("<9sQBQ")  # magic, version, type, sequences
+MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # the same, and documents (one more than there are)
+OLD_MAGIC = b"TNTIDX\0\0"
+OLD_HEADER = struct.Struct("<8sQQQQQ")  # magic, version, type, bytes of an id, sequences, sizes
+TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32"}
+"""Types of ids by their code in headers."""
 LONGEST_DOCUMENT = 1 << 30
 """Most ids of a document that is written for Megatron, whose lengths are int32."""
 MAX_LLM_C_IDS = (1 << 31) - 1
@@ -69,22 +77,38 @@ class _TokenFile:
     """Offsets of the documents, in bytes."""
 
 
-def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> TokenFiles | None:
+@dataclass(frozen=True)
+class IdType:
+    """What is known about ids without a header."""
+
+    dtype: str | None = None
+    """Type that the user gives."""
+    vocab_size: int | None = None
+    """Size of the vocabulary; None if it is not written down."""
+    is_export: bool = False
+    """True if txl wrote the files, so that the vocabulary tells the type."""
+
+    @property
+    def name(self) -> str:
+        """Type as which the ids are read."""
+        return self.dtype or dtype_of("nanogpt", self.vocab_size or 1)
+
+
+def find(source: Path, id_type: IdType) -> TokenFiles | None:
     """Return the token files at a path; None if it is text.
 
     Token files are a file that ends with .bin or .idx, and the .bin files of a directory if one is named after train,
-    or if there is no text. Ids without a header are of the type `dtype`, by default that of an export of txl with a
-    vocabulary of `vocab_size`, which lies next to them, else uint16.
+    or if there is no text.
     """
-    by_split = _by_split(source, is_export=vocab_size is not None)
+    by_split = _by_split(source, is_export=id_type.is_export)
     if not by_split:
         return None
-    if dtype is None and vocab_size is not None:
-        dtype = dtype_of("nanogpt", vocab_size)
+    if (id_type.vocab_size or 0) > MAX_IDS:
+        raise UsageError(f"`vocab_size` {id_type.vocab_size} is too large for ids; use at most {MAX_IDS}")
     files: list[_TokenFile] = []
     splits = {}
     for split, paths in by_split.items():
-        opened = [_open(path, dtype) for path in paths]
+        opened = [_open(path, id_type) for path in paths]
         splits[split] = tuple(file.ids for file in opened)
         files += opened
     types = sorted({f"{file.format} {file.dtype.name}" for file in files})
@@ -122,35 +146,61 @@ def _documents(files: Sequence[_TokenFile]) -> Documents | None:
     return Documents("index", offsets=offsets)
 
 
-def _open(path: Path, dtype: str | None) -> _TokenFile:
+def _open(path: Path, id_type: IdType) -> _TokenFile:
     if not path.is_file() or not path.stat().st_size:
         raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
     for index in (path.with_suffix(IDX), path.with_suffix(IDX.upper())):
         if index.is_file():
-            return _of_megatron(path, index)
-    return _of_llm_c(path, dtype) or _without_header(path, dtype)
+            return _of_index(path, index)
+    return _of_llm_c(path, id_type.dtype) or _of_litgpt(path) or _without_header(path, id_type)
 
 
-def _without_header(path: Path, dtype: str | None) -> _TokenFile:
+def _without_header(path: Path, id_type: IdType) -> _TokenFile:
     size = path.stat().st_size
-    ids = type_named(dtype or "uint16")
+    ids = type_named(id_type.name)
+    if format_of(path) == "zip":
+        raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
+    known = format_of_header(path)
+    if known is not None:
+        raise CorpusInputError(f"{path}: {known}, not ids without a header; write its ids alone to a .bin")
     if size % ids.itemsize:
         raise CorpusInputError(
             f"{path}: {size:,} bytes are not a whole number of {ids.name} ids; the file is truncated, or has another "
             "`dtype`; `tokenizer` byte reads its bytes"
         )
-    if format_of(path) == "zip":
-        raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
     if ids.itemsize > 1 and has_fractions(head_of(path)):
         raise CorpusInputError(f"{path}: its bytes are those of floating-point numbers; write the ids as whole numbers")
-    guess = other_type(path, ids)
-    if guess is not None and (guess.is_certain or dtype is None):
-        otherwise = "" if guess.is_certain else f", or `dtype` {ids.name} if that is right"
-        raise CorpusInputError(
-            f"{path}: its bytes are those of {guess.dtype} ids, not of {dtype or ids.name}; "
-            f"give `dtype` {guess.dtype}{otherwise}"
-        )
+    if not id_type.is_export or id_type.dtype is not None:
+        _check_type(path, ids, id_type)
     return _TokenFile(WITHOUT_HEADER, ids, Slice(path, 0, size))
+
+
+def _check_type(path: Path, ids: np.dtype[Any], id_type: IdType) -> None:
+    """Reject ids that seem to be of another type than the user's or the default one."""
+    guess = other_type(path, ids)
+    if guess is None or (id_type.dtype is not None and not guess.is_certain):
+        return
+    if not guess.is_certain and id_type.vocab_size and are_below(path, ids, id_type.vocab_size):
+        return
+    way = advice(path, guess, id_type.vocab_size)
+    raise CorpusInputError(f"{path}: its bytes do not look like {id_type.name} ids; {way}")
+
+
+def _of_litgpt(path: Path) -> _TokenFile | None:
+    """Return the ids of a packed chunk of LitGPT; None for another file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(LITGPT_HEADER.size).ljust(LITGPT_HEADER.size, b"\0")
+    magic, version, code, count = LITGPT_HEADER.unpack(header)
+    if magic != LITGPT_MAGIC:
+        return None
+    ids = type_named(TYPES.get(code, "uint8"))
+    if version != 1 or code not in TYPES or size != LITGPT_HEADER.size + count * ids.itemsize:
+        raise CorpusInputError(
+            f"{path}: {size:,} bytes do not fit its header of LitGPT (version {version}, type {code}, {count:,} ids); "
+            "write it again"
+        )
+    return _TokenFile("LitGPT", ids, Slice(path, LITGPT_HEADER.size, size))
 
 
 def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
@@ -172,35 +222,93 @@ def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
     return None
 
 
-def _of_megatron(path: Path, index: Path) -> _TokenFile:
-    """Return the ids of a .bin, which must be the documents of its index, one after the other."""
+@dataclass(frozen=True)
+class _Index:
+    """What an .idx says about the sequences of its .bin."""
+
+    format: str
+    dtype: np.dtype[Any]
+    lengths: NDArray[np.integer]
+    """Ids of each sequence."""
+    offsets: NDArray[np.integer]
+    """Bytes before each sequence."""
+    bounds: NDArray[np.integer]
+    """Sequences before each document, and all of them."""
+
+
+def _of_index(path: Path, index: Path) -> _TokenFile:
+    """Return the ids of a .bin, which must be the sequences of its index, one after the other."""
     size = path.stat().st_size
-    file = _read_index(path, index, size)
-    if file is None:
-        raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
-    return file
+    found = _read_index(index)
+    if found is not None:
+        edges = np.cumsum(np.append(0, found.lengths)) * found.dtype.itemsize
+        steps = np.diff(found.bounds, prepend=0, append=len(found.lengths))
+        follow = np.array_equal(edges, np.append(found.offsets, size))
+        if follow and found.lengths.min(initial=0) >= 0 and steps.min() >= 0:
+            starts = array("q", np.unique(edges[found.bounds]).tobytes())
+            return _TokenFile(found.format, found.dtype, Slice(path, 0, size), starts)
+    if _is_old(index):
+        raise CorpusInputError(
+            f"{index}: not the index of {path.name}, in the older format of fairseq and Megatron (TNTIDX); write both "
+            "again in their mmap format, or move the .idx away and give the `dtype` of the ids"
+        )
+    raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
 
 
-def _read_index(path: Path, index: Path, size: int) -> _TokenFile | None:
-    """Return the ids of a .bin of `size` bytes and their documents; None if the index is not of such a file."""
+def _is_old(index: Path) -> bool:
+    """Return True for an index in the older format."""
     with index.open("rb") as file:
-        header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
-        magic, version, code, n_sequences, n_documents = MEGATRON_HEADER.unpack(header)
-        if magic != MAGIC or version != 1 or code not in MEGATRON_TYPES:
+        return file.read(len(OLD_MAGIC)) == OLD_MAGIC
+
+
+def _read_index(index: Path) -> _Index | None:
+    """Return the content of an index; None if it is damaged, or of another program."""
+    size = index.stat().st_size
+    if _is_old(index):
+        return _old_index(index, size)
+    with index.open("rb") as file:
+        magic, version, code, count, n_bounds = _unpacked(MEGATRON_HEADER, file)
+        if magic != MAGIC or version != 1 or code not in TYPES:
             return None
-        modes_size = index.stat().st_size - (MEGATRON_HEADER.size + 12 * n_sequences + 8 * n_documents)
-        if modes_size not in (0, n_sequences):  # some data has a mode of one byte per sequence
+        format = "Megatron"
+        if size == FAIRSEQ_HEADER.size + 12 * count:
+            format = "fairseq"
+            file.seek(FAIRSEQ_HEADER.size)
+        elif size - (MEGATRON_HEADER.size + 12 * count + 8 * n_bounds) not in (0, count):  # some data has a byte each
             return None
-        lengths = np.fromfile(file, "<i4", n_sequences)
-        offsets = np.fromfile(file, "<i8", n_sequences)
-        bounds = np.fromfile(file, "<i8", n_documents)  # numbers of sequences
-    dtype = type_named(MEGATRON_TYPES[code])
-    edges = np.cumsum(np.append(0, lengths)) * dtype.itemsize
-    steps = np.diff(bounds, prepend=0, append=n_sequences)
-    if not np.array_equal(edges, np.append(offsets, size)) or lengths.min(initial=0) < 0 or steps.min() < 0:
+        lengths = np.fromfile(file, "<i4", count)
+        offsets = np.fromfile(file, "<i8", count)
+        bounds = np.arange(count + 1) if format == "fairseq" else np.fromfile(file, "<i8", n_bounds)
+    return _Index(format, type_named(TYPES[code]), lengths, offsets, bounds)
+
+
+def _old_index(index: Path, size: int) -> _Index | None:
+    """Return the content of an older index: the first size and the first id of each sequence, the sizes, documents."""
+    with index.open("rb") as file:
+        _, version, code, itemsize, count, n_sizes = _unpacked(OLD_HEADER, file)
+        if version != 1 or code not in TYPES or count != n_sizes or 24 * count > size:
+            return None
+        numbers = np.fromfile(file, "<i8")
+    dtype = type_named(TYPES[code])
+    n_sequences = 3 * count + 2
+    format = "fairseq"
+    bounds = np.arange(count + 1)
+    if len(numbers) > n_sequences and len(numbers) == 1 + n_sequences + numbers[0]:
+        format = "Megatron"
+        bounds = numbers[1 + n_sequences :]
+        numbers = numbers[1:]
+    elif len(numbers) != n_sequences:
         return None
-    starts = array("q", np.unique(edges[bounds]).tobytes())
-    return _TokenFile("Megatron", dtype, Slice(path, 0, size), starts)
+    firsts = numbers[count + 1 : 2 * count + 1]
+    lengths = numbers[2 * count + 2 : n_sequences]
+    if itemsize != dtype.itemsize or len(bounds) == 0:
+        return None
+    return _Index(format, dtype, lengths, firsts * itemsize, bounds)
+
+
+def _unpacked(header: struct.Struct, file: BinaryIO) -> tuple[Any, ...]:
+    """Return the fields of a header, as if zeros followed a file that is too short for it."""
+    return header.unpack(file.read(header.size).ljust(header.size, b"\0"))
 
 
 def dtype_of(format: str, vocab_size: int) -> str:

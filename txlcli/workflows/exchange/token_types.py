@@ -57,6 +57,24 @@ def other_type(path: Path, dtype: np.dtype[Any]) -> TypeGuess | None:
     return guess
 
 
+def advice(path: Path, guess: TypeGuess, vocab_size: int | None) -> str:
+    """Return what to do about ids of another type, which is named only if its ids are in the vocabulary."""
+    if vocab_size is None:
+        return "give the `dtype` that they were written with; with `vocab_size`, txl names the type that fits"
+    if are_below(path, type_named(guess.dtype), vocab_size):
+        return f"give `dtype` {guess.dtype}"
+    return "give the `dtype` that they were written with, and check the vocabulary"
+
+
+def are_below(path: Path, dtype: np.dtype[Any], vocab_size: int) -> bool:
+    """Return True if the ids of a file, read as a type, are in a vocabulary of that size."""
+    if path.stat().st_size % dtype.itemsize:
+        return False
+    ids = np.memmap(path, dtype, mode="r")
+    blocks = (ids[start : start + MAX_WORDS] for start in range(0, len(ids), MAX_WORDS))
+    return all(bool(((block >= 0) & (block < vocab_size)).all()) for block in blocks)
+
+
 def _is_unsigned_equal(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
     """Return True if types differ in the sign at most."""
     return first.str.replace("u", "i") == second.str.replace("u", "i")

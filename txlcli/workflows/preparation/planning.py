@@ -12,13 +12,13 @@ from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, CorpusError
 from txlcli.corpora.documents import Documents
 from txlcli.data.token_store import FORMAT, StoreFacts
-from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
+from txlcli.data.vocabulary import TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
 from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.exchange import token_files, vocabularies
-from txlcli.workflows.exchange.token_files import TokenFiles
+from txlcli.workflows.exchange.token_files import IdType, TokenFiles
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
 
@@ -48,6 +48,8 @@ class PreparationPlan:
     """File of the vocabulary, if there is one."""
     tokens: TokenFiles | None
     """Token files, whose ids are kept; None for text."""
+    id_type: IdType
+    """What the user and a vocabulary say about ids without a header."""
     files: "tuple[TextFile, ...]"
     """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
     chunk: int = CHUNK
@@ -112,13 +114,16 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, c
     exported = None
     tokens = None
     files: tuple[TextFile, ...] = ()
-    if own_source is not None:
-        exported = _exported_vocabulary(own_source, options)
-        tokens, files = _find_files(own_source, options, exported)
     vocab_file = options.vocab
     vocab = None
     if vocab_file is not None:
         vocab = vocabularies.read(vocab_file)
+    id_type = IdType(options.dtype, vocab.size if vocab else options.vocab_size)
+    if own_source is not None:
+        exported = _exported_vocabulary(own_source, options)
+        if exported is not None and vocab is None:
+            id_type = IdType(options.dtype, exported.size, is_export=True)
+        tokens, files = _find_files(own_source, options, id_type)
     is_export = tokens is not None or (bool(files) and all(file.is_pieces for file in files))
     if own_source is not None and vocab is None and is_export:
         vocab_file = _vocabulary_file(own_source)
@@ -136,6 +141,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, c
         vocab=vocab,
         vocab_file=vocab_file,
         tokens=tokens,
+        id_type=id_type,
         files=files,
         chunk=chunk,
     )
@@ -144,14 +150,14 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, c
 
 
 def _find_files(
-    source: Path, options: PrepareOptions, exported: Vocab | None
+    source: Path, options: PrepareOptions, id_type: IdType
 ) -> "tuple[TokenFiles | None, tuple[TextFile, ...]]":
     """Return the token files at the path of the user's own text, or the files whose text must be extracted."""
     from txlcli.workflows.exchange import containers
 
     try:
         if options.tokenizer is None:
-            tokens = token_files.find(source, options.dtype, exported.size if exported else None)
+            tokens = token_files.find(source, id_type)
             if tokens is not None:
                 return tokens, ()
         return None, containers.find(source, options.column, options.encoding)
@@ -241,8 +247,6 @@ def _reject_unused(
     ):
         if options.given(name) and not has_effect:
             raise UsageError(f"`{name}` has no effect here; it is for {purpose}")
-    if tokens and (options.vocab_size or 0) > MAX_IDS:
-        raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; use at most {MAX_IDS}")
     if options.documents == "records" and all(file.is_pieces for file in rows):
         raise UsageError("`documents` records: the text has no records; give files or blank-lines")
     if tokenizer == "ids" and not tokens:

@@ -12,7 +12,7 @@ from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles
-from txlcli.workflows.exchange.token_types import other_type
+from txlcli.workflows.exchange.token_types import advice, other_type
 from txlcli.workflows.preparation.planning import PreparationPlan
 from txlcli.workflows.preparation.sources import digest
 from txlcli.workflows.reporter import Step
@@ -45,7 +45,7 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles) -> TokenStore:
             starts = None
             if tokens.documents:
                 starts = np.array(tokens.documents.starts(splits[split])) // size
-            writer.add(split, info, _blocks(splits[split], tokens, vocab.size, step, vocab.unknown), starts)
+            writer.add(split, info, _ids(splits[split], tokens, vocab, step), starts)
     return TokenStore.open(plan.store)
 
 
@@ -79,19 +79,28 @@ def _splits(plan: PreparationPlan, tokens: TokenFiles) -> Splits:
     return cut(pieces, plan.source, plan.options.split or SHARES, boundaries, "documents" if starts else "ids")
 
 
-def _blocks(pieces: Slices, tokens: TokenFiles, limit: int, step: Step, unknown: int | None = None) -> Iterator[Ids]:
-    """Yield the ids of pieces in blocks, all of them below `limit`, and -1 for the id `unknown`."""
+def _ids(pieces: Slices, tokens: TokenFiles, vocab: Vocab, step: Step) -> Iterator[Ids]:
+    """Yield the ids of pieces in blocks, all of them in the vocabulary, and -1 for unknown symbols."""
+    for block in _blocks(pieces, tokens, vocab.size, step, vocab_size=vocab.size):
+        yield block if vocab.unknown is None else np.where(block == vocab.unknown, np.int64(-1), block)
+
+
+def _blocks(
+    pieces: Slices, tokens: TokenFiles, limit: int, step: Step, *, vocab_size: int | None = None
+) -> Iterator[Ids]:
+    """Yield the ids of pieces in blocks, all of them below `limit`, the size of the vocabulary if that is known."""
     for piece in pieces:
         for block in tokens.blocks(piece):
             wrong = block[(block < 0) | (block >= limit)]
             if len(wrong):
-                way = "the `vocab` or `vocab_size` of this file, or write it again"
-                if tokens.format == WITHOUT_HEADER and (guess := other_type(piece.path, tokens.dtype)):
-                    way = f"`dtype` {guess.dtype}"
+                way = "give the `vocab` or `vocab_size` of this file, or write it again"
+                guess = other_type(piece.path, tokens.dtype)
+                if tokens.format == WITHOUT_HEADER and guess is not None:
+                    way = advice(piece.path, guess, vocab_size)
                 raise CorpusInputError(
-                    f"{piece.path}: has the id {int(wrong[0]):,}, but the vocabulary has {limit:,} ids; give {way}"
+                    f"{piece.path}: has the id {int(wrong[0]):,}, but the vocabulary has {limit:,} ids; {way}"
                 )
-            yield block if unknown is None else np.where(block == unknown, np.int64(-1), block)
+            yield block
             step.advance(len(block))
 
 
@@ -101,7 +110,8 @@ def _notes(plan: PreparationPlan, tokens: TokenFiles, vocab: Vocab, splits: Spli
     notes = [f"{tokens.dtype.name} ids of {list_names(paths, plan.source or paths[0])}"]
     dtype = plan.options.dtype
     if dtype and (guess := other_type(paths[0], tokens.dtype)):
-        notes.append(f"the ids are read as {dtype}, but their bytes look like {guess.dtype}; check `dtype`")
+        way = advice(paths[0], guess, plan.id_type.vocab_size)
+        notes.append(f"the ids are read as {dtype}, but their bytes do not look like it; {way}, or keep this one")
     if vocab.tokenizer == "ids":
         notes.append(
             "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text"
