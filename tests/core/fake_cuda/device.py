@@ -183,7 +183,7 @@ class Watch(OneDevice):
 
 ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "_unsafe_view"}
 
-LAUNCHES = {"txl::attention_backward": 2, "txl::attend_token": 2}
+LAUNCHES = {"txl::attention_backward": 2, "txl::attend_token": 2, "txl::lamb_moments": 2}
 """Kernels of operators that launch several."""
 
 ONLY_WRITE = ("copy_", "fill_", "zero_")
@@ -231,7 +231,9 @@ class Kernels(TorchDispatchMode):
             written = [
                 value
                 for value, argument in zip(args, func._schema.arguments, strict=False)
-                if argument.is_write and (argument.name != "grads" or (kwargs or {}).get("grad_scale") is not None)
+                if argument.is_write
+                and value is not None
+                and (argument.name != "grads" or (kwargs or {}).get("grad_scale") is not None)
             ]  # fused optimizers write gradients if they scale them
             again = [] if name.endswith(ONLY_WRITE) else tree_leaves(written)
             self.bytes += sum(map(triton_device.size_of, [*used, *again]))

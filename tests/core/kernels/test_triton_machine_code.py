@@ -14,7 +14,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 pytest.importorskip("triton", reason="Triton compiles the kernels; it is not among the test packages")
 
 from tests.core.kernels.triton_compiler import compiling_for, resources, warp_columns
-from txlcli.core.kernels import attention_triton, normalizer_triton
+from txlcli.core.kernels import attention_triton, normalizer_triton, updates_triton
+from txlcli.core.kernels.updates import chunks_of
 
 B, H, L, K = 2, 4, 64, 128
 SHARED_BYTES = {80: 166_912, 90: 232_448}
@@ -132,3 +133,24 @@ def test_kernels_of_the_softmax_spill_no_registers(capability, dtype, monkeypatc
         rows.accumulate(logits, chosen, slice(0, 4096), draw(64).float(), draw(64).float())
         rows.gradient(logits, chosen, slice(0, 4096), *(draw(64).float() for _ in range(3)))
     assert {name: needs["spilled"] for name, needs in collected.items()} == {"accumulate": 0, "gradient": 0}
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_updates_spill_no_registers_and_access_memory_in_wide_units(capability, monkeypatch):
+    collected = {}
+    for name in ("adam", "lamb_moments", "sum", "lamb"):
+        kernel = getattr(updates_triton, f"{name}_kernel")
+        monkeypatch.setattr(updates_triton, f"{name}_kernel", Compiler(name, kernel, collected))
+    weights, means, squares = draw(3, 5008).float()
+    copies, gradients = draw(2, 5008)
+    chunks, firsts = chunks_of([5008], weights.device)
+    of_rule = [0.9, 0.999], 1e-8, 0.1
+    with compiling_for(capability):
+        updates_triton.adam(
+            weights, gradients, means, squares, copies, chunks, draw(1).float(), *draw(2).float(), *of_rule, True
+        )
+        totals = updates_triton.lamb_moments(
+            weights, gradients, means, squares, chunks, firsts, draw(1).float(), *of_rule
+        )
+        updates_triton.lamb(weights, means, squares, copies, chunks, totals, draw(1).float(), *of_rule[1:], 10.0)
+    assert all(needs["spilled"] == 0 for needs in collected.values())

@@ -1,14 +1,17 @@
 """The weights that a training step reads: as they are, or the matrices of the layers as copies in one flat buffer."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.private import foreach, swap_parameter
 from txlcli.core.model.linear import Linear
+from txlcli.core.training.large_updates import LargeUpdates
+from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 
 ALIGNMENT = 64
@@ -33,9 +36,15 @@ class Weights:
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
         return self._parallel.total_norm(gradients)
 
-    def clip(self, max_norm: float, norm: Tensor) -> None:
-        """Clip all gradients by their norm (0-d)."""
-        nn.utils.clip_grads_with_norm_(self._model.parameters(), max_norm, norm)
+    def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
+        """Clip all gradients by their norm (0-d), and step the optimizer."""
+        if self._parallel.settings.clip is not None:
+            nn.utils.clip_grads_with_norm_(self._model.parameters(), self._parallel.settings.clip, norm)
+        scaler.step(self._parallel.optimizer)
+        scaler.update()
+
+    def refresh(self) -> None:
+        """Take note of parameters that something else than `update` has changed."""
 
 
 class _Matrix(NamedTuple):
@@ -58,9 +67,6 @@ class FlatMatrices(Weights):
 
     def __init__(self, parallel: DataParallel, dtype: torch.dtype) -> None:
         super().__init__(parallel)
-        settings = parallel.settings
-        # `clip` casts the gradients of the copies, too, unless they are added up or unscaled before.
-        self._clip_casts = settings.clip is not None and settings.accumulate == 1 and settings.precision != "fp16"
         modules = [module for module in self._model.modules() if isinstance(module, Linear)]
         weights = [module.weight for module in modules]
         sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in weights]
@@ -80,12 +86,27 @@ class FlatMatrices(Weights):
             gradient = self._gradients[at].view_as(weight)
             gradient_of_copy = self._gradients_of_copies[at].view_as(weight)
             self._matrices.append(_Matrix(module, weight, leaf, gradient, gradient_of_copy))
+        self._update_large = self._large_updates(sizes)
+        settings = parallel.settings
+        # `update` casts the gradients of the copies, unless they are added up or unscaled before.
+        is_clipped = settings.clip is not None or self._update_large is not None
+        self._casts_late = is_clipped and settings.accumulate == 1 and settings.precision != "fp16"
+        self.refresh()
+
+    def _large_updates(self, sizes: Sequence[int]) -> LargeUpdates | None:
+        """Return what updates the matrices, which have these sizes in the buffers; None if the optimizer does."""
+        settings = self._parallel.settings
+        update = OPTIMIZERS[settings.optimizer].update_large
+        waits = settings.precision == "fp16"  # the scaler skips steps
+        if update is None or waits or not runs_triton(self._masters.device, self._masters.dtype):
+            return None
+        weights = [matrix.parameter for matrix in self._matrices]
+        optimizer = self._parallel.optimizer
+        return LargeUpdates(optimizer, update, weights, buffer=self._masters, copies=self._copies, sizes=sizes)
 
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool) -> Iterator[None]:
         """Let the model read the copies inside this block, and then give the matrices the gradients of the copies."""
-        if is_first:
-            self._cast_masters()
         for matrix in self._matrices:
             swap_parameter(matrix.module, "weight", matrix.leaf)
         try:
@@ -97,8 +118,8 @@ class FlatMatrices(Weights):
         if len(given) < len(self._matrices):  # some weights take no part in some steps
             self._gradients_of_copies.zero_()
         foreach.copy_([matrix.gradient_of_copy for matrix in given], [matrix.leaf.grad for matrix in given])
-        if self._clip_casts:
-            pass  # the values follow with `clip`
+        if self._casts_late:
+            pass  # the values follow with `update`
         elif is_first:
             self._gradients.copy_(self._gradients_of_copies)
         else:
@@ -108,13 +129,13 @@ class FlatMatrices(Weights):
             matrix.parameter.grad = matrix.gradient
 
     @torch.no_grad()
-    def _cast_masters(self) -> None:
-        """Cast the matrices once more, after their update."""
+    def refresh(self) -> None:
+        """Cast the matrices once more, after a change."""
         self._copies.copy_(self._masters)
 
     def total_norm(self) -> Tensor:
         """Return the norm of all gradients together (0-d), given those of the copies."""
-        if not self._clip_casts:
+        if not self._casts_late:
             return super().total_norm()
         gradients = self._unclipped()
         norms = dict[Tensor, Tensor]()
@@ -130,12 +151,21 @@ class FlatMatrices(Weights):
         return [own.get(each, each.grad) for each in self._model.parameters() if each.grad is not None]
 
     @torch.no_grad()
-    def clip(self, max_norm: float, norm: Tensor) -> None:
-        """Clip all gradients by their norm (0-d), and give the matrices those of the copies."""
-        if not self._clip_casts:
-            super().clip(max_norm, norm)
+    def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
+        """Clip all gradients by their norm (0-d), step the optimizer, and cast the matrices."""
+        max_norm = self._parallel.settings.clip
+        factor = torch.ones_like(norm) if max_norm is None else (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+        if self._update_large is not None and all(matrix.parameter.grad is not None for matrix in self._matrices):
+            self._update_large(self._gradients_of_copies if self._casts_late else self._gradients, factor)
+            with self._update_large.hidden():
+                foreach.mul_(self._unclipped(), factor)
+                self._parallel.optimizer.step()
             return
-        factor = (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
-        # A factor with an axis makes the product float32.
-        torch.mul(self._gradients_of_copies, factor[None], out=self._gradients)
-        foreach.mul_([each for each in self._unclipped() if each.dtype != self._copies.dtype], factor)
+        if not self._casts_late:
+            super().update(scaler, norm)
+        else:
+            # A factor with an axis makes the product float32.
+            torch.mul(self._gradients_of_copies, factor[None], out=self._gradients)
+            foreach.mul_([each for each in self._unclipped() if each.dtype != self._copies.dtype], factor)
+            self._parallel.optimizer.step()
+        self.refresh()

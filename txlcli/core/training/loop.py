@@ -446,6 +446,7 @@ class Training:
         averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}
         self.average.restore(state["average"], averages)
         self.parallel.restore_optimizer(saved.group("optimizer"))
+        self.train_step.weights.refresh()
         self.memories = self._own_memories(saved.group("memory"))
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 

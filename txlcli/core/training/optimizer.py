@@ -20,6 +20,8 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.private import foreach, tensors_without_data, without_capture_warning
+from txlcli.core.kernels.updates import FlatParameters
+from txlcli.core.training.large_updates import UpdateLarge
 from txlcli.errors import RecipeError, shortened
 
 MUON_MOMENTUM = 0.95
@@ -45,6 +47,8 @@ class OptimizerEntry:
     shape. Forecasts of memory use it."""
     capturable: bool = False
     """True if a CUDA graph can capture its step, which then waits for nothing and reads learning rates from tensors."""
+    update_large: UpdateLarge | None = None
+    """Update parameters as its step does, in one pass over memory; for optimizers that can be captured."""
 
 
 class ModelPart(nn.Module):
@@ -139,8 +143,8 @@ class Lamb(Optimizer):
     """
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
-        super().__init__(parameter_groups(model, settings), {"lr": settings.lr, "weight_decay": settings.weight_decay})
-        self._betas = settings.betas
+        defaults = {"lr": settings.lr, "weight_decay": settings.weight_decay, "betas": settings.betas}
+        super().__init__(parameter_groups(model, settings), defaults)
         self._owners: dict[tuple[int, ...], Tensor] = {}  # by the rows of each weight: the weight of each row
         _allocate(self, "exp_avg", "exp_avg_sq")
 
@@ -149,7 +153,7 @@ class Lamb(Optimizer):
         """Update all parameters that have a gradient; closures are not supported."""
         for group in self.param_groups:
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if _launches_kernels(group):
+            if weights and _launches_kernels(group):
                 self._update_all(weights, group)
             else:  # a tensor that fits into the cache is read again from there
                 for weight in weights:
@@ -160,7 +164,7 @@ class Lamb(Optimizer):
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         means = [self.state[weight]["exp_avg"] for weight in weights]
         squares = [self.state[weight]["exp_avg_sq"] for weight in weights]
-        beta_1, beta_2 = self._betas
+        beta_1, beta_2 = group["betas"]
         foreach.mul_(means, beta_1)
         foreach.add_(means, gradients, alpha=1 - beta_1)
         foreach.mul_(squares, beta_2)
@@ -194,7 +198,7 @@ class Lamb(Optimizer):
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         mean = self.state[weight]["exp_avg"]
         mean_square = self.state[weight]["exp_avg_sq"]
-        beta_1, beta_2 = self._betas
+        beta_1, beta_2 = group["betas"]
         mean.mul_(beta_1).add_(gradient, alpha=1 - beta_1)
         mean_square.mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
         update = torch.sqrt(mean_square, out=gradient).add_(LAMB_EPS)
@@ -206,6 +210,20 @@ class Lamb(Optimizer):
         ratio = weight_norm.clamp(max=LAMB_MAX_WEIGHT_NORM) / (update_norm + LAMB_EPS)
         ratio = torch.where((weight_norm > 0) & (update_norm > 0), ratio, 1.0)
         weight.addcmul_(update, ratio, value=-group["lr"])
+
+
+def _update_large_by_lamb(flat: FlatParameters, gradients: Tensor, factor: Tensor, group: dict[str, Any]) -> None:
+    """Do what `Lamb` does, by kernels of Triton."""
+    from txlcli.core.kernels import updates_triton  # noqa: PLC0415 - PyTorch for CPUs has no Triton
+
+    decay = group["weight_decay"]
+    moments = flat.means, flat.squares
+    totals = updates_triton.lamb_moments(
+        flat.weights, gradients, *moments, flat.chunks, flat.firsts, factor, list(group["betas"]), LAMB_EPS, decay
+    )
+    updates_triton.lamb(
+        flat.weights, *moments, flat.copies, flat.chunks, totals, group["lr"], LAMB_EPS, decay, LAMB_MAX_WEIGHT_NORM
+    )
 
 
 def _launches_kernels(group: dict[str, Any]) -> bool:
@@ -242,6 +260,17 @@ def _make_adam(cls: type[torch.optim.Adam], model: nn.Module, settings: TrainSet
     for parameter, state in adam.state.items():
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
     return adam
+
+
+def _update_large_by_adam(flat: FlatParameters, gradients: Tensor, factor: Tensor, group: dict[str, Any]) -> None:
+    """Do what an optimizer of `_make_adam` does, by a kernel of Triton."""
+    from txlcli.core.kernels import updates_triton  # noqa: PLC0415 - PyTorch for CPUs has no Triton
+
+    assert flat.steps is not None
+    updates_triton.adam(
+        flat.weights, gradients, flat.means, flat.squares, flat.copies, flat.chunks, flat.steps, factor, group["lr"],
+        list(group["betas"]), group["eps"], group["weight_decay"], group["decoupled_weight_decay"],
+    )  # fmt: skip
 
 
 def _allocate(optimizer: Optimizer, *names: str) -> None:
@@ -354,9 +383,9 @@ _make_plain_adam = functools.partial(_make_adam, torch.optim.Adam)
 _make_adamw = functools.partial(_make_adam, torch.optim.AdamW)
 
 OPTIMIZERS = {
-    "adam": OptimizerEntry(_make_plain_adam, _two_states, capturable=True),
-    "adamw": OptimizerEntry(_make_adamw, _two_states, capturable=True),
-    "lamb": OptimizerEntry(Lamb, _two_states, capturable=True),
+    "adam": OptimizerEntry(_make_plain_adam, _two_states, capturable=True, update_large=_update_large_by_adam),
+    "adamw": OptimizerEntry(_make_adamw, _two_states, capturable=True, update_large=_update_large_by_adam),
+    "lamb": OptimizerEntry(Lamb, _two_states, capturable=True, update_large=_update_large_by_lamb),
     "muon": OptimizerEntry(_make_muon, _muon_states, capturable=True),
     "sgd": OptimizerEntry(_make_sgd, _sgd_states, capturable=True),
 }

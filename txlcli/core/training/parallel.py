@@ -105,10 +105,15 @@ class DataParallel:
             weight = weights[name]
             if weight not in own:
                 continue
+            state = optimizer.state[weight]
             if whole.shape == weight.shape:
-                optimizer.state[weight][key] = self.own_part(whole)
+                value = self.own_part(whole)
             else:  # fused kernels need the step counter on the device of the parameter
-                optimizer.state[weight][key] = whole.to(weight.device)
+                value = whole.to(weight.device)
+            if key in state:  # perhaps a view of a buffer
+                state[key].copy_(value)
+            else:
+                state[key] = value
 
 
 class CalledModule(nn.Module):

@@ -200,10 +200,7 @@ class Step:
 
     def clip_and_update(self) -> None:
         """Clip the gradients by their norm, and step the optimizer."""
-        if self.settings.clip is not None:
-            self.weights.clip(self.settings.clip, self.grad_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.weights.update(self.scaler, self.grad_norm)
 
     @property
     def is_stuck(self) -> bool:

@@ -1,0 +1,112 @@
+"""Updates of large parameters in one pass over memory; an optimizer's own step updates the others.
+
+Axes: n numbers of a buffer, p parameters in it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from txlcli.core.kernels.private import foreach
+from txlcli.core.kernels.updates import FlatParameters, chunks_of
+
+UpdateLarge = Callable[[FlatParameters, Tensor, Tensor, dict[str, Any]], None]
+"""Updates parameters, given their gradients (n,), the factor (0-d) of these, and their group in the optimizer."""
+
+LARGE = 1 << 20
+"""Numbers from which a parameter is worth kernels of its own."""
+
+
+class LargeUpdates:
+    """Updates the matrices of the layers, which are one buffer, and other large parameters.
+
+    The state of the optimizer for these parameters becomes views of this object's buffers.
+
+    Args:
+        optimizer: keeps exp_avg and exp_avg_sq of every parameter, and perhaps the number of its steps.
+        update: the rule.
+        matrices: parameters in the buffer, one after another.
+        buffer: (n,) with their numbers.
+        copies: (n,) of them in the dtype of products.
+        sizes: numbers of each matrix in the buffer, with padding.
+        large: numbers from which another parameter has kernels of its own.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        update: UpdateLarge,
+        matrices: Sequence[Tensor],
+        *,
+        buffer: Tensor,
+        copies: Tensor,
+        sizes: Sequence[int],
+        large: int = LARGE,
+    ) -> None:
+        self._update = update
+        self._state = optimizer.state
+        self._matrices = matrices
+        self._groups = dict[Tensor, dict[str, Any]]()
+        for group in optimizer.param_groups:
+            self._groups |= dict.fromkeys(group["params"], group)
+        self._of_matrices = self._flat(matrices, buffer, copies, sizes)
+        self._of_tables = dict[Tensor, FlatParameters]()
+        for parameter in self._groups:
+            if parameter.numel() >= large and parameter not in set(matrices):
+                self._of_tables[parameter] = self._flat(
+                    [parameter], parameter.detach().view(-1), None, [parameter.numel()]
+                )
+
+    def _flat(
+        self, parameters: Sequence[Tensor], weights: Tensor, copies: Tensor | None, sizes: Sequence[int]
+    ) -> FlatParameters:
+        """Return parameters that lie one after another, and move their state to buffers of that layout."""
+        chunks, firsts = chunks_of(sizes, weights.device)
+        means = torch.zeros_like(weights)
+        squares = torch.zeros_like(weights)
+        steps = weights.new_zeros(len(parameters)) if "step" in self._state[parameters[0]] else None
+        begin = 0
+        for number, (parameter, size) in enumerate(zip(parameters, sizes, strict=True)):
+            own = slice(begin, begin + parameter.numel())
+            begin += size
+            state = self._state[parameter]
+            state["exp_avg"] = means[own].view_as(parameter)
+            state["exp_avg_sq"] = squares[own].view_as(parameter)
+            if steps is not None:
+                state["step"] = steps[number]
+        return FlatParameters(
+            weights=weights, means=means, squares=squares, copies=copies, steps=steps, chunks=chunks, firsts=firsts
+        )
+
+    @torch.no_grad()
+    def __call__(self, gradients: Tensor, factor: Tensor) -> None:
+        """Update the parameters.
+
+        Args:
+            gradients: (n,) of the matrices.
+            factor: (0-d) that clips all gradients.
+        """
+        tables = [(table, flat) for table, flat in self._of_tables.items() if table.grad is not None]
+        steps = [flat.steps for flat in [self._of_matrices, *(flat for _, flat in tables)] if flat.steps is not None]
+        if steps:
+            foreach.add_(steps, 1)
+        self._update(self._of_matrices, gradients, factor, self._groups[self._matrices[0]])
+        for table, flat in tables:
+            assert table.grad is not None
+            self._update(flat, table.grad.flatten(), factor, self._groups[table])
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Let these parameters have no gradient inside this block, so that an optimizer updates the others only."""
+        gradients = {parameter: parameter.grad for parameter in [*self._matrices, *self._of_tables]}
+        for parameter in gradients:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
