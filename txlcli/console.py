@@ -155,6 +155,13 @@ def show_facts(title: str, facts: Mapping[str, object], notes: Sequence[str] = (
     show_table(title, ("", ""), rows, notes)
 
 
+def cell(number: float | None, form: str) -> str:
+    """Return a number for a table, in a format such as ",.0f"; "-" for None."""
+    if number is None:
+        return "-"
+    return format(number, form)
+
+
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
     """Write a table to stdout, the first column left-aligned, the others right-aligned.
 

@@ -68,7 +68,7 @@ def show_compressed(result: "CompressResult") -> None:
         size += f" ({100 * packed / result.bytes:.2f} %)"
     rows = [
         ["size", size],
-        ["bits per byte", f"{result.bits_per_byte:.4f}" if result.bits_per_byte else "-"],
+        ["bits per byte", console.cell(result.bits_per_byte, ".4f")],
         ["by the predictions", f"{predicted:,.0f} bytes, and {packed - predicted:,.0f} of header and rounding"],
         ["L, M, lanes", f"{result.seg_len}, {result.mem_len}, {result.lanes}"],
     ]

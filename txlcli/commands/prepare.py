@@ -57,8 +57,8 @@ def show(result: "PreparedStore") -> None:
     splits = result.to_json()["splits"]
     rows = []
     for split, info in splits.items():
-        words = f"{info['words']:,}" if info["words"] else "-"
-        size = f"{info['bytes']:,}" if info["bytes"] else "-"
+        words = console.cell(info["words"], ",")
+        size = console.cell(info["bytes"], ",")
         unknown = f"{info['unknown_percent']:.2f} %"
         rows.append([split, f"{info['tokens']:,}", f"{info['types']:,}", words, size, unknown])
     console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)

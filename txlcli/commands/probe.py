@@ -56,18 +56,14 @@ def show(result: "ProbeResult") -> None:
 def _cells(row: "ProbeRow") -> list[str]:
     return [
         f"{row.distance:,}" if isinstance(row.distance, int) else row.distance,
-        _share(row.copied),
+        console.cell(row.copied, ".1%"),
         _bits(row.copy_saved_nats),
-        _share(row.recalled),
+        console.cell(row.recalled, ".1%"),
         _bits(row.recall_saved_nats),
         f"{row.words:,}",
         _bits(row.word_nats),
         _bits(row.word_nats_without_memory),
     ]
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 def _bits(nats: float | None) -> str:

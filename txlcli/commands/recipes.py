@@ -151,7 +151,7 @@ def _cells(entry: dict[str, Any]) -> list[str]:
     return [
         entry["name"],
         entry["store"],
-        f"{entry['parameters']:,}" if entry["parameters"] else "-",
+        console.cell(entry["parameters"], ","),
         entry["metric"],
         str(entry["paper_valid"] or "-"),
         str(entry["paper_test"] or "-"),

@@ -195,22 +195,18 @@ def _compared_cells(run: RunSummary) -> dict[str, str]:
     """Return the facts of a run that are compared, in words, by their name in the table; "-" for those it lacks."""
     return {
         "recipe": run.recipe or "-",
-        "parameters": _count(run.parameters),
+        "parameters": console.cell(run.parameters, ",.0f"),
         "state": run.state,
-        "step": _count(run.step),
+        "step": console.cell(run.step, ",.0f"),
         "best valid": _result(run, run.best_valid),
-        "  at step": _count(run.best_valid_step),
+        "  at step": console.cell(run.best_valid_step, ",.0f"),
         "last valid": _result(run, run.last_valid),
         "last train": _result(run, run.last_train),
         "test": _result(run, run.test),
         BITS_PER_BYTE: "-" if run.bits_per_byte is None else metrics.format_measure(run.bits_per_byte),
-        "tokens/s": _count(run.tokens_per_s),
+        "tokens/s": console.cell(run.tokens_per_s, ",.0f"),
         "settings changed": ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
     }
-
-
-def _count(number: float | None) -> str:
-    return "-" if number is None else f"{number:,.0f}"
 
 
 def _describe_seeds(group: SeedGroup) -> str:
