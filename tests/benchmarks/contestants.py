@@ -136,8 +136,7 @@ class OurReading:
             max_distance=work.max_distance,
             batch_size=work.batch_size,
         )
-        model.precision = precision
-        self._decoder = make_reader(model, settings)
+        self._decoder = make_reader(model.on(precision=precision), settings)
         self._tokens = work.draw_tokens().to(model.device)
         # The buffer slides now and then; a measurement covers whole periods, so that the slide is paid for.
         period = max(1, self._decoder.housekeeping_interval // work.seg_len)

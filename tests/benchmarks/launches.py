@@ -107,8 +107,7 @@ def _reading(recipe, n_layers):
     how = {"evaluation": (settings.eval, 10), "single token": (dataclasses.replace(settings.eval, seg_len=1), 1)}
     for work, (evaluation, lanes) in how.items():
         with pretending():
-            model = _model(settings).eval()
-            model.reading_compile, model.precision = "on", "bf16"
+            model = _model(settings).eval().on(reading_compile="on", precision="bf16")
             decoder = Decoder(model, dataclasses.replace(evaluation, batch_size=lanes), capture_graph=call_again)
             tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
             for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):

@@ -16,9 +16,9 @@ def test_logits_of_every_band_are_divided(cutoffs):
     model, hidden = small_model(cutoffs=cutoffs), torch.randn(3, 7, 14, dtype=torch.float64)
     targets = draw_tokens(3, 7)
     plain = model.log_probs(hidden)
-    with model.softmax.at_temperature(1.7):
-        given, losses = model.log_probs(hidden), model.losses(hidden, targets)
-        likeliest = model.softmax.likeliest(hidden[0, :1], 4)
+    divided = model.on(temperature=1.7)
+    given, losses = divided.log_probs(hidden), divided.losses(hidden, targets)
+    likeliest = divided.softmax.likeliest(hidden[0, :1], 4)
     assert torch.equal(model.log_probs(hidden), plain)
     torch.testing.assert_close(losses, -given.gather(-1, targets[..., None])[..., 0])
     torch.testing.assert_close(likeliest[0], given[0, 0].topk(4).values)

@@ -79,8 +79,7 @@ def make_decoder(
     settings = EvalSettings(
         batch_size=batch_size, seg_len=seg_len, mem_len=mem_len, same_length=same_length, max_distance=max_distance
     )
-    model.precision = precision
-    return Decoder(model, settings, by_tokens=by_tokens, capture_graph=capture_graph)
+    return Decoder(model.on(precision=precision), settings, by_tokens=by_tokens, capture_graph=capture_graph)
 
 
 def assert_close(given, expected, *, atol=1e-10):

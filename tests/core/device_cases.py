@@ -111,8 +111,7 @@ def start(settings, model, **more):
 def read(settings, model, *, precision="fp32"):
     """As many segments as fill the memory and let the buffer slide, then one token: the reader, its hidden state."""
     evaluation = settings.eval
-    model.precision = precision
-    reader = make_reader(model, replace(evaluation, batch_size=4))
+    reader = make_reader(model.on(precision=precision), replace(evaluation, batch_size=4))
     tokens, targets = (
         torch.zeros(4, evaluation.seg_len, dtype=torch.long, device=device)
         for device in (model.device, model.targets_device)

@@ -329,8 +329,8 @@ def bench(name, changes, device_name, *, toy, compiles):
     forget_compiled(device)
     settings, vocab_size = settings_of(name, changes, toy=toy)
     model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=device)
-    model = model.on(attention=settings.train.attention)
-    model.reading_compile = "on" if compiles and device_name == "cuda" else "off"
+    reading_compile = "on" if compiles and device_name == "cuda" else "off"
+    model = model.on(attention=settings.train.attention, reading_compile=reading_compile)
     repeat = 1 if toy else REPEAT
     return Bench(model, settings, Reporter(), repeat=repeat, peak=peak(device, settings.train.precision, repeat))
 

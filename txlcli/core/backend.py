@@ -9,7 +9,7 @@ key of their own.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -151,22 +151,53 @@ class Drop(Protocol):
         """
 
 
+AttentionBackend = Literal["auto", "reference"]
+Compile = Literal["auto", "on", "off"]
+Recomputation = bool | Literal["layers", "logits"]
+
+
+class Choices(TypedDict, total=False):
+    """The fields of `Backend` that a caller chooses; a model adds what follows from them."""
+
+    attention: AttentionBackend
+    precision: str
+    compiles: bool
+    reading_compile: Compile
+    recompute: Recomputation
+    gradient_of_rows: bool
+    temperature: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """How a model computes: the implementations that its modules use. All backends compute the same function.
+    """How a model computes. At temperature 1, all backends compute the same function.
 
-    A model and its modules share one of these. Another way to compute is another view of the same parameters, see
-    `LanguageModel.on`.
+    A model and its modules share one of these, which never changes. Another way to compute is another view of the same
+    parameters, see `LanguageModel.on` and `LanguageModel.for_reading`.
     """
 
-    attention: Literal["auto", "reference"] = "auto"
+    attention: AttentionBackend = "auto"
     """Name of the attention backend: the fast path of the device, or the definition."""
+    precision: str = "fp32"
+    """Of matrix products, and of what a reader keeps of the past; whoever calls the model autocasts to it."""
     compiles: bool = False
     """True to compile the functions of a training step."""
+    reading_compile: Compile = "auto"
+    """If readers compile the operations between two attentions; auto: on a GPU, for long texts."""
+    recompute: Recomputation = False
+    """Let backward passes compute large tensors again without keeping them, the logits alone, or whole layers."""
+    gradient_of_rows: bool = False
+    """True if `backward` adds the gradient of the embedded rows, in place, to the softmax's of the same table.
+
+    Autograd would add two whole tables into a third, although one of them is nearly all zeros: on a CPU that is a fifth
+    of a training step with the vocabulary of WikiText-103.
+    """
+    temperature: float = 1.0
+    """Number that divides all logits, of the bands of the vocabulary and of the clusters."""
+    only_reads: bool = False
+    """True for a view whose matrices are packed for reading."""
     compiles_parts: bool = False
     """True to compile what a reader computes between two attentions, in which no shape depends on the past."""
-    recompute: bool | Literal["layers"] = False
-    """Let backward passes compute large tensors again, or whole layers, without keeping them."""
     attend: Attend
     linear: Linear
     dropout: Drop
@@ -176,3 +207,15 @@ class Backend:
     """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""
     multiple: int = 1
     """Rows of hidden states have a multiple of so many numbers, with zeros at the end."""
+
+    def with_functions(self, other: "Backend") -> "Backend":
+        """Return these choices with the functions of another backend."""
+        return dataclasses.replace(
+            self,
+            attend=other.attend,
+            linear=other.linear,
+            dropout=other.dropout,
+            activation=other.activation,
+            attend_context=other.attend_context,
+            multiple=other.multiple,
+        )

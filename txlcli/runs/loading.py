@@ -91,8 +91,8 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
     check_checkpoint(run, saved, path)
     group = saved.weights_to_evaluate
     model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, group=group)
-    model.precision = precision
-    return OpenRun(run, model.to(torch_device).eval(), vocab, saved, precision)
+    model = model.to(torch_device).eval().on(precision=precision)
+    return OpenRun(run, model, vocab, saved, precision)
 
 
 def read_vocabulary(run: Run) -> Vocab:

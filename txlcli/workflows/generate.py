@@ -108,11 +108,10 @@ class Conversation:
     """Prompts and their continuations in turn; the model remembers all of them, as far as its memory reaches."""
 
     def __init__(self, opened: OpenRun, options: GenerateOptions, reporter: Reporter) -> None:
-        self._opened = opened
+        self._opened = compile_reading(opened, options, options.compile)
         self._options = options
         self._reporter = reporter
-        compile_reading(opened, options, options.compile)
-        self._reader = _reader(opened)
+        self._reader = _reader(self._opened)
         self._generator = torch.Generator(device=self._reader.device).manual_seed(options.seed)
         self.reset()
 
@@ -151,7 +150,7 @@ def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace
     """Open a run and encode its context; nothing is generated until the samples are consumed."""
     opened = workspace.open_run(run_name)
     opened.vocab.check_has_text()
-    compile_reading(opened, options, options.compile)
+    opened = compile_reading(opened, options, options.compile)
     if options.prompt is None:
         generation = _after_passage(opened, options, workspace)
     else:

@@ -109,8 +109,7 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
         compile=options.compile or settings.train.compile,
     )
     settings = replace(settings, train=train)
-    model = model.on(attention=train.attention)
-    model.reading_compile = options.compile or "auto"
+    model = model.on(attention=train.attention, reading_compile=options.compile or "auto")
     check_precision(train.precision, model.device)
     machine = describe(model.device)
     reporter.say(f"timing {title} on {machine}, {train.precision}")
@@ -176,11 +175,10 @@ class Bench:
         self, model: LanguageModel, settings: Settings, reporter: Reporter, *, repeat: int, peak: float | None = None
     ) -> None:
         precision = settings.train.precision
-        self.model = model
+        self.model = model.on(precision=precision)
         self.settings = settings
         self.device = model.device
         self._reporter = reporter
-        model.precision = precision
         self._train = self._training_settings()  # may raise, so before anything is timed
         named_groups(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak

@@ -1,6 +1,6 @@
 """The directories, the device and the reporter that workflows share; PyTorch is imported when a run is opened."""
 
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -96,8 +96,8 @@ class RunWorkspace(DeviceWorkspace):
     precision: Precision | None = option("Precision of matrix products [default: as trained].")
 
 
-def compile_reading(opened: "OpenRun", options: Options, choice: Compile | None) -> None:
-    """Let readers compile as chosen.
+def compile_reading(opened: "OpenRun", options: Options, choice: Compile | None) -> "OpenRun":
+    """Return a run whose readers compile as chosen.
 
     Raises a UsageError if the options have `compile` for a model that is read without compiled parts.
     """
@@ -105,7 +105,7 @@ def compile_reading(opened: "OpenRun", options: Options, choice: Compile | None)
     model = opened.run.settings.model
     if model.recurrent_state or not model.keys_are_tokens:
         options.exclude("compile", because=f'{directory} is read without compiled parts (arch = "{model.arch}")')
-    opened.model.reading_compile = choice or "auto"
+    return replace(opened, model=opened.model.on(reading_compile=choice or "auto"))
 
 
 def explain_attention(settings: Settings, device: "torch.device", reporter: Reporter) -> None:

@@ -68,8 +68,7 @@ def reading(case, precision):
         _, hidden = read(settings, model, precision=precision)
         assert hidden.device == CUDA
     with pretending() as of_token:
-        model = build(case, settings, CUDA)
-        model.precision = precision
+        model = build(case, settings, CUDA).on(precision=precision)
         reader = reader_of_one_text(model, settings.eval)
         tokens = generate(reader, torch.zeros(9, dtype=torch.long), Sampling(top_p=0.9), seed=3)
         assert list(itertools.islice(tokens, 2)) == [0, 0]
@@ -87,8 +86,7 @@ def reading_by_graphs(case):
         return run
 
     with pretending() as watch:
-        model = build(case, settings, CUDA)
-        model.precision = "bf16"
+        model = build(case, settings, CUDA).on(precision="bf16")
         decoder = Decoder(model, dataclasses.replace(settings.eval, batch_size=4), capture_graph=capture)
         tokens = torch.zeros(4, settings.eval.seg_len, dtype=torch.long, device=CUDA)
         for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
@@ -102,9 +100,8 @@ def kernels_of_a_token(case, precision, batch_size):
     for layers in (2, 3):
         settings = load(case, f"model.n_layers={layers}")
         with pretending():
-            model = build(case, settings, CUDA)
+            model = build(case, settings, CUDA).on(precision=precision)
             how = dataclasses.replace(settings.eval, seg_len=1, batch_size=batch_size)
-            model.precision = precision
             decoder = Decoder(model, how, capture_graph=call_again)
             token = torch.zeros(batch_size, 1, dtype=torch.long, device=CUDA)
             decoder.read(token)
@@ -122,8 +119,7 @@ def evaluation(case, method):
     read, wanted, positions = ids[:-1], ids[1:], np.arange(200, 208)
     eval_settings = dataclasses.replace(settings.eval, batch_size=2)
     with pretending() as watch:
-        model = build(case, settings, CUDA)
-        model.precision = "bf16"
+        model = build(case, settings, CUDA).on(precision="bf16")
         if method == "score":
             score(Stream(model, read, wanted, eval_settings))
         elif method == "cache":

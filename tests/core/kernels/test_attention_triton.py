@@ -252,10 +252,10 @@ def test_a_model_trains_as_with_the_definition(position):
 class WithTheirMasks(ModelAsOnCuda):
     """Transformer-XL by the definition, with the masks of compiled layers."""
 
-    def make_backend(self, **how):
+    def make_backend(self, chosen):
         drop = backends.COMPILED.dropout
         of_relu = lambda hidden, *rate, **variational: drop(F.relu(hidden), *rate, **variational)  # noqa: E731
-        backend = super().make_backend(**how)
+        backend = super().make_backend(chosen)
         return dataclasses.replace(backend, attend=attend_masked, dropout=drop, activation=of_relu)
 
 

@@ -224,8 +224,7 @@ MODELS = {
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_reader_shares_the_weights_of_the_model_and_does_not_change_it(make, precision, use):
-    model = make(dtype=torch.float32).train()
-    model.precision = precision
+    model = make(dtype=torch.float32).train().on(precision=precision)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     parameters = dict(model.named_parameters())
     settings = EvalSettings(mem_len=M, seg_len=L, batch_size=1)

@@ -154,8 +154,9 @@ def test_with_steps_of_length_zero_dynamic_evaluation_equals_plain_evaluation(lr
 def test_dynamic_evaluation_uses_the_requested_precision():
     model, dynamic = small_model(dtype=torch.float32), DynamicSettings(lr=1e-3, decay=0.0)
     losses = []
-    for model.precision in ("fp32", "bf16"):
-        losses.append(score_dynamic(draw_stream(23, SETTINGS, model=model), dynamic, rms_of(model)).losses_nats)
+    for precision in ("fp32", "bf16"):
+        text = draw_stream(23, SETTINGS, model=model.on(precision=precision))
+        losses.append(score_dynamic(text, dynamic, rms_of(text.model)).losses_nats)
     exact, short = losses
     assert not np.array_equal(exact, short)
     assert_close(exact, short, atol=0.1)

@@ -251,8 +251,7 @@ def test_whole_segments_fill_the_memory_before_the_first_query_counts(mem_len, f
 def test_reduced_precision_changes_the_maps_slightly():
     model, tokens = small_model(dtype=torch.float32), stream()
     exact = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
-    model.precision = "bf16"
-    rounded = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
+    rounded = observe(model.on(precision="bf16"), tokens, eval_settings(), at=FIRST, rows=R)
     assert_close(rounded.by_distance.sum(-1), 1, atol=1e-06)
     difference = np.abs(rounded.by_distance - exact.by_distance).max()
     assert 1e-6 < difference < 0.05

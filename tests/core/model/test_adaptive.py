@@ -209,9 +209,9 @@ def test_the_decoder_equals_the_model(case):
 
 @pytest.mark.parametrize("cutoffs", [(), (5, 11)])
 def test_gradients_of_rows_sum_to_the_gradient_of_the_whole_table(cutoffs):
-    model, tokens, results = small_model(cutoffs=cutoffs), draw_tokens(1, 4), []
+    original, tokens, results = small_model(cutoffs=cutoffs), draw_tokens(1, 4), []
     for rows in (False, True):
-        model.embedding.gradient_of_rows = rows
+        model = original.on(gradient_of_rows=rows)
         model.zero_grad()
         objective, _, _ = model.objective(tokens, tokens.roll(-1, 1), model.first_memory(1, 0), Objective(mem_len=0))
         objective.backward()
@@ -221,8 +221,7 @@ def test_gradients_of_rows_sum_to_the_gradient_of_the_whole_table(cutoffs):
 
 
 def test_gradients_of_rows_are_added_in_place():
-    embedding = small_model(vocab_size=997).embedding
-    embedding.gradient_of_rows = True
+    embedding = small_model(vocab_size=997).on(gradient_of_rows=True).embedding
     (table,), tokens = embedding.tables, torch.tensor([[3, 5, 3]])
     before, expected = torch.ones_like(table), torch.ones_like(table)
     table.grad = before
@@ -242,9 +241,9 @@ def test_training_on_a_cpu_uses_gradients_of_rows_for_tied_tables(tmp_path, tied
     model = small_model(tie_embeddings=tied, dtype=torch.float32)
     settings = TrainSettings(seg_len=5, mem_len=5, batch_size=2, max_steps=2)
     segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), settings)
-    assert not model.embedding.gradient_of_rows
     training = Training(model, settings, segments)
-    assert model.embedding.gradient_of_rows == tied
+    assert training.model.embedding.backend.gradient_of_rows == tied
+    assert not model.embedding.backend.gradient_of_rows
     training.update()
 
 

@@ -136,8 +136,8 @@ def test_reading_only_the_last_position_equals_reading_everything(length, layers
 def test_a_sweep_over_memory_lengths_compiles_each_part_of_a_layer_once():
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    models = [small_model(dtype=torch.float32) for _ in range(2)]
-    models[0].reading_compile = "on"
+    model = small_model(dtype=torch.float32)
+    models = [model.on(reading_compile="on"), model]
     tokens, graphs = draw_tokens(B, 4 * L), set()
     for mem_len in (1, 2, 3, 5, 8, 13, 21, 34):
         given = [make_reader(model, EvalSettings(seg_len=L, mem_len=mem_len), batch_size=B) for model in models]

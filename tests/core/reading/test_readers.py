@@ -38,7 +38,7 @@ def test_in_bf16_a_reader_is_close_to_the_model_and_changes_none_of_its_weights(
         exact, _ = read_segments(model, tokens, cut(23, L), mem_len=settings.mem_len)
         with autocast(torch.device("cpu"), "bf16"):
             expected, memory = read_segments(model, tokens, cut(23, L), mem_len=settings.mem_len)
-    model.precision = "bf16"
+    model = model.on(precision="bf16")
     for length in (L, 1):
         reader = make_reader(model, settings, by_tokens=True)
         given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)], dim=1)

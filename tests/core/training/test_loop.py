@@ -207,8 +207,8 @@ def test_compiled_training_runs_eagerly_until_its_memory_is_full(tmp_path):
     class Recording(TransformerXL):
         """A model that needs no compiler, and records when it would not use it."""
 
-        def make_backend(self, **how):
-            return super().make_backend(**{**how, "compiles": False})
+        def make_backend(self, chosen):
+            return super().make_backend(dataclasses.replace(chosen, compiles=False))
 
         def uncompiled(self):
             lengths.append(training.memories[0][0].shape[1])
@@ -482,7 +482,7 @@ def skipping(directory, what, steps, **changed):
     model = BadLosses(model_settings(), V)
     training = new_training(directory, model=model, valid=False, max_steps=6, **changed)
     if what == "loss":
-        model.bad_passes = steps
+        training.model.bad_passes = steps
     else:
         multiply_gradients(training, math.inf, steps=steps)
     return training

@@ -3,6 +3,8 @@
 A stand-in for CUDA graphs replays operations on the same memory (tests/core/tape.py). Real capture needs a GPU.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -41,7 +43,10 @@ MODELS = {
 
 
 class GradientsAsOnCuda:
-    """The part of a model that does not keep the memory of dropped gradients for the next step."""
+    """The parts of a model that write gradients to new memory in each step."""
+
+    def make_backend(self, chosen):
+        return super().make_backend(dataclasses.replace(chosen, gradient_of_rows=False))
 
     def forget_gradients(self):
         self.zero_grad(set_to_none=True)
@@ -82,9 +87,7 @@ def begin(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, **
     cls = cls or AS_ON_CUDA[model_changes.get("arch", "transformer")]
     model = cls(model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8) if ids is None else ids
-    training = Training(model, settings, TrainingSegments(ids, settings), capture_graph=capture_graph)
-    model.embedding.gradient_of_rows = False  # as on CUDA
-    return training
+    return Training(model, settings, TrainingSegments(ids, settings), capture_graph=capture_graph)
 
 
 def trained(model_changes, *, steps=20, **changed):

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import autocast_dtype
 from txlcli.core.kernels.linear import linear
+from txlcli.core.kernels.modes import memory_is_unlimited
 from txlcli.core.kernels.normalizer_rows import RowOperations
 
 
@@ -53,6 +54,8 @@ class BlockSize:
 
 
 DEFAULT_SIZE = BlockSize()
+ONE_BLOCK = BlockSize(cpu_tokens=1 << 60, cpu_bytes=1 << 62)
+"""All logits at once: as many bytes are saved, by fewer operations."""
 
 
 class SpareGradient:
@@ -87,7 +90,7 @@ def normalize(
     spare: SpareGradient,
     recompute: bool = False,
     rows: RowOperations | None = None,
-    size: BlockSize = DEFAULT_SIZE,
+    size: BlockSize | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the logsumexp of all logits and the logit of one id: (T,) each, float32 at least.
 
@@ -102,8 +105,10 @@ def normalize(
         spare: memory for the gradient of the table.
         recompute: compute the logits again in the backward pass instead of keeping them.
         rows: computes what is computed of a block of logits; by default Triton where it runs, else PyTorch.
-        size: of the blocks.
+        size: of the blocks; by default as large as is fast, and one block for tensors without data.
     """
+    if size is None:
+        size = ONE_BLOCK if memory_is_unlimited() else DEFAULT_SIZE
     dtype = autocast_dtype(hidden)
     rows = rows or _fast_rows(hidden.device, dtype)
     blocks = list(size.blocks(hidden, len(table)))

@@ -161,9 +161,10 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     if dynamic.lr == 0:  # no step changes the model, so no gradient is needed
         return score(stream)
     settings = stream.settings
-    temperature = stream.model.softmax.temperature
-    model = copy.deepcopy(stream.model).eval()
-    model.softmax.temperature = 1.0  # as in training
+    temperature = stream.model.backend.temperature
+    scorer = copy.deepcopy(stream.model).eval()
+    model = scorer.on(temperature=1.0)  # as in training
+    precision = model.backend.precision
     device = model.device
     step = _dynamic_step(model, stream.model.predicting_weights, dynamic, rms)
     lanes = stream.lanes()
@@ -174,13 +175,13 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     memory = stream.model.first_memory(lanes.number, settings.mem_len)
     started = time.perf_counter()
     for part in lanes.parts(settings.seg_len):
-        with autocast(device, model.precision):
+        with autocast(device, precision):
             hidden, memory = _read_segment(model, inputs[:, part], memory, settings)
             scored = model.losses(hidden, targets[:, part])
-            with torch.no_grad(), model.softmax.at_temperature(temperature):
-                reported = scored if temperature == 1 else model.losses(hidden, targets[:, part])
+            with torch.no_grad():
+                reported = scored if temperature == 1 else scorer.losses(hidden, targets[:, part])
                 losses[:, part] = reported.float()
-        with float32_products(device, model.precision):
+        with float32_products(device, precision):
             step(scored[is_token[:, part]].mean())
         stream.on_tokens(min(part.stop * lanes.number, lanes.count))
     return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)

@@ -16,19 +16,16 @@ from torch import Tensor
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.architectures.registry import make_model, parameter_shapes, products_of
+from txlcli.core.backend import Recomputation
 from txlcli.core.kernels.modes import DTYPES, as_on_gpu, autocast, unlimited_memory
-from txlcli.core.kernels.normalizer import BlockSize
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.losses import Objective, counted_positions
-from txlcli.core.model.softmax import AdaptiveSoftmax
 from txlcli.core.training.optimizer import OPTIMIZERS
 
 CPU = torch.device("cpu")
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
-ONE_BLOCK = BlockSize(cpu_tokens=1 << 60, cpu_bytes=1 << 62)
-"""All logits at once: the same bytes are saved, by fewer operations."""
 PARTS = {
     "embedding.": "embedding",
     "softmax.": "softmax",
@@ -267,14 +264,10 @@ def _saved_bytes(step: _Step) -> int:
 def _network(step: _Step) -> LanguageModel:
     """Return the model of a step in training."""
     network = make_model(step.model, step.columns).train()
-    recompute = step.train.recompute
-    keeps_scores = step.on_gpu and recompute is True
-    network.set_backend(attention=step.train.attention, recompute=False if keeps_scores else recompute)
-    network.softmax.recompute = bool(recompute)
-    for module in network.modules():
-        if isinstance(module, AdaptiveSoftmax):
-            module.block_size = ONE_BLOCK
-    return network
+    recompute: Recomputation = step.train.recompute
+    if step.on_gpu and recompute is True:
+        recompute = "logits"  # the kernels of a GPU keep scores
+    return network.on(attention=step.train.attention, recompute=recompute)
 
 
 @lru_cache(maxsize=64)

@@ -8,17 +8,19 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import AttentionBackend, Compile, Recompute
-from txlcli.core.backend import Backend
+from txlcli.config.settings import AttentionBackend
+from txlcli.core.backend import Backend, Choices
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.cuda_graph import is_capturing
+from txlcli.core.kernels.device import product_dtype
+from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.backends import FAST
 from txlcli.core.model.dropout import Dropout
@@ -47,17 +49,11 @@ class LanguageModel(nn.Module, ABC):
     - `full_memory` has the shapes of a memory after a long text, and `memory_is_full` is true of these shapes.
     """
 
-    precision: str = "fp32"
-    """Of matrix products, and of what a reader keeps of the past."""
-    is_packed = False
-    """True for a copy that was made for reading."""
     backend: Backend = FAST
     """How the model computes; its modules have the same value."""
     memory_skips_padding: ClassVar[bool] = False
     """True if the memory leaves out the padding of a segment, which CUDA graphs add with train.seg_len_jitter. Training
     steps of other models run without graphs then."""
-    reading_compile: Compile = "auto"
-    """If readers compile the operations between two attentions; auto: on a GPU, for long texts."""
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
@@ -130,63 +126,62 @@ class LanguageModel(nn.Module, ABC):
         """Name of the attention backend; None for a model without attention."""
         return None
 
-    def on(
-        self,
-        *,
-        attention: AttentionBackend | None = None,
-        compiles: bool | None = None,
-        recompute: Recompute | None = None,
-    ) -> Self:
+    def on(self, **choices: Unpack[Choices]) -> Self:
         """Return a view of the same parameters that computes in another way; this model does not change.
 
-        What is not given stays as it is. A model without attention computes it in no way, and one whose layers have
-        kernels of their own is not compiled.
+        The choices are fields of `Backend`; what is not given stays as it is.
+        """
+        return self._view(dataclasses.replace(self.backend, **choices))
+
+    def for_reading(self, *, compiles: bool = False) -> Self:
+        """Return a view in evaluation mode that only reads: its matrices are cast and packed once, not at each segment.
+
+        It shares the weights that need no other layout; no weight may change as long as it is used. It cannot be copied
+        again, and is its own view for reading.
 
         Args:
-            attention: name of the attention backend.
-            compiles: compile the functions of a training step.
-            recompute: let backward passes compute logits and other large tensors again, or whole layers.
+            compiles: compile what a model with attention computes between two attentions.
         """
-        view = self.view()
-        view.set_backend(attention=attention, compiles=compiles, recompute=recompute)
+        if self.backend.only_reads:
+            return self
+        chosen = dataclasses.replace(self.backend, only_reads=True, compiles=False, compiles_parts=compiles)
+        view = self._view(chosen).eval()
+        dtype = product_dtype(self.backend.precision, self.dtype)
+        if dtype != self.dtype:
+            view.softmax = view.softmax.for_decoding(dtype)
+        # Compiled code cannot read weights in oneDNN's layout.
+        with use_onednn(OneDnnUse(fp32=False, bf16=False)) if compiles else nullcontext():
+            view.pack(dtype)
         return view
 
-    def view(self) -> Self:
-        """Return a model with the same parameters, whose modules are its own."""
-        return copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
+    def _view(self, chosen: Backend) -> Self:
+        """Return a model with the same parameters, whose modules are its own and compute as chosen."""
+        view = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
+        view._use(view.make_backend(chosen))  # noqa: SLF001 - a view is made here alone
+        return view
 
-    def set_backend(
-        self,
-        *,
-        attention: AttentionBackend | None = None,
-        compiles: bool | None = None,
-        recompute: Recompute | None = None,
-    ) -> None:
-        """Compute in another way from now on, see `on`; before anything else uses this model."""
-        old = self.backend
-        backend = self.make_backend(
-            attention=attention or old.attention,
-            compiles=old.compiles if compiles is None else compiles,
-            recompute=old.recompute if recompute is None else recompute,
-        )
-        self._use(backend)
+    def make_backend(self, chosen: Backend) -> Backend:
+        """Return a backend for this model, which has the fields of `Choices` that are chosen.
 
-    def make_backend(self, *, attention: AttentionBackend, compiles: bool, recompute: Recompute) -> Backend:
-        """Return a backend for this model."""
-        return dataclasses.replace(FAST, attention=attention, recompute=recompute)
+        A model without attention computes it in no way, and one whose layers have kernels of their own is not compiled.
+        """
+        return dataclasses.replace(chosen, compiles=False, compiles_parts=False)
 
     def _use(self, backend: Backend) -> None:
-        """Give the backend to all modules: the only place where one is set."""
+        """Give the backend to all modules, when a model or a view is made."""
         self.backend = backend
         self.embedding.backend = backend
         self.softmax.backend = backend
-        self.softmax.recompute = bool(backend.recompute)
         for module in self.modules():
             if isinstance(module, Dropout | Linear):
                 module.backend = backend
 
-    def compile_reading(self) -> None:
-        """Compile the layers of a packed copy for readers that keep keys and values."""
+    def pack(self, dtype: torch.dtype) -> None:
+        """Give the layers copies of their matrices in this dtype, packed where that is faster; see `for_reading`."""
+        for layer in getattr(self, "layers", ()):
+            for module in layer.modules():
+                if isinstance(module, Linear):
+                    module.pack(dtype)
 
     def uncompiled(self) -> AbstractContextManager[None]:
         """Compile nothing inside this block, as for shapes that occur once."""
@@ -231,16 +226,6 @@ class LanguageModel(nn.Module, ABC):
         if ends:
             return own, after, []
         return own, memory, [segment]
-
-    def pack(self, dtype: torch.dtype) -> None:
-        """Multiply by the current matrices of the layers in this dtype from now on, packed where that is faster.
-
-        For reading only, as long as no weight changes. Softmax and embedding stay as they are.
-        """
-        for layer in getattr(self, "layers", ()):
-            for module in layer.modules():
-                if isinstance(module, Linear):
-                    module.pack(dtype)
 
     def call_layer(self, layer: Callable[..., Output], *inputs: object) -> Output:
         """Call a layer; with train.recompute = "layers", backward passes compute it again."""

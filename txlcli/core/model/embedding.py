@@ -37,12 +37,6 @@ class AdaptiveEmbedding(nn.Module):
         super().__init__()
         self.bands = bands
         self.d_model = d_model
-        self.gradient_of_rows = False
-        """True if `backward` adds the gradient of the rows that were read, in place, to the softmax's of the table.
-
-        Autograd would add two whole tables into a third, although one of them is nearly all zeros: on a CPU that is a
-        fifth of a training step with the vocabulary of WikiText-103.
-        """
         self.tables = nn.ParameterList(band_matrix(band.size, band.width) for band in bands)  # (n, w)
         widths = {str(band.projection): band.width for band in bands if band.projection is not None}
         # (d, w)
@@ -76,7 +70,7 @@ class AdaptiveEmbedding(nn.Module):
     def _vectors(self, number: int, ids: Tensor) -> Tensor:
         """Return the rows (..., w) of a band's table for ids (...) counted from the first of the band."""
         table = self.tables[number]
-        if self.gradient_of_rows and torch.is_grad_enabled() and ids.numel() < len(table):
+        if self.backend.gradient_of_rows and torch.is_grad_enabled() and ids.numel() < len(table):
             return F.embedding(ids, _with_gradient_of_rows(table), sparse=True)
         return F.embedding(ids, table)
 

@@ -7,8 +7,7 @@ Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands,
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from txlcli.core.backend import Backend
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, send
 from txlcli.core.kernels.linear import linear, pad_columns
-from txlcli.core.kernels.normalizer import DEFAULT_SIZE, SpareGradient, normalize
+from txlcli.core.kernels.normalizer import SpareGradient, normalize
 from txlcli.core.model.backends import FAST
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
@@ -94,26 +93,10 @@ class AdaptiveSoftmax(nn.Module):
         self.cluster_bias = nn.Parameter(torch.empty(tails)) if tails else None
         self.spare = [SpareGradient() for _ in bands]
         """Memory of each table's gradient, kept between two steps."""
-        self.recompute = False
-        """True if the backward pass computes logits again instead of keeping them."""
-        self.block_size = DEFAULT_SIZE
-        """Size of the blocks of logits."""
-        self.temperature = 1.0
-        """Number that divides all logits, of the bands and of the clusters."""
 
     def has_fixed_rows(self, tail_rows: Sequence[Tensor] | None) -> bool:
         """Return True if the number of rows of a tail does not depend on the targets: else shapes differ each step."""
         return tail_rows is not None or len(self.bands) == 1
-
-    @contextmanager
-    def at_temperature(self, temperature: float) -> Iterator[None]:
-        """Divide all logits by a number within this block."""
-        before = self.temperature
-        self.temperature = temperature
-        try:
-            yield
-        finally:
-            self.temperature = before
 
     @torch.no_grad()
     def for_decoding(self, dtype: torch.dtype) -> "AdaptiveSoftmax":
@@ -128,7 +111,7 @@ class AdaptiveSoftmax(nn.Module):
             if projection is not None:
                 tensors[f"projections.{number}"] = projection
         copy.load_state_dict(tensors)
-        copy.temperature = self.temperature
+        copy.backend = self.backend
         return copy
 
     def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:
@@ -149,7 +132,7 @@ class AdaptiveSoftmax(nn.Module):
         compiles = self.backend.compiles and self.has_fixed_rows(tail_rows)
         operands, clusters = compiled(split, compiles)(self, hidden, targets, rows)
         bands = [
-            normalize(*of_band, spare=spare, recompute=self.recompute, size=self.block_size)
+            normalize(*of_band, spare=spare, recompute=bool(self.backend.recompute))
             for of_band, spare in zip(operands, self.spare, strict=True)
         ]
         return Normalized(targets, rows, clusters, bands)
@@ -250,7 +233,8 @@ class AdaptiveSoftmax(nn.Module):
 
     def _divided(self, tensor: Tensor) -> Tensor:
         """Divide what is linear in the logits by the temperature."""
-        return tensor if self.temperature == 1 else tensor / self.temperature
+        temperature = self.backend.temperature
+        return tensor if temperature == 1 else tensor / temperature
 
     def _projection(self, number: int) -> Tensor | None:
         """Return the projection (d, w) of a band, the embedding's if it is shared, or None if the band has none."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import AttentionBackend, Recompute
+from txlcli.config.settings import AttentionBackend
 from txlcli.core.backend import Backend, ScoreTerms, aligned
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
@@ -107,7 +107,7 @@ class TransformerXL(LanguageModel):
         self.embedding_dropout = Dropout.of(settings, "embedding_dropout")
         self.output_dropout = Dropout.of(settings, "output_dropout")
         self.auxiliary = AuxiliaryLosses(self.embedding.bands, settings) if settings.auxiliary_losses else None
-        self.set_backend()
+        self._use(self.make_backend(self.backend))
         self.reset_parameters()
 
     @property
@@ -172,18 +172,22 @@ class TransformerXL(LanguageModel):
         """Width of the rows of hidden states: d, and zeros up to a multiple of the backend."""
         return self.settings.d_model + -self.settings.d_model % self.backend.multiple
 
-    def make_backend(self, *, attention: AttentionBackend, compiles: bool, recompute: Recompute) -> Backend:
-        if compiles and not self.backend.compiles:
+    def make_backend(self, chosen: Backend) -> Backend:
+        is_compiled = chosen.compiles or chosen.compiles_parts
+        if is_compiled and not self.backend.compiles:
             check_compiler(self.device, "`compile` off")
-        if not compiles:
-            backend = backends.make_backend(attention, self.workspace, recompute=recompute is True)
-        elif attention == "reference":
+        if not is_compiled:
+            backend = backends.make_backend(chosen.attention, self.workspace, recompute=chosen.recompute is True)
+        elif chosen.attention == "reference":
             backend = dataclasses.replace(backends.COMPILED, attend=definition.attend, attend_context=None)
+        elif chosen.compiles_parts:
+            attend = FastAttention(definition.attend, compiles=True)
+            backend = dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None)
         else:
             backend = backends.ALIGNED if self._pads_rows else backends.COMPILED
         if self.settings.parts.qk_norm != "none":  # queries and keys are normalized before they are joined
             backend = dataclasses.replace(backend, attend_context=None)
-        return dataclasses.replace(backend, attention=attention, compiles=compiles, recompute=recompute)
+        return chosen.with_functions(backend)
 
     def _use(self, backend: Backend) -> None:
         super()._use(backend)
@@ -192,7 +196,6 @@ class TransformerXL(LanguageModel):
             layer.backend = backend
 
     def pack(self, dtype: torch.dtype) -> None:
-        self.set_backend(compiles=False)
         if self.attention_backend == "reference":
             return  # the definition reads the parameters themselves
         super().pack(dtype)
@@ -213,19 +216,6 @@ class TransformerXL(LanguageModel):
         if self.settings.gating != "residual" or self.settings.parts.qk_norm != "none":
             return False
         return row_multiple(self.device) > 1 and all(layer.reads_padded_rows for layer in self.layers)
-
-    def compile_reading(self) -> None:
-        """Compile what a reader does between two attentions, of any length, in a model that is packed."""
-        check_compiler(self.device, "`compile` off")
-        is_fast = self.attention_backend == "auto"
-        backend = dataclasses.replace(
-            backends.COMPILED,
-            attention=self.attention_backend,
-            compiles_parts=True,
-            attend=FastAttention(definition.attend, compiles=True) if is_fast else definition.attend,
-            attend_context=None,
-        )
-        self._use(backend)
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:

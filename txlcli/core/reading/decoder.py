@@ -14,6 +14,7 @@ Axes: B batch, C capacity of the buffers, L segment, M memory, H heads, D head w
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,14 +24,18 @@ from torch import Tensor
 
 from txlcli.core.backend import Attend
 from txlcli.core.kernels.attention_slots import SlotAttention
+from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
 from txlcli.core.kernels.device import check_free_memory, product_dtype, row_multiple
+from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.layer import Layer, Past, rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.reader import Reader
 
 MAX_PHASES = 16
 """Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
+MIN_FLOPS_TO_COMPILE = 2.4e15
+"""Operations of layers that take a GPU about two minutes if it does not compile them, at 20 TFLOP/s."""
 
 
 @dataclass
@@ -158,11 +163,12 @@ class Decoder(Reader):
 
     model: TransformerXL
 
+    def _prepare(self, model: LanguageModel, tokens: int) -> LanguageModel:
+        return model.for_reading(compiles=should_compile(model, tokens))
+
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
         settings = self.settings
         sizes = self.model.settings
-        if self.compiles:
-            self.model.compile_reading()
         self.mem_len = sizes.visible_memory(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         self._limit = smallest_limit(settings.key_limit, sizes.window)
@@ -193,7 +199,7 @@ class Decoder(Reader):
         """Make buffers for keys and values of all layers; project the distances."""
         sizes = self.model.settings
         limit = self.settings.max_distance
-        dtype = product_dtype(self.model.precision, self.model.dtype)
+        dtype = product_dtype(self.model.backend.precision, self.model.dtype)
         shape = (self.settings.batch_size, sizes.n_heads, self.capacity, sizes.d_head)
         check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
         self._buffers = [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
@@ -242,7 +248,7 @@ class Decoder(Reader):
         if recurs and self._replays_segments:
             return self._segment(self._range.start, embedded, positions, stream)
         # A segment that is not complete has a length that occurs once.
-        is_usual = length == self.seg_len or not self.compiles
+        is_usual = length == self.seg_len or not self.model.backend.compiles_parts
         compiler = contextlib.nullcontext() if is_usual else self.model.uncompiled()
         with compiler:
             return self._through_layers(embedded, positions, stream, reach=reach, count=count)
@@ -284,6 +290,26 @@ class Decoder(Reader):
             buffer.slide()
         self._range.end = self._range.count
         self._range.start = 0
+
+
+def should_compile(model: LanguageModel, tokens: int) -> bool:
+    """Return True if reading is to be compiled, or by default, if so many tokens take a GPU much longer without.
+
+    Compiling takes up to half a minute.
+    """
+    choice = model.backend.reading_compile
+    if choice != "auto":
+        return choice == "on"
+    is_fast = model.device.type == "cuda" and model.attention_backend == "auto"
+    if not (is_fast and runs_triton(model.device, model.dtype)):
+        return False
+    weights = sum(weight.numel() for name, weight in model.named_parameters() if name.startswith("layers."))
+    if 2 * weights * tokens <= MIN_FLOPS_TO_COMPILE:
+        return False
+    problem = compiler_problem(model.device)
+    if problem is not None:
+        warnings.warn(f"layers are not compiled: {problem}", stacklevel=2)
+    return problem is None
 
 
 def smallest_limit(*limits: int | None) -> int | None:

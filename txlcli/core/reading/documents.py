@@ -73,7 +73,7 @@ def _score_batch(model: LanguageModel, batch: Sequence[Document], settings: Eval
     def compare(hidden: Tensor, targets: Tensor, _losses: Tensor) -> None:
         for row, at in next(segments).nonzero().tolist():
             if is_likeliest[row]:
-                with autocast(model.device, model.precision):
+                with autocast(model.device, model.backend.precision):
                     _, likeliest = model.softmax.likeliest(hidden[row, at][None], 1)
                 is_likeliest[row] = int(likeliest) == int(targets[row, at])
 

@@ -6,39 +6,15 @@
 Axes: B batch, L segment, d model width, V vocabulary.
 """
 
-import warnings
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.cuda_graph import CaptureGraph
-from txlcli.core.kernels.device import product_dtype
-from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel, Memory
-
-FLOPS_THAT_PAY = 2.4e15
-"""Operations of layers that take a GPU about two minutes if it does not compile them, at 20 TFLOP/s."""
-
-
-def compiling_pays(model: LanguageModel, tokens: int) -> bool:
-    """Return True if `model.reading_compile` is on, or auto and reading so many tokens takes much longer on a GPU."""
-    if model.reading_compile != "auto":
-        return model.reading_compile == "on"
-    is_fast = model.device.type == "cuda" and model.attention_backend == "auto"
-    if not (is_fast and runs_triton(model.device, model.dtype)):
-        return False
-    weights = sum(weight.numel() for name, weight in model.named_parameters() if name.startswith("layers."))
-    if 2 * weights * tokens <= FLOPS_THAT_PAY:
-        return False
-    problem = compiler_problem(model.device)
-    if problem is not None:
-        warnings.warn(f"layers are not compiled: {problem}", stacklevel=2)
-    return problem is None
 
 
 class Reader(ABC):
@@ -73,35 +49,20 @@ class Reader(ABC):
         self.settings = settings
         self.by_tokens = by_tokens
         self.device = model.device
-        self.compiles = compiling_pays(model, tokens)
-        """True to compile the layers of a model that keeps keys and values, which takes up to half a minute."""
         self.seg_len = settings.seg_len
         self.mem_len = settings.mem_len
-        self.model = self._prepare(model)
-        """A copy for reading, which cannot be copied again if its matrices are packed."""
-        self._autocast = autocast(self.device, model.precision)
+        self.model = self._prepare(model, tokens)
+        """A view of the model for reading."""
+        self._autocast = autocast(self.device, model.backend.precision)
         self._set_up(capture_graph)
 
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
         """Allocate what the reader needs besides the model, and begin a text."""
         self.reset()
 
-    def _prepare(self, model: LanguageModel) -> LanguageModel:
-        """Return a copy without dropout, whose matrices are cast and packed once, not at every segment.
-
-        It shares the weights that need no other layout. Such a copy is returned unchanged.
-        """
-        if model.is_packed:
-            return model
-        frozen = model.view().eval()
-        dtype = product_dtype(model.precision, model.dtype)
-        # Compiled code cannot read weights in oneDNN's layout.
-        with use_onednn(OneDnnUse(fp32=False, bf16=False)) if self.compiles else nullcontext():
-            frozen.pack(dtype)
-        if dtype != model.dtype:
-            frozen.softmax = frozen.softmax.for_decoding(dtype)
-        frozen.is_packed = True
-        return frozen
+    def _prepare(self, model: LanguageModel, tokens: int) -> LanguageModel:
+        """Return a view of the model for reading so many tokens."""
+        return model.for_reading()
 
     def _first_memory(self) -> Memory:
         return self.model.first_memory(self.settings.batch_size, self.mem_len)

@@ -145,7 +145,7 @@ def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np
     def look_up(hidden: Tensor, _targets: Tensor, _losses: Tensor) -> None:
         all_values = []
         all_ids = []
-        with autocast(model.device, model.precision):
+        with autocast(model.device, model.backend.precision):
             for part in hidden.flatten(0, 1).split(rows):
                 values, ids = model.log_probs(part[None])[0].topk(count)
                 all_values.append(values)

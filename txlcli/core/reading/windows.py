@@ -18,6 +18,7 @@ from torch import Tensor
 
 from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.kernels.device import send
+from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Scores, Stream, Tokens
@@ -90,8 +91,11 @@ def _batches(count: int, attn_len: int, windows: int, stride: int) -> Iterator[t
 class WindowReader(Reader):
     """Reads one text token by token with a model that has no memory: the window is computed anew for every token."""
 
+    def _prepare(self, model: LanguageModel, tokens: int) -> LanguageModel:
+        self._reader = make_reader(model, self.settings, by_tokens=True, tokens=tokens)
+        return self._reader.model
+
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
-        self._reader = make_reader(self.model, self.settings, by_tokens=True)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     def reset(self) -> None:

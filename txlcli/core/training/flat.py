@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.private import foreach, swap_parameter
+from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.linear import Linear
 from txlcli.core.training.large_updates import LargeUpdates
 from txlcli.core.training.optimizer import OPTIMIZERS
@@ -20,12 +21,21 @@ CLIP_EPS = 1e-6
 """Added to a norm that divides, as torch.nn.utils does."""
 
 
+def matrices_of(model: LanguageModel) -> list[Linear]:
+    """Return the matrices of a model that may be read as copies, in the same order for each of its views."""
+    return [module for module in model.modules() if isinstance(module, Linear)]
+
+
 class Weights:
     """The parameters of a model. Forward and backward passes read them themselves, and products cast them."""
 
     def __init__(self, parallel: DataParallel) -> None:
         self._parallel = parallel
-        self._model = parallel.model
+
+    @property
+    def _model(self) -> LanguageModel:
+        """The view of the model that computes, which may be another one in the next step."""
+        return self._parallel.model
 
     def in_use(self, *, is_first: bool) -> contextlib.AbstractContextManager[None]:
         """Let the passes of a micro-batch, the first of its step or another, run inside this block."""
@@ -50,7 +60,6 @@ class Weights:
 class _Matrix(NamedTuple):
     """One matrix, and its parts of the buffers."""
 
-    module: Linear
     parameter: Tensor
     leaf: Tensor
     """The copy, which passes read instead of the parameter."""
@@ -67,8 +76,7 @@ class FlatMatrices(Weights):
 
     def __init__(self, parallel: DataParallel, dtype: torch.dtype) -> None:
         super().__init__(parallel)
-        modules = [module for module in self._model.modules() if isinstance(module, Linear)]
-        weights = [module.weight for module in modules]
+        weights = [module.weight for module in matrices_of(self._model)]
         sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in weights]
         self._masters = weights[0].new_zeros(sum(sizes))
         self._gradients = torch.zeros_like(self._masters)
@@ -76,7 +84,7 @@ class FlatMatrices(Weights):
         self._gradients_of_copies = torch.zeros_like(self._copies)
         self._matrices = list[_Matrix]()
         begin = 0
-        for module, weight, size in zip(modules, weights, sizes, strict=True):
+        for weight, size in zip(weights, sizes, strict=True):
             at = slice(begin, begin + weight.numel())
             begin += size
             master = self._masters[at].view_as(weight)
@@ -85,7 +93,7 @@ class FlatMatrices(Weights):
             leaf = self._copies[at].view_as(weight).detach().requires_grad_()
             gradient = self._gradients[at].view_as(weight)
             gradient_of_copy = self._gradients_of_copies[at].view_as(weight)
-            self._matrices.append(_Matrix(module, weight, leaf, gradient, gradient_of_copy))
+            self._matrices.append(_Matrix(weight, leaf, gradient, gradient_of_copy))
         self._update_large = self._large_updates(sizes)
         settings = parallel.settings
         # `update` casts the gradients of the copies, unless they are added up or unscaled before.
@@ -107,13 +115,14 @@ class FlatMatrices(Weights):
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool) -> Iterator[None]:
         """Let the model read the copies inside this block, and then give the matrices the gradients of the copies."""
-        for matrix in self._matrices:
-            swap_parameter(matrix.module, "weight", matrix.leaf)
+        modules = matrices_of(self._model)
+        for module, matrix in zip(modules, self._matrices, strict=True):
+            swap_parameter(module, "weight", matrix.leaf)
         try:
             yield
         finally:
-            for matrix in self._matrices:
-                swap_parameter(matrix.module, "weight", matrix.parameter)
+            for module, matrix in zip(modules, self._matrices, strict=True):
+                swap_parameter(module, "weight", matrix.parameter)
         given = [matrix for matrix in self._matrices if matrix.leaf.grad is not None]
         if len(given) < len(self._matrices):  # some weights take no part in some steps
             self._gradients_of_copies.zero_()

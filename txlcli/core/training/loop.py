@@ -58,7 +58,6 @@ class Training:
         capture_graph: CaptureGraph | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.model = model
         self.settings = settings
         self.segments = segments
         self.valid = valid
@@ -68,8 +67,7 @@ class Training:
         self._clock = clock
         first = world.rank * settings.accumulate
         self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
-        self.parallel = _parallel(model, settings, world)
-        _prepare(model, settings, world)
+        self.parallel = _parallel(_view_for_training(model, settings, world), settings, world)
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
         self.train_step, captured = make_step(self.parallel, capture_graph, tail_shares)
         self.stepper = captured or self.train_step
@@ -92,6 +90,11 @@ class Training:
         self._mark_saved()
         if not world.is_rank_zero:
             torch.manual_seed(self.seed_of_step())
+
+    @property
+    def model(self) -> LanguageModel:
+        """The view of the model that is trained."""
+        return self.parallel.model
 
     def run(
         self,
@@ -474,13 +477,16 @@ def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: to
     return make_model(settings, vocab_size).to(device)
 
 
-def _prepare(model: LanguageModel, settings: TrainSettings, world: World) -> None:
-    """Let a model compute as the settings say."""
+def _view_for_training(model: LanguageModel, settings: TrainSettings, world: World) -> LanguageModel:
+    """Return a view of a model that computes as the settings say."""
     is_single_cpu = model.device.type == "cpu" and world.size == 1
-    model.embedding.gradient_of_rows = is_single_cpu and model.settings.tie_embeddings
-    is_compiled = settings.compile == "on"
-    model.set_backend(attention=settings.attention, compiles=is_compiled, recompute=settings.recompute)
-    model.precision = settings.precision
+    return model.on(
+        attention=settings.attention,
+        precision=settings.precision,
+        compiles=settings.compile == "on",
+        recompute=settings.recompute,
+        gradient_of_rows=is_single_cpu and model.settings.tie_embeddings,
+    )
 
 
 def _parallel(model: LanguageModel, settings: TrainSettings, world: World) -> DataParallel:

@@ -98,7 +98,7 @@ class _ShardedReader(StateReader):
         self._parallel = parallel
         super().__init__(parallel.model, settings)
 
-    def _prepare(self, model: LanguageModel) -> LanguageModel:
+    def _prepare(self, model: LanguageModel, tokens: int) -> LanguageModel:
         return model.eval()
 
     def _first_memory(self) -> Memory:

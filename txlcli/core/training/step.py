@@ -13,7 +13,7 @@ from torch import Tensor
 from txlcli.core.kernels.compilation import first_line, give_up_triton, has_given_up_compiling, runs_triton
 from txlcli.core.kernels.device import product_dtype
 from txlcli.core.kernels.modes import autocast, float32_products
-from txlcli.core.model.base import Memory
+from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.flat import Weights
 from txlcli.core.training.parallel import DataParallel
@@ -52,7 +52,6 @@ class Step:
 
     def __init__(self, parallel: DataParallel, weights: Weights | None = None) -> None:
         self.parallel = parallel
-        self.model = parallel.model
         self.settings = parallel.settings
         self.optimizer = parallel.optimizer
         self.weights = weights or Weights(parallel)
@@ -68,6 +67,11 @@ class Step:
         """True if they have computed a step."""
         self.notes: list[str] = []
         """Lines for the user about paths that could not be taken."""
+
+    @property
+    def model(self) -> LanguageModel:
+        """The view of the model that computes."""
+        return self.parallel.model
 
     def gradients(self, batch: Batch, memories: list[Memory]) -> Tensor:
         """Add the gradients of the lanes of this process, one micro-batch after another.
@@ -165,9 +169,10 @@ class Step:
         else:
             raise error
         self.notes.append(f"training continues without {without}, which takes longer: {first_line(error)}")
+        if self.compiles:
+            self.parallel.model = self.model.on(compiles=False)
         self.compiles = False
         self._is_compiled = False
-        self.model.set_backend(compiles=False)
         self.model.forget_gradients()
 
     def memory_is_full(self, memory: Memory) -> bool:

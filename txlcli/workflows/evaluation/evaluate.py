@@ -58,7 +58,7 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     check_options(opened, options)
     if options.attention is not None:
         opened = replace(opened, model=opened.model.on(attention=options.attention))
-    compile_reading(opened, options, options.compile)
+    opened = compile_reading(opened, options, options.compile)
     weights = opened.run.best_or_last.name
     step = opened.checkpoint.state["step"]
     workspace.reporter.say(f"evaluating {opened.run.directory} ({weights}, step {step})")

@@ -36,13 +36,10 @@ class Scoring:
 
     def score(self, function: Callable[[Stream], Result], title: str) -> Result:
         """Score the text with a function of the core; `title` names its progress."""
-        model = self.opened.model
         text = self.text
         temperature = float(self.settings.temperature)  # `with_temperature` has chosen it
-        with (
-            self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar,
-            model.softmax.at_temperature(temperature),
-        ):
+        model = self.opened.model.on(temperature=temperature)
+        with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
             return function(Stream(model, text.inputs, text.targets, self.settings, bar.reach))
 
     def on_valid(self, positions: int | None = None) -> "Scoring":

@@ -189,8 +189,7 @@ class Builder:
         }
         saver = Saver(run.directory, identity)
         with out_of_memory.explained(plan):
-            model = _make_model(run, train, begin, self.device)
-            training = Training(model, train, segments, valid, saver, self.world)
+            training = Training(_make_model(run, train, begin, self.device), train, segments, valid, saver, self.world)
             if saved is not None:
                 training.restore(saved)
         return training
