@@ -4,17 +4,27 @@ import importlib
 
 from txlcli.system import processors
 
-processors.let_threads_sleep()  # here, since PyTorch may be imported on the next line
+THREADS_SLEEP = processors.let_threads_sleep()  # here, since PyTorch may be imported on the next line
+"""False if PyTorch was imported before."""
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "AttentionOptions",
+    "DifferenceOptions",
+    "ExportOptions",
     "PrepareOptions",
+    "ProbeOptions",
+    "ReclOptions",
+    "ReportOptions",
+    "SpeedOptions",
     "TrainOptions",
+    "difference",
     "load",
     "make_model",
     "open_store",
     "prepare",
+    "recl",
     "relative_attention",
     "train",
 ]

@@ -1,10 +1,14 @@
 """The Python interface: what it returns equals what the commands print."""
 
 import dataclasses
+import importlib.util
+import json
 import math
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -123,6 +127,54 @@ def test_a_model_of_a_recipe_has_its_parameters_and_trains():
 def test_wrong_calls_are_rejected(run, call, error, message):
     with pytest.raises(error, match=message):
         call(run)
+
+
+def test_a_run_is_measured_as_by_the_commands(run, here):
+    head = txlcli.AttentionOptions(heads=((1, 1),), positions=9, at=6, out=here / "heads")
+    measured = run.attention(head)
+    expected = json_of("attention", "byte", "--heads", "1.1", "--positions", 9, "--at", 6)
+    assert measured.to_dict()["figure6"] == expected["figure6"]
+    assert sorted(path.name for path in (here / "heads").iterdir()) == sorted(
+        Path(path).name for path in expected["files"]
+    )
+    probed = run.probe(txlcli.ProbeOptions(distances=(4,), texts=3, positions=90, plot=here / "probe.png"))
+    options = ("--distances", 4, "--texts", 3, "--positions", 90)
+    assert probed.to_dict() == json_of("probe", "byte", *options)
+    assert (here / "probe.png").is_file()
+    lengths = txlcli.ReclOptions(start=4, step=4, longest=8, positions=20, plot=here / "recl.png")
+    options = ("--start", 4, "--step", 4, "--longest", 8, "--positions", 20)
+    assert txlcli.recl(["byte"], lengths).to_dict() == json_of("recl", "byte", *options)
+    assert (here / "recl.png").is_file()
+    options = ("--mem-len", "0,5", "--split", "train")
+    both = txlcli.difference("byte", "byte", txlcli.DifferenceOptions(mem_len=(0, 5), split="train"))
+    assert both.to_dict() == json_of("runs", "difference", "byte", "byte", *options)
+    timed = run.speed(txlcli.SpeedOptions(attn_len=(8,), repeat=1, plot=here / "speed.svg"))
+    assert (timed.slowdown[0].attn_len, (here / "speed.svg").is_file()) == (8, True)
+
+
+def test_a_run_is_written_as_by_the_commands_without_a_line_of_output(run, here, capfd):
+    exported = run.export(here / "hf")
+    assert {path.name for path in (here / "hf").iterdir()} >= set(exported.files)
+    written = run.report(txlcli.ReportOptions(samples=1))
+    assert [Path(path).is_file() for path in written.report] == [True, True]
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(UsageError, match="token store"):
+        run.export(here / "ids", txlcli.ExportOptions(format="nanogpt"))
+
+
+def test_results_are_dictionaries_and_tables(run):
+    rows = run.evaluate(mem_len=[0, 7], positions=50)
+    score = run.score(TEXT)
+    assert [row["mem_len"] for row in rows.to_dict()["rows"]] == [0, 7]
+    assert json.loads(json.dumps(score.to_dict()))["loss_nats"] == score.loss_nats.tolist()
+    html = rows._repr_html_()
+    assert ElementTree.fromstring(html).findall("tr")[2][0].text == "7"
+    assert "more rows" in txlcli.load("byte").score(TEXT * 3)._repr_html_()
+    if importlib.util.find_spec("pandas"):
+        assert rows.to_pandas()["bpc"].tolist() == [row.bpc for row in rows]
+    else:
+        with pytest.raises(TxlError, match="pandas"):
+            score.to_pandas()
 
 
 SURROGATE = "ze \ud83d"
@@ -254,6 +306,8 @@ def test_prepare_and_train_make_what_the_commands_make(tmp_path, monkeypatch):
     assert (result.step, result.run.settings.corpus.store) == (3, "book")
     assert [line["step"] for line in lines] == [3, 3]
     assert any(total == 3 and done == 3 for _, done, total in told)
+    assert result.to_dict()["run"] == "runs/own"
+    assert [row["step"] for row in result.table()] == [3, 3]
     assert txlcli.load("own").score("two three").bpc == txlcli.load("other").score("two three").bpc > 0
     with pytest.raises(UsageError, match=r"^nothing to train; name a recipe"):
         txlcli.train()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import Saved, card, cells, done, json_of, refusal, reports
+from tests.commands.novel import Saved, card, cells, done, json_of, refusal, reports, train
 from tests.commands.test_plots import MAGIC
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
@@ -246,6 +246,33 @@ def test_a_difference_of_losses_is_more_than_chance_if_its_interval_excludes_0(h
     assert chance in done("runs", "difference", "a.h5", "b.h5").stdout
 
 
+TRAIN_SPLIT = ("--split", "train")
+
+
+def test_a_difference_of_runs_is_that_of_their_evaluations(here):
+    done("eval", "byte", "--mem-len", "0,5", "--losses", "byte.h5", *TRAIN_SPLIT)
+    of_files = json_of("runs", "difference", "byte.h5", "byte.h5", "--mem-len", "0,5")
+    of_runs = json_of("runs", "difference", "byte", "byte", "--mem-len", "0,5", *TRAIN_SPLIT)
+    assert of_runs["difference_nats"] == pytest.approx(of_files["difference_nats"], rel=1e-4)
+    assert of_runs["difference_nats"] != 0
+    mixed = json_of("runs", "difference", "byte", "byte.h5", "--mem-len", 5, *TRAIN_SPLIT)
+    assert mixed["difference_nats"] == pytest.approx(0, abs=1e-6)
+    assert (mixed["first"]["file"], mixed["second"]["file"]) == (None, "byte.h5")
+    assert "runs/byte" in done("runs", "difference", "byte", "byte.h5", "--mem-len", 5, *TRAIN_SPLIT).stdout
+    assert "different texts" in refusal("runs", "difference", "byte", "char")
+    assert "no losses with M = 7" in refusal("runs", "difference", "byte.h5", "byte", "--mem-len", 7)
+    assert "two, one for each" in refusal("runs", "difference", "byte", "byte", "--mem-len", "1,2,3")
+
+
+def test_different_memory_lengths_are_compared_only_on_request(here):
+    train("eval.mem_len=7", name="other")
+    message = refusal("runs", "difference", "byte", "other")
+    assert "M = 7" in message
+    assert "--mem-len" in message
+    result = json_of("runs", "difference", "byte", "other", "--mem-len", "0,7", *TRAIN_SPLIT)
+    assert result["second"]["evaluation"] == "mem_len_7"
+
+
 def test_losses_that_cannot_be_paired_are_rejected(here):
     tokens = np.arange(3_001)
     losses_file(Path("a.h5"), np.ones(3_001, np.float32), tokens)
@@ -255,7 +282,8 @@ def test_losses_that_cannot_be_paired_are_rejected(here):
         (("a.h5", "b.h5"), "different tokens"),
         (("short.h5", "short.h5"), "at least 2,000"),
         (("a.h5", "data/novel.h5"), "not a file of losses"),
-        (("a.h5", "tiny.toml"), "not a readable file of losses"),
+        (("a.h5", "none.h5"), "not a readable file of losses"),
+        (("a.h5", "tiny.toml"), "unknown run"),
     ):
         assert telling in refusal("runs", "difference", *files)
 

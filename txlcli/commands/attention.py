@@ -1,15 +1,18 @@
 """`txl attention`: attention of a run's heads (Appendix D, Figures 5 to 7)."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import Json, Run
+from txlcli.commands.options import Json
+from txlcli.commands.options import Run as RunName
 from txlcli.errors import RunError
 from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.attention_options import AttentionOptions
-from txlcli.workflows.workspace import RunWorkspace
+from txlcli.workflows.workspace import RunWorkspace, Workspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.attention import AttentionResult
@@ -19,7 +22,7 @@ COLUMNS = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head
 
 def attention(
     options: AttentionOptions,
-    run_name: Run = None,
+    run_name: RunName = None,
     *,
     workspace: RunWorkspace,
     json: Json = False,
@@ -33,26 +36,35 @@ def attention(
     Example: txl attention --heads 2.3,4.1 --out figures
     """
     run = run_directory.find(run_name, workspace.runs_dir)
+    result, paths = measure(run, options.out or run.directory / "figures", options, workspace)
+    for path in paths:
+        console.say(f"figure written to {path}")
+    if json:
+        console.show_json({**result.to_json(), "files": list(map(str, paths))})
+    else:
+        show(result)
+
+
+def measure(
+    run: Run, directory: Path, options: AttentionOptions, workspace: Workspace
+) -> "tuple[AttentionResult, list[Path]]":
+    """Measure the attention of a run, and plot it to figures in a directory; return their paths, too."""
     from txlcli.commands.attention_plots import plot_figure
     from txlcli.workflows import attention as workflow
 
     workflow.check_options(run, options)
-    directory = options.out or run.directory / "figures"
     paths = {number: directory / f"figure{number}.{options.format}" for number in workflow.figures_of(run)}
     existing = [path for path in paths.values() if path.exists()]
     if existing and not options.force:
-        raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
+        raise RunError(f"{existing[0]} exists; give another `out`, or overwrite it with `force`")
     for path in existing:
         check_replaceable(path)
     with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    result = workflow.run(str(run.directory), options, workspace)
+    result = workflow.run(str(run.weights or run.directory), options, workspace)
     for number, path in paths.items():
         plot_figure(result, number, path)
-    if json:
-        console.show_json({**result.to_json(), "files": [str(path) for path in paths.values()]})
-    else:
-        show(result)
+    return result, list(paths.values())
 
 
 def show(result: "AttentionResult") -> None:

@@ -271,3 +271,4 @@ def plot(path: Path, result: "EvalResult") -> None:
         }
     x_label = "attention length (tokens)" if in_windows else "memory length M (tokens)"
     plots.plot_panels(path, panels, x_label=x_label, title=result.scoring.text.title, log_y=[TIME])
+    console.say(f"figure written to {path}")

@@ -86,4 +86,3 @@ def save(figure: Figure, path: Path) -> None:
         extension = path.suffix.lower()
         metadata = {GENERATORS[extension]: MARK}
         figure.savefig(draft, dpi=150, format=extension.removeprefix("."), metadata=metadata)
-    console.say(f"figure written to {path}")

@@ -36,6 +36,7 @@ def probe(
     console.show_result(result, show, json=json)
     if options.plot is not None:
         plot(options.plot, result)
+        console.say(f"figure written to {options.plot}")
 
 
 def show(result: "ProbeResult") -> None:

@@ -36,8 +36,10 @@ def recl(
     console.show_result(result, show, json=json)
     if options.plot is not None:
         plot_gains(options.plot, result)
+        console.say(f"figure written to {options.plot}")
     if options.plot_ppl is not None:
         plot_perplexities(options.plot_ppl, result)
+        console.say(f"figure written to {options.plot_ppl}")
 
 
 def show(result: "ReclResult") -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from txlcli import __version__, console
@@ -22,6 +23,7 @@ from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import Options, force_option, option, seed_option
 from txlcli.workflows.reproduction.section import Grid, ReportSection
+from txlcli.workflows.result import Result
 from txlcli.workflows.workspace import RunWorkspace, Workspace
 
 SAMPLE_TOKENS = 300
@@ -49,6 +51,26 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
 
     Example: txl runs report stdlib
     """
+    result = make(run_name, options, workspace)
+    if json:
+        console.show_json(result)
+    else:
+        console.show_line(f"report: {', '.join(result.report)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport(Result):
+    """Files of a report."""
+
+    run: str
+    missing: dict[str, str]
+    """Reason of each part that the run lacks."""
+    report: list[str]
+    """Paths of the page, as Markdown and as HTML."""
+
+
+def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> RunReport:
+    """Write the report of a run, by default the most recent one."""
     from txlcli.commands import pages
 
     run = run_directory.find(run_name, workspace.runs_dir)
@@ -78,10 +100,7 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
         attempt("published", "Published results", lambda: ranking.rank(past)),
     ]
     paths = pages.write_report(f"Run {run.name}", sections, f"{MADE} {__version__}.", directory)
-    if json:
-        console.show_json({"run": str(run.directory), "missing": missing, "report": paths})
-    else:
-        console.show_line(f"report: {', '.join(paths)}")
+    return RunReport(run=str(run.directory), missing=missing, report=paths)
 
 
 def _make_directory(directory: Path, *, force: bool) -> Path:

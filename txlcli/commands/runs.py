@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Runs, with_options
+from txlcli.commands.options import Json, Run, Runs, argument, with_options
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import Comparison, History, RunSummary, SeedGroup
 from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
+from txlcli.workflows.difference_options import DifferenceOptions
 from txlcli.workflows.options import PlotOptions
-from txlcli.workflows.workspace import RunsDir
+from txlcli.workflows.workspace import RunsDir, RunWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.difference import LossDifference
@@ -153,6 +153,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
     result = history.compare(histories)
     if options.plot is not None:
         plot_curves(options.plot, histories)
+        console.say(f"figure written to {options.plot}")
     console.show_result(result, _show_comparison, json=json)
 
 
@@ -166,7 +167,9 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
     Example: txl runs plot stdlib
     """
     runs = run_directory.find_each(run_names, where.runs_dir)
-    plot_curves(options.plot or runs[0].directory / CURVES, [history.read(run) for run in runs])
+    path = options.plot or runs[0].directory / CURVES
+    plot_curves(path, [history.read(run) for run in runs])
+    console.say(f"figure written to {path}")
 
 
 def _show_comparison(result: Comparison) -> None:
@@ -252,26 +255,31 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
 
 @app.command("difference")
 def difference(
-    first: Annotated[Path, Argument(metavar="A.h5", help="Losses of a run, from txl eval --losses.")],
-    second: Annotated[Path, Argument(metavar="B.h5", help="Losses of another run on the same text.")],
+    first: Annotated[str, argument("A", "A run, or a file with its losses, from txl eval --losses.", "runs")],
+    second: Annotated[str, argument("B", "Another run or file, on the same text.", "runs")],
+    options: DifferenceOptions,
+    *,
+    workspace: RunWorkspace,
     json: Json = False,
 ) -> None:
     """Test if the difference of two losses is more than chance.
 
-    Pairs the losses token by token, and resamples blocks of the text (bootstrap) for a 95 % interval.
+    Evaluates the runs, pairs the losses token by token, and resamples blocks of the text (bootstrap) for a 95 %
+    interval.
 
-    Example: txl runs difference a.h5 b.h5
+    Example: txl runs difference stdlib stdlib-2
     """
     from txlcli.workflows import difference as workflow
 
-    console.show_result(workflow.run(first, second), _show_difference, json=json)
+    result = workflow.run(first, second, options, workspace)
+    console.show_result(result, _show_difference, json=json)
 
 
 def _show_difference(result: "LossDifference") -> None:
     rows = []
     for source in (result.first, result.second):
         nats = source.loss_nats
-        rows.append([source.file, source.run, source.evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"])
+        rows.append([source.file or "-", source.run, source.evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"])
     differences = {
         "difference": result.difference_nats,
         "95 % interval from": result.low_nats,

@@ -44,6 +44,7 @@ def speed(
     result = workflow.run(subject, options, workspace)
     if options.plot is not None:
         plot_times(options.plot, result)
+        console.say(f"figure written to {options.plot}")
     console.show_result(result, show, json=json)
 
 

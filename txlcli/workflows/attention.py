@@ -18,6 +18,7 @@ from txlcli.runs.run_directory import Run
 from txlcli.workflows.attention_options import DEFAULT_QUERIES, AttentionOptions, Head
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.texts import ScoredText, split_text
+from txlcli.workflows.result import Result
 from txlcli.workflows.workspace import Workspace
 
 ROWS = 16
@@ -27,7 +28,7 @@ DIGITS = 7  # significant digits in JSON, as many as float32 has
 
 
 @dataclass(frozen=True)
-class AttentionResult:
+class AttentionResult(Result):
     """Attention of a run on a text."""
 
     opened: OpenRun
@@ -95,14 +96,14 @@ class AttentionResult:
             "precision": self.opened.precision,
             "first_position": maps.first,
             "positions": maps.queries,
-            "heads": self._measures_of_heads(),
+            "heads": self.table(),
             "figure5": _to_lists(maps.by_distance),
             "figure6": self._figure6(),
             "figure7": {name: _to_lists(term) for name, term in maps.by_term.items()} or None,
         }
 
-    def _measures_of_heads(self) -> list[dict[str, Any]]:
-        """Return the averages of each head by name."""
+    def table(self) -> list[dict[str, Any]]:
+        """Return the averages of each head, by name."""
         averages = self.heads
         heads = []
         for layer, head in np.ndindex(self.maps.width.shape):

@@ -1,5 +1,6 @@
 """Compares the losses of two evaluations of the same text, token by token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from numpy.typing import NDArray
 from txlcli.data import loss_file
 from txlcli.data.loss_file import Losses
 from txlcli.errors import UsageError
+from txlcli.runs import run_directory
+from txlcli.workflows.difference_options import DifferenceOptions
+from txlcli.workflows.evaluation import evaluate
+from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.result import Result
+from txlcli.workflows.workspace import Workspace
 
 MAX_BLOCKS = 200
 """Largest number of blocks that the text is divided into."""
@@ -20,9 +27,10 @@ SAMPLES = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class LossSource:
-    """One of two evaluations: the one with the lowest loss of its file."""
+    """One of two evaluations."""
 
-    file: str
+    file: str | None
+    """File with the losses; None for a run that was evaluated."""
     run: str
     evaluation: str
     """mem_len_M or attn_len_N."""
@@ -31,7 +39,7 @@ class LossSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossDifference:
+class LossDifference(Result):
     """Mean loss of the second evaluation minus that of the first, in nats per token."""
 
     first: LossSource
@@ -62,19 +70,25 @@ def mean_interval(differences: NDArray[np.floating], *, seed: int = 1111) -> tup
     return float(low), float(high)
 
 
-def run(first: Path, second: Path) -> LossDifference:
-    """Compare the best evaluations of two files that `txl eval --losses` wrote."""
-    first_file = loss_file.read(first)
-    second_file = loss_file.read(second)
-    if not np.array_equal(first_file.tokens, second_file.tokens):
+def run(first: str, second: str, options: DifferenceOptions, workspace: Workspace) -> LossDifference:
+    """Compare two evaluations of the same text: of runs, which are evaluated, or of files of `txl eval --losses`."""
+    _check_same_store([name for name in (first, second) if not _is_file(name)], workspace)
+    if options.mem_len is None:
+        lengths = [_default_mem_len(name, workspace) for name in (first, second)]
+        if None not in lengths and lengths[0] != lengths[1]:
+            raise UsageError(
+                f"{first} is evaluated with M = {lengths[0]}, and {second} with M = {lengths[1]}; give `mem_len`, one "
+                "length for both, or one for each"
+            )
+    else:
+        lengths = [options.mem_len[0], options.mem_len[-1]]
+    first_source, first_tokens, first_losses = _evaluate(first, lengths[0], options, workspace)
+    second_source, second_tokens, second_losses = _evaluate(second, lengths[1], options, workspace)
+    if not np.array_equal(first_tokens, second_tokens):
         raise UsageError(f"{first} and {second} have losses of different tokens; evaluate both runs on the same text")
-    if len(first_file.tokens) < MIN_TOKENS:
-        raise UsageError(f"{first} has {len(first_file.tokens):,} tokens; evaluate at least {MIN_TOKENS:,}")
-    first_source = _best_source(first, first_file)
-    second_source = _best_source(second, second_file)
-    first_losses = first_file.losses_nats[first_source.evaluation].astype(np.float64)
-    second_losses = second_file.losses_nats[second_source.evaluation].astype(np.float64)
-    differences = second_losses - first_losses
+    if len(first_tokens) < MIN_TOKENS:
+        raise UsageError(f"{first} has {len(first_tokens):,} tokens; evaluate at least {MIN_TOKENS:,}")
+    differences = second_losses.astype(np.float64) - first_losses.astype(np.float64)
     low, high = mean_interval(differences)
     return LossDifference(
         first=first_source,
@@ -87,8 +101,65 @@ def run(first: Path, second: Path) -> LossDifference:
     )
 
 
-def _best_source(path: Path, file: Losses) -> LossSource:
+def _is_file(name: str) -> bool:
+    """Return True for the name of a file of losses; others are runs."""
+    return name.endswith(".h5")
+
+
+def _check_same_store(run_names: Sequence[str], workspace: Workspace) -> None:
+    """Reject runs on different texts, before any is evaluated."""
+    runs = [run_directory.find(name, workspace.runs_dir) for name in run_names]
+    if len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) > 1:
+        stores = " and ".join(run.settings.corpus.store for run in runs)
+        raise UsageError(f"{' and '.join(run_names)} have different texts ({stores}); their losses cannot be compared")
+
+
+def _default_mem_len(name: str, workspace: Workspace) -> int | None:
+    """Return the memory length of a run's evaluation, or of the best one of a file; None if it has none."""
+    if _is_file(name):
+        prefix, _, length = _best_evaluation(loss_file.read(Path(name))).rpartition("_")
+        return int(length) if prefix == "mem_len" else None
+    settings = run_directory.find(name, workspace.runs_dir).settings
+    if settings.model.recurrent_state:
+        return None
+    return settings.evaluation_settings().mem_len
+
+
+def _evaluate(
+    name: str, mem_len: int | None, options: DifferenceOptions, workspace: Workspace
+) -> tuple[LossSource, NDArray[np.integer], NDArray[np.float32]]:
+    """Return one evaluation with the ids and the losses of its tokens, (T,): of a file, or of a run that it evaluates.
+
+    `mem_len` selects it; None is the best evaluation of a file, or the only one of a run with a recurrent state.
+    """
+    if _is_file(name):
+        file = loss_file.read(Path(name))
+        evaluation = _best_evaluation(file) if mem_len is None else f"mem_len_{mem_len}"
+        if evaluation not in file.losses_nats:
+            raise UsageError(f"{name} has no losses with M = {mem_len}; it has {', '.join(file.losses_nats)}")
+        tokens = file.tokens
+        losses = file.losses_nats[evaluation]
+        run_name = file.run
+    else:
+        lengths = None if mem_len is None else (mem_len,)
+        settings = EvalOptions(mem_len=lengths, split=options.split, positions=options.positions)
+        result = evaluate.run(name, settings, workspace)
+        result.raise_pending()
+        (row,) = result.rows
+        evaluation = f"mem_len_{row.mem_len}"
+        tokens = result.scoring.text.targets
+        losses = row.losses_nats
+        run_name = str(result.scoring.opened.run.directory)
+    source = LossSource(
+        file=name if _is_file(name) else None,
+        run=run_name,
+        evaluation=evaluation,
+        loss_nats=float(losses.mean(dtype=np.float64)),
+    )
+    return source, tokens, losses
+
+
+def _best_evaluation(file: Losses) -> str:
     """Return the evaluation of a file with the lowest mean loss."""
     means = {name: float(losses.mean(dtype=np.float64)) for name, losses in file.losses_nats.items()}
-    best = min(means, key=means.__getitem__)
-    return LossSource(file=str(path), run=file.run, evaluation=best, loss_nats=means[best])
+    return min(means, key=means.__getitem__)

@@ -18,6 +18,7 @@ from txlcli.workflows.evaluation.rows import with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.texts import split_text
 from txlcli.workflows.probe_options import ProbeOptions
+from txlcli.workflows.result import Result
 from txlcli.workflows.workspace import Workspace
 
 Ids = NDArray[np.int64]
@@ -46,11 +47,15 @@ class ProbeRow:
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(Result):
     """Results of a run by distance."""
 
     scoring: Scoring
     rows: tuple[ProbeRow, ...]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each distance."""
+        return list(map(vars, self.rows))
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl probe --json` prints."""

@@ -21,6 +21,7 @@ from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.texts import ScoredText, split_text
 from txlcli.workflows.recl_options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.reporter import Step
+from txlcli.workflows.result import Result
 from txlcli.workflows.workspace import Workspace
 
 
@@ -47,7 +48,7 @@ class ReclModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReclResult:
+class ReclResult(Result):
     """RECL of a group of models."""
 
     text: str
@@ -58,6 +59,15 @@ class ReclResult:
     step_tokens: int
     context_tokens: list[int]
     models: tuple[ReclModel, ...]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each model and share r."""
+        rows = []
+        for model in self.models:
+            for point in model.recl:
+                facts = {"run": model.run, "parameters": model.parameters, "top_r": point.top_r}
+                rows.append(facts | {"recl_tokens": point.recl_tokens, "grid_ended": point.grid_ended})
+        return rows
 
 
 def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> ReclResult:

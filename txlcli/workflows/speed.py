@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -31,7 +32,9 @@ from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_directory
 from txlcli.system.memory import is_out_of_memory
+from txlcli.system.plain_json import as_json
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.result import Result
 from txlcli.workflows.speed_options import SpeedOptions
 from txlcli.workflows.workspace import Workspace, explain_attention
 
@@ -81,7 +84,7 @@ class ThroughputRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedResult:
+class SpeedResult(Result):
     """Result of a timing."""
 
     model: str
@@ -93,6 +96,10 @@ class SpeedResult:
     peak_gflops_per_s: float
     slowdown: tuple[SlowdownRow, ...]
     throughput: tuple[ThroughputRow, ...]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the rows of Table 9, then the throughput of each kind of work."""
+        return [dict(as_json(row)) for row in (*self.slowdown, *self.throughput)]
 
 
 def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> SpeedResult:

@@ -25,6 +25,7 @@ from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
 from txlcli.workflows.evaluation.texts import document_starts
+from txlcli.workflows.result import Result
 
 DOCUMENTS_AT_ONCE = 1024
 """Documents that are ordered by length together."""
@@ -102,6 +103,18 @@ class EvalRow:
         if self.protocol and self.stride:
             row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
         return {key: value for key, value in row.items() if key not in absent}
+
+
+class EvalRows(list[EvalRow], Result):
+    """Rows of an evaluation, one for each setting."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rows as `txl eval --json` has them."""
+        return {"rows": self.table()}
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the measures and settings of each row."""
+        return [row.to_json() for row in self]
 
 
 def score(scoring: Scoring, setting: RowSetting) -> EvalRow:

@@ -27,6 +27,7 @@ from txlcli.workflows.exchange import export_directory, huggingface
 from txlcli.workflows.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.workflows.exchange.huggingface import CONFIG
 from txlcli.workflows.exchange.options import ExportOptions
+from txlcli.workflows.result import Result
 
 WEIGHTS = "model.safetensors"
 WORDS = "vocab.txt"
@@ -42,7 +43,7 @@ ONLY_IDS = f"{LOADER} cannot encode text of this vocabulary: import it, and give
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportedRun:
+class ExportedRun(Result):
     """A run that was written for Hugging Face, or as a program of PyTorch."""
 
     run: str

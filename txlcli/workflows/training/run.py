@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
 from txlcli.errors import Interrupted, TxlError, UsageError
-from txlcli.runs import run_directory
+from txlcli.runs import log_file, run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.result import Result
 from txlcli.workflows.training import out_of_memory, trackers
 from txlcli.workflows.training.build import Job, built
 from txlcli.workflows.training.log import OnReport, TrainingLog, watch_processors
@@ -30,7 +32,7 @@ TRACE = "trace.json"
 
 
 @dataclass(frozen=True)
-class TrainingResult:
+class TrainingResult(Result):
     """State of a run after training has stopped."""
 
     run: run_directory.Run
@@ -43,6 +45,14 @@ class TrainingResult:
     mfu: float | None = None
     """Share of the GPU's peak rate, by its data sheet, in the steps of the last report; None if it is not known."""
     profile: StepProfile | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result with the folder of the run in place of its settings."""
+        return vars(self) | {"run": str(self.run.directory)}
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the reports of training and validation, as metrics.jsonl has them."""
+        return list(log_file.read(self.run.directory / run_directory.METRICS))
 
 
 def train_recipe(

@@ -1,49 +1,54 @@
-"""The Python interface: prepare a corpus, train, load a run, score and generate text, evaluate, make a model.
+"""A trained run: score, predict and generate text, evaluate, and all that the commands measure or write.
 
-Names in this module are stable: they change only with a new minor version, and the changelog says so.
 Axes: T tokens, V vocabulary.
 """
 
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txlcli.config import recipe as recipes
-from txlcli.config.ranges import PositiveInt, checked
-from txlcli.config.settings import Precision, Settings
-from txlcli.core.architectures import registry
+from txlcli.commands import attention as attention_command
+from txlcli.commands import probe as probe_command
+from txlcli.commands import run_report
+from txlcli.commands import speed as speed_command
+from txlcli.commands.run_report import ReportOptions, RunReport
+from txlcli.config.ranges import checked
+from txlcli.config.settings import Settings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
-from txlcli.data.token_store import SUFFIX, TokenStore
 from txlcli.data.vocabulary import Vocab, to_bytes
-from txlcli.errors import RecipeError, UsageError
+from txlcli.errors import UsageError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
+from txlcli.workflows import attention, probe, speed
+from txlcli.workflows.attention import AttentionResult
+from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.evaluation.rows import EvalRow, with_memory
+from txlcli.workflows.evaluation.rows import EvalRows, with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.texts import encode_text
+from txlcli.workflows.exchange import export_run
+from txlcli.workflows.exchange.export_run import ExportedRun
+from txlcli.workflows.exchange.options import ExportOptions
 from txlcli.workflows.generate import Generation, encode_prompt
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import Split
-from txlcli.workflows.preparation import preparing
-from txlcli.workflows.preparation.options import PrepareOptions
-from txlcli.workflows.reporter import OnProgress, Reporter
-from txlcli.workflows.training.log import OnReport
-from txlcli.workflows.training.options import TrainOptions
-from txlcli.workflows.training.run import TrainingResult, train_recipe
+from txlcli.workflows.probe import ProbeResult
+from txlcli.workflows.probe_options import ProbeOptions
+from txlcli.workflows.result import Result
+from txlcli.workflows.speed import SpeedResult
+from txlcli.workflows.speed_options import SpeedOptions
 from txlcli.workflows.user_text import UserText
-from txlcli.workflows.workspace import Device, Workspace
+from txlcli.workflows.workspace import Workspace
 
 PathLike = str | os.PathLike[str]
 Lengths = int | Iterable[int] | Literal["auto"] | None
@@ -51,7 +56,7 @@ Lengths = int | Iterable[int] | Literal["auto"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextScore:
+class TextScore(Result):
     """Losses of a text."""
 
     tokens: NDArray[np.int64]
@@ -75,6 +80,22 @@ class TextScore:
     def ppl(self) -> float:
         """Perplexity per token."""
         return metrics.perplexity(self.total_nats / len(self.loss_nats))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sum and the means of the losses, and the tokens."""
+        return {
+            "total_nats": self.total_nats,
+            "bpc": self.bpc,
+            "ppl": self.ppl,
+            "bits_per_byte": self.bits_per_byte,
+            "tokens": self.tokens.tolist(),
+            "loss_nats": self.loss_nats.tolist(),
+        }
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the id and the loss of each token."""
+        pairs = zip(self.tokens.tolist(), self.loss_nats.tolist(), strict=True)
+        return [{"token": token, "loss_nats": nats} for token, nats in pairs]
 
 
 class Sampling(TypedDict, total=False):
@@ -234,7 +255,7 @@ class LoadedRun:
         batch_size: int | None = None,
         seg_len: int | None = None,
         timed: bool = False,
-    ) -> list[EvalRow]:
+    ) -> EvalRows:
         """Evaluate on a split of the run's token store, as `txl eval`, without recording the result.
 
         Args:
@@ -261,146 +282,91 @@ class LoadedRun:
         )
         result = evaluation.evaluate(self._opened, options, self._workspace)
         result.raise_pending()
-        return list(result.rows)
+        return EvalRows(result.rows)
 
+    @checked
+    def speed(self, options: SpeedOptions | None = None) -> SpeedResult:
+        """Time the run with and without memory, in training and in generation, as `txl speed`.
 
-@checked
-def prepare(
-    source: PathLike,
-    options: PrepareOptions | None = None,
-    *,
-    data_dir: PathLike = "data",
-    on_progress: OnProgress | None = None,
-) -> TokenStore:
-    """Prepare a corpus, or a text of your own, as `txl prepare`.
+        Args:
+            options: attention lengths, repetitions and so on.
 
-    Args:
-        source: name of a corpus, or path of a text file or a folder.
-        options: tokenizer, vocabulary and so on.
-        data_dir: folder that receives the store.
-        on_progress: receives messages and progress; None drops them.
+        Raises:
+            UsageError: the options do not fit the run.
+        """
+        given = options or SpeedOptions()
+        result = speed.run(self._name, given, self._workspace)  # the steps that it times change the weights it opens
+        if given.plot is not None:
+            speed_command.plot_times(given.plot, result)
+        return result
 
-    Raises:
-        UsageError: the options exclude each other, or a store of that name exists.
-        CorpusInputError: the text cannot be downloaded, read or split.
-    """
-    given = options or PrepareOptions()
-    result = preparing.run(os.fspath(source), given, Path(data_dir), reporter=Reporter(on_progress))
-    return result.store
+    @checked
+    def attention(self, options: AttentionOptions | None = None) -> AttentionResult:
+        """Measure where the attention heads look, as `txl attention`; `options.out` receives the figures.
 
+        Args:
+            options: heads, tokens and so on.
 
-@checked
-def train(
-    recipe: PathLike | None = None,
-    options: TrainOptions | None = None,
-    *,
-    runs_dir: PathLike = "runs",
-    data_dir: PathLike = "data",
-    device: Device = "auto",
-    on_report: OnReport | None = None,
-    on_progress: OnProgress | None = None,
-) -> TrainingResult:
-    """Train a recipe, or resume a run, as `txl train` in one process.
+        Raises:
+            UsageError: the run has no attention to single tokens, or the options do not fit it.
+            RunError: a figure exists.
+        """
+        given = options or AttentionOptions()
+        if given.out is None:
+            return attention.run(self._name, given, self._workspace)
+        result, _ = attention_command.measure(self._opened.run, given.out, given, self._workspace)
+        return result
 
-    Args:
-        recipe: a recipe file, the name of a packaged recipe, or of a token store; None with `options.resume`, or for
-            the settings of the run that `options.begin_from` names.
-        options: name of the run, limits, changes of settings and so on.
-        runs_dir: folder of the runs.
-        data_dir: folder of the token stores.
-        device: auto uses CUDA if available.
-        on_report: receives every line of metrics.jsonl, as a dictionary.
-        on_progress: receives messages and progress; None drops them.
+    @checked
+    def probe(self, options: ProbeOptions | None = None) -> ProbeResult:
+        """Probe how far back the model finds what it has read, as `txl probe`.
 
-    Raises:
-        UsageError, RecipeError: the options, the recipe or a change is not valid.
-        StoreError: the token store is missing or damaged.
-        TrainingError: training cannot continue, such as after a loss that is not finite.
-        Interrupted: Ctrl-C; the message says what was saved.
-    """
-    workspace = Workspace(
-        data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=Reporter(on_progress)
-    )
-    source = None if recipe is None else os.fspath(recipe)
-    return train_recipe(source, options or TrainOptions(), workspace, on_report=on_report)
+        Args:
+            options: distances, texts and so on.
 
+        Raises:
+            UsageError: the options do not fit the run.
+        """
+        given = options or ProbeOptions()
+        result = probe.run(self._name, given, self._workspace)
+        if given.plot is not None:
+            probe_command.plot(given.plot, result)
+        return result
 
-@checked
-def load(
-    run: PathLike | None = None,
-    *,
-    runs_dir: PathLike = "runs",
-    data_dir: PathLike = "data",
-    device: Device = "auto",
-    precision: Precision | None = None,
-    on_progress: OnProgress | None = None,
-) -> LoadedRun:
-    """Load a trained run with its best weights.
+    @checked
+    def export(self, directory: PathLike, options: ExportOptions | None = None) -> ExportedRun:
+        """Write the run for Hugging Face's class, or as a program of PyTorch, as `txl export`.
 
-    Args:
-        run: name or folder of the run; None is the most recent one.
-        runs_dir: folder of the runs.
-        data_dir: folder of the token stores; only `LoadedRun.evaluate` reads one.
-        device: auto uses CUDA if available.
-        precision: of matrix products; None is that of training.
-        on_progress: receives messages and progress, see `txlcli.workflows.reporter.OnProgress`; None drops them.
+        Args:
+            directory: receives the files.
+            options: the format, and if files may be replaced.
 
-    Raises:
-        RunError, UnknownNameError: the run does not exist or cannot be opened.
-        UsageError: the device or the precision is not available.
-    """
-    workspace = Workspace(
-        data_dir=Path(data_dir),
-        runs_dir=Path(runs_dir),
-        device=device,
-        precision=precision,
-        reporter=Reporter(on_progress),
-    )
-    run_name = None if run is None else os.fspath(run)
-    return LoadedRun(workspace.open_run(run_name), workspace)
+        Raises:
+            UsageError: the format is one of token stores.
+            RunError: the format cannot hold the model.
+            ExportError: the directory is in use, or cannot be written.
+        """
+        given = options or ExportOptions()
+        if given.format not in export_run.FILES_BY_FORMAT:
+            raise UsageError(f"`format` {given.format} is for a token store; a run has huggingface and pt2")
+        return export_run.run(self._name, Path(directory), given, self._workspace.runs_dir)
 
+    @checked
+    def report(self, options: ReportOptions | None = None) -> RunReport:
+        """Write everything about the run on one page, as `txl runs report`.
 
-@checked
-def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
-    """Open a token store that `txl prepare` wrote.
+        Args:
+            options: folder, number of samples and so on.
 
-    Args:
-        store: its name, or the path of the .h5 file.
-        data_dir: folder of the token stores, for a name.
+        Raises:
+            RunError: the folder has files.
+        """
+        return run_report.make(self._name, options or ReportOptions(), self._workspace)
 
-    Raises:
-        StoreError: it is missing, damaged, or not a token store.
-    """
-    path = Path(store)
-    if path.suffix != SUFFIX:
-        path = Path(data_dir) / f"{store}{SUFFIX}"
-    return TokenStore.open(path)
-
-
-@checked
-def make_model(
-    recipe: PathLike, *, vocab_size: PositiveInt | None = None, changes: Mapping[str, object] = MappingProxyType({})
-) -> LanguageModel:
-    """Make the model of a recipe with fresh weights.
-
-    Args:
-        recipe: name of a packaged recipe, or a recipe file.
-        vocab_size: number of tokens V; None is the published V of the recipe's corpus.
-        changes: settings to change, such as {"model.n_layers": 6}.
-
-    Raises:
-        RecipeError: the recipe or a change is not valid, or it has no published vocabulary and none is given.
-        UsageError: the vocabulary size is out of range.
-    """
-    overrides = []
-    for key, value in changes.items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        overrides.append(f"{key}={text}")
-    settings = recipes.load(os.fspath(recipe), overrides)
-    size = vocab_size or settings.published.vocab_size
-    if size is None:
-        raise RecipeError(f"{os.fspath(recipe)} has no published vocabulary; give vocab_size, as in store.vocab.size")
-    return registry.make_model(settings.model, size)
+    @property
+    def _name(self) -> str:
+        """Path by which a job opens the run again: of the weights, if the user named one of its files."""
+        return str(self._opened.run.weights or self.folder)
 
 
 def _lengths(name: str, lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:
