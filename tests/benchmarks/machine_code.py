@@ -20,8 +20,6 @@ from typing import Annotated
 import typer
 
 RECIPES = ("enwik8", "ptb", "wt103")
-SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-"""Shared memory that a program can have, by compute capability."""
 MAX_SPILLED_BYTES = 32
 
 
@@ -63,7 +61,7 @@ def compiled(kernel, capability):
 
 def check(directory, capability):
     """Compile all kernels of a directory; return their needs by name, and lines about those that are wrong."""
-    from tests.core.kernels.triton_compiler import compiling_for, resources
+    from tests.core.kernels.triton_compiler import SHARED_BYTES, compiling_for, resources
 
     needs, wrong = [], []
     for file, name in json.loads((directory / "names.json").read_text()).items():

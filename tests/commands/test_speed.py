@@ -15,7 +15,7 @@ SLOWDOWN_KEYS = (
     "slowdown_single paper_slowdown"
 )
 QUICK = ["--attn-len", 11, "--repeat", 1]
-THROUGHPUT_KEYS = "work tokens_per_s ms_per_token low_high_ms share_of_peak peak_memory_bytes tokens_per_step"
+THROUGHPUT_KEYS = "work tokens_per_s ms_per_token low_high_ms share_of_peak peak_memory_bytes tokens_per_step path"
 SMALL = [
     *("--set", "model.n_layers=1", "--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.d_head=3"),
     *("--set", "model.d_inner=5", "--set", "train.seg_len=5", "--set", "train.mem_len=5", "--set", "eval.mem_len=7"),
@@ -56,6 +56,7 @@ def test_the_numbers_of_a_timing_are_consistent(here):
         assert 0 < row["share_of_peak"] < 1
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
     assert [row["tokens_per_step"] for row in output["throughput"]] == [5, 15, 1, 15]
+    assert {row["path"] for row in output["throughput"]} == {"tiles, not compiled, not captured"}
 
 
 def test_timing_a_smaller_batch_size_is_reported(here):

@@ -146,9 +146,7 @@ def filling_steps(train):
 
 def path_of(training, captures):
     """Return which path the steps take, and why it is not the default one."""
-    compiled = training.settings.compile == "on" and training.train_step.compiles
-    words = ["compiled" if compiled else "not compiled", "captured" if captures.replays else "not captured"]
-    facts = {"path": ", ".join(words), "graphs": captures.graphs, "replays": captures.replays}
+    facts = {"path": training.stepper.path, "graphs": captures.graphs, "replays": captures.replays}
     fell_back = [*training.train_step.notes, *captures.failures]
     return facts | ({"fell_back": fell_back} if fell_back else {})
 
@@ -335,21 +333,16 @@ def bench(name, changes, device_name, *, toy, compiles):
     return Bench(model, settings, Reporter(), repeat=repeat, peak=peak(device, settings.train.precision, repeat))
 
 
-def path_of_reading(compiles, device):
-    """Return the path that reading is to take; warnings say if it does not."""
-    return {"path": ("compiled" if compiles else "not compiled") + ", captured"} if device == "cuda" else {}
-
-
 def evaluation(name, batch_size, device, toy, compiles=True):
     """Time segments with a full memory."""
     timed = bench(name, (), device, toy=toy, compiles=compiles)
-    yield asdict(timed.evaluation(3 if toy else batch_size)) | path_of_reading(compiles, device)
+    yield asdict(timed.evaluation(3 if toy else batch_size))
 
 
 def single_tokens(name, mem_len, device, toy, compiles=True):
     """Time one token at a time with a full memory."""
     timed = bench(name, [f"eval.mem_len={mem_len}"], device, toy=toy, compiles=compiles)
-    yield asdict(timed.single_tokens()) | path_of_reading(compiles, device)
+    yield asdict(timed.single_tokens())
 
 
 def with_peer(name, comparison, device, toy):

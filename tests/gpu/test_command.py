@@ -55,12 +55,13 @@ def test_rows_of_training_and_reading_have_the_lengths_and_kernels_of_their_reci
     assert (training["graphs"], training["graphs_in_timed_steps"], training["replays_per_timed_step"]) == (2, 0, 2)
     assert sum(training["ms_by_kind"].values()) == pytest.approx(training["profiled_ms"])
     assert (segments["tokens_per_step"], tokens["tokens_per_step"]) == (24, 1)
+    assert segments["path"] == tokens["path"] == "tiles, not compiled, not captured"
 
 
 def test_the_default_path_equals_eager_steps_and_the_definition(tmp_path):
     code, found = run(tmp_path, "smoke")
     smoke = found["rows"][1]
-    assert (code, smoke["path"]) == (0, "not compiled, captured")
+    assert (code, smoke["path"]) == (0, "tiles, not compiled, captured")
     assert 0 < smoke["errors"]["loss from reference"] < 1e-3
 
 

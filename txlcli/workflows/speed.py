@@ -81,6 +81,8 @@ class ThroughputRow:
     peak_memory_bytes: int | None
     """Of tensors on CUDA; None on other devices."""
     tokens_per_step: int
+    path: str
+    """How the work was computed, as "triton, compiled, captured"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,4 +313,5 @@ class Bench:
             share_of_peak=rate * flops / self.peak,
             peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if on_cuda else None,
             tokens_per_step=timing.tokens,
+            path=timing.path,
         )

@@ -1,4 +1,4 @@
-"""Triton's kernels become machine code for GPUs of compute capability 8.0 and 9.0, without spilled registers."""
+"""Triton's kernels become machine code for GPUs from Ampere to Blackwell, without spilled registers."""
 
 import itertools
 import os
@@ -13,13 +13,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton interprets its kernels, and compiles none", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton compiles the kernels; it is not among the test packages")
 
-from tests.core.kernels.triton_compiler import compiling_for, resources, warp_columns
+from tests.core.kernels.triton_compiler import SHARED_BYTES, compiling_for, resources, warp_columns
 from txlcli.core.kernels import attention_triton, normalizer_triton, updates_triton
 from txlcli.core.kernels.updates import chunks_of
 
 B, H, L, K = 2, 4, 64, 128
-SHARED_BYTES = {80: 166_912, 90: 232_448}
-"""Shared memory that a program can have on an A100 and on an H100 or H200."""
 FEW_BYTES = 32
 """Where the assembler keeps to fewer registers by itself, so that more programs run at once."""
 MAX_REGISTERS = 255
@@ -72,15 +70,26 @@ def assert_fits(reports, capability, *, tensor_cores):
         assert (needs["tensor_cores"] >= PRODUCTS[name]) is tensor_cores, name
 
 
-def test_kernels_of_enwik8_in_bf16_use_tensor_cores_and_spill_no_registers(reports):
-    compile_all(90, torch.bfloat16, 64)
-    assert_fits(reports, 90, tensor_cores=True)
+def assert_coalesced(reports):
+    """Rows of D numbers are read by 64 neighbors of a warp, too; single numbers and pairs would be read one by one."""
+    accesses = {"forward": 3, "backward_of_keys": 4, "backward_of_queries": 3}  # in two dimensions, at least
+    for name, count in accesses.items():
+        columns = reports[name]["columns"]
+        assert len(columns) >= count, name
+        assert min(columns) >= 32, (name, columns)
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_of_enwik8_in_bf16_use_tensor_cores_and_spill_no_registers(reports, capability):
+    compile_all(capability, torch.bfloat16, 64)
+    assert_fits(reports, capability, tensor_cores=True)
+    assert_coalesced(reports)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "dtype", "width"),
-    list(itertools.product((80, 90), (torch.bfloat16, torch.float16, torch.float32), (16, 41, 48, 64, 96, 128))),
+    list(itertools.product(SHARED_BYTES, (torch.bfloat16, torch.float16, torch.float32), (16, 41, 48, 64, 96, 128))),
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("positions", [True, False])
@@ -90,7 +99,7 @@ def test_every_kernel_spills_no_registers(reports, capability, dtype, width, dro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "width"), list(itertools.product((80, 90), (64, 128))))
+@pytest.mark.parametrize(("capability", "width"), list(itertools.product(SHARED_BYTES, (64, 128))))
 def test_tf32_uses_tensor_cores(reports, capability, width):
     with float32_products(torch.device("cuda"), "tf32"):
         compile_all(capability, torch.float32, width)
@@ -98,19 +107,13 @@ def test_tf32_uses_tensor_cores(reports, capability, width):
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("width", [48, 64])
-def test_threads_of_a_warp_load_and_store_scores_of_neighboring_keys(reports, capability, width):
-    """Rows of D numbers are read by 64 neighbors of a warp, too; single numbers and pairs would be read one by one."""
-    compile_all(capability, torch.bfloat16, width)
-    accesses = {"forward": 3, "backward_of_keys": 4, "backward_of_queries": 3}  # in two dimensions, at least
-    for name, count in accesses.items():
-        columns = reports[name]["columns"]
-        assert len(columns) >= count, name
-        assert min(columns) >= 32, (name, columns)
+def test_threads_of_a_warp_load_and_store_scores_of_neighboring_keys(reports, capability):
+    compile_all(capability, torch.bfloat16, 48)
+    assert_coalesced(reports)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "width"), list(itertools.product((80, 90), (16, 64, 128))))
+@pytest.mark.parametrize(("capability", "width"), list(itertools.product(SHARED_BYTES, (16, 64, 128))))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_single_tokens_need_two_kernels(reports, capability, width, dtype):
     rows = [draw(B, count, H, width).to(dtype) for count in (1, K, K)]

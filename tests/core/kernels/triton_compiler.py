@@ -11,12 +11,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-TENSOR_CORES = r"wgmma\.mma_async|mma\.sync"
+ASSEMBLERS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+BLACKWELL = 100
+"""Compute capability from which on Triton brings another release of the assembler along."""
+TENSOR_CORES = r"wgmma\.mma_async|mma\.sync|tcgen05\.mma"
+SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+"""Shared memory that a program can have, by compute capability."""
 
 
 class Driver:
-    """A driver of Triton for a compute capability, 80 or 90, which launches nothing."""
+    """A driver of Triton for a compute capability such as 80 or 90, which launches nothing."""
 
     def __init__(self, capability):
         self._capability = capability
@@ -54,7 +58,8 @@ def resources(compiled):
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        command = [PTXAS, "--verbose", f"--gpu-name={target}", file.name, "--output-file=/dev/null"]
+        assembler = "ptxas-blackwell" if compiled.metadata.target.arch >= BLACKWELL else "ptxas"
+        command = [ASSEMBLERS / assembler, "--verbose", f"--gpu-name={target}", file.name, "--output-file=/dev/null"]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return {
         "registers": int(re.search(r"Used (\d+) registers", report)[1]),

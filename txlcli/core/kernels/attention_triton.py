@@ -76,7 +76,7 @@ AMPERE_CONFIGS: dict[tuple[Kernel, bool, bool], KernelConfig] = {
     ("forward", True, True): KernelConfig(64, 32, 8, 2),
     ("keys", True, False): KernelConfig(64, 32, 4, 1),
 }
-"""Instead of the tiles that spill registers before Hopper."""
+"""Instead of the tiles that spill registers where products read their factors from registers."""
 
 
 def _constants_of(kernel: Kernel, query: Tensor) -> dict[str, Any]:
@@ -84,16 +84,19 @@ def _constants_of(kernel: Kernel, query: Tensor) -> dict[str, Any]:
     *_, heads, width = query.shape
     key = kernel, query.dtype.itemsize == 2, width > 64
     config = CONFIGS[key]
-    if not _has_wgmma():
+    if not _multiplies_from_shared_memory():
         config = AMPERE_CONFIGS.get(key, config)
     uses_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     precision = "tf32" if uses_tf32 else "ieee"
     return {"HEADS": heads, "WIDTH": width, "PRECISION": precision, **config._asdict()}
 
 
-def _has_wgmma() -> bool:
-    """Return True on Hopper and later, whose tensor cores keep results out of the registers that addresses need."""
-    return bool(triton.knobs.runtime.interpret or driver.active.get_current_target().arch >= 90)
+def _multiplies_from_shared_memory() -> bool:
+    """Return True on Hopper and on data-center Blackwell, whose products leave more registers for addresses.
+
+    Compute capability 12.x has the instructions of Ampere again.
+    """
+    return bool(triton.knobs.runtime.interpret or 90 <= driver.active.get_current_target().arch < 120)
 
 
 def splits_of(programs: int, tiles: int, processors: int) -> int:

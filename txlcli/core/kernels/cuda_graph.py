@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -77,7 +77,8 @@ class _Pool:
     ) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Return a graph of the kernels of `run`, and the tensors that they write."""
         if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
+            with _failures_explained():
+                self._stream = torch.cuda.Stream(device)
         outside = torch.cuda.current_stream(device)
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
@@ -86,17 +87,8 @@ class _Pool:
         outside.wait_stream(self._stream)
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # the graph has memory of its own
-        try:
-            with torch.cuda.stream(self._stream):
-                return self._record(run, device)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise UsageError(
-                f"CUDA cannot capture the kernels of a step as a graph ({reason}): "
-                "launched one by one, they take longer"
-            ) from error
+        with _failures_explained(), torch.cuda.stream(self._stream):
+            return self._record(run, device)
 
     def _record(self, run: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Capture the kernels of `run` on the current stream. If that fails, the stream runs kernels again."""
@@ -113,6 +105,20 @@ class _Pool:
         _end(graph, self._handle, device)
         self._graphs.add(graph)
         return graph, out
+
+
+@contextlib.contextmanager
+def _failures_explained() -> Iterator[None]:
+    """Raise a UsageError if CUDA cannot do what this block does for a capture."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"CUDA cannot capture the kernels of a step as a graph ({reason}): launched one by one, they take longer"
+        ) from error
 
 
 _failed: list[torch.cuda.CUDAGraph] = []

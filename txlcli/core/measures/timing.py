@@ -46,6 +46,8 @@ class Timing:
     """One entry per repetition."""
     tokens: int = 1
     """Of a step."""
+    path: str = ""
+    """How it was computed; see `path_in_words`."""
 
     @property
     def median(self) -> float:
@@ -128,7 +130,7 @@ def _time_reader(
     periods = math.ceil(times.min_steps / period)
     if warm_up is None:
         warm_up = 2 * period if reader.device.type == "cuda" else period
-    return measure(
+    timing = measure(
         lambda: reader.losses(reader.read(tokens), targets),
         reader.device,
         tokens=tokens.numel(),
@@ -136,6 +138,7 @@ def _time_reader(
         steps=periods * period,
         warm_up=warm_up,
     )
+    return replace(timing, path=reader.path)
 
 
 def time_evaluation(model: LanguageModel, settings: EvalSettings, times: Repetitions) -> Timing:
@@ -185,7 +188,7 @@ def time_training(
     steps = warm_up + times.repeat * times.min_steps
     ids = _random_tokens(model, (tokens * (steps + 1) + 1,)).cpu().numpy()
     training = Training(model, settings, TrainingSegments(ids, settings))
-    return measure(
+    timing = measure(
         training.update,
         training.device,
         tokens=tokens,
@@ -194,6 +197,7 @@ def time_training(
         warm_up=warm_up,
         seconds=seconds,
     )
+    return replace(timing, path=training.stepper.path)
 
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:

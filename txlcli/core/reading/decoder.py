@@ -131,6 +131,8 @@ class Replays:
         self._capture_graph = capture_graph
         self._inputs: list[Tensor] = []
         self._replays: dict[int, Callable[[], Tensor] | None] = {}
+        self.has_captured = False
+        """True if there is a graph; a function that could not be captured is called as it is."""
 
     def __call__(self, phase: int, embedded: Tensor, *inputs: Tensor | int) -> Tensor:
         """Return a copy of the result for embeddings (B, l, d), tensors and numbers, which are given as (1,).
@@ -150,8 +152,11 @@ class Replays:
         if phase not in self._replays:
             self._replays[phase] = None
             return run()
-        replay = self._replays[phase] or self._capture_graph(run, embedded.device)
-        self._replays[phase] = replay
+        replay = self._replays[phase]
+        if replay is None:
+            replay = self._capture_graph(run, embedded.device)
+            self._replays[phase] = replay
+            self.has_captured |= replay is not run
         return replay().clone()
 
 
@@ -193,6 +198,10 @@ class Decoder(Reader):
             self._token = Replays(self._read_token, capture_graph)
             self._segment = Replays(read_segment, capture_graph)
         self.reset()
+
+    @property
+    def has_captured(self) -> bool:
+        return self.replays_tokens and (self._token.has_captured or self._segment.has_captured)
 
     @torch.inference_mode()
     def _allocate(self) -> None:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.compilation import attention_kernels, path_in_words
 from txlcli.core.kernels.cuda_graph import CaptureGraph
+from txlcli.core.kernels.device import product_dtype
 from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel, Memory
 
@@ -55,6 +57,20 @@ class Reader(ABC):
         """A view of the model for reading."""
         self._autocast = autocast(self.device, model.backend.precision)
         self._set_up(capture_graph)
+
+    @property
+    def path(self) -> str:
+        """How text has been read up to now; see `path_in_words`."""
+        model = self.model
+        backend = model.backend
+        dtype = product_dtype(backend.precision, model.dtype)
+        attention = attention_kernels(model.attention_backend, model.device, dtype, model.settings.head_width)
+        return path_in_words(attention, compiled=backend.compiles_parts, captured=self.has_captured)
+
+    @property
+    def has_captured(self) -> bool:
+        """True if a CUDA graph has read text."""
+        return False
 
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
         """Allocate what the reader needs besides the model, and begin a text."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.compilation import path_in_words
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
 from txlcli.core.kernels.device import product_dtype, send
 from txlcli.core.kernels.private import foreach
@@ -171,8 +172,8 @@ class CapturedStep:
     @property
     def path(self) -> str:
         """See `Step.path`."""
-        path = self.step.path
-        return path if self._gradients is None else path.replace("not captured", "captured")
+        step = self.step
+        return path_in_words(step.attention, compiled=step.has_compiled, captured=self._gradients is not None)
 
     @property
     def may_step_down(self) -> bool:

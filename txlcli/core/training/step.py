@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.compilation import first_line, give_up_triton, has_given_up_compiling, runs_triton
+from txlcli.core.kernels.compilation import attention_kernels, first_line, give_up_triton, path_in_words
 from txlcli.core.kernels.device import product_dtype
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
@@ -133,20 +133,20 @@ class Step:
 
     @property
     def attention(self) -> str | None:
-        """What computes attention: "triton", "tiles" or "reference"; None without attention."""
-        backend = self.model.attention_backend
-        if backend != "auto":
-            return backend
-        dtype = product_dtype(self.settings.precision, self.model.dtype)
-        width = self.model.settings.head_width or 0
-        return "triton" if runs_triton(self.model.device, dtype, width) else "tiles"
+        """See `attention_kernels`."""
+        model = self.model
+        dtype = product_dtype(self.settings.precision, model.dtype)
+        return attention_kernels(model.attention_backend, model.device, dtype, model.settings.head_width)
+
+    @property
+    def has_compiled(self) -> bool:
+        """True if compiled layers have computed steps, and do so still."""
+        return self.compiles and self._has_compiled
 
     @property
     def path(self) -> str:
-        """How steps have been computed up to now, in words: attention, compiled or not, captured or not."""
-        is_compiled = self.compiles and self._has_compiled and not has_given_up_compiling()
-        words = [self.attention, "compiled" if is_compiled else "not compiled", "not captured"]
-        return ", ".join(filter(None, words))
+        """How steps have been computed up to now; see `path_in_words`."""
+        return path_in_words(self.attention, compiled=self.has_compiled, captured=False)
 
     @property
     def may_step_down(self) -> bool:
