@@ -21,7 +21,7 @@ EVALUATION = ["--batch-size", 3]  # the only evaluation setting that is not in H
 
 
 @pytest.fixture(scope="module")
-def adaptive_novel(trained_novel, tmp_path_factory):
+def trained_novel(trained_novel, tmp_path_factory):
     """Train a further run, with an adaptive softmax and a memory that starts with zeros."""
     directory = tmp_path_factory.mktemp("adaptive") / "here"
     shutil.copytree(trained_novel, directory)
@@ -32,14 +32,6 @@ def adaptive_novel(trained_novel, tmp_path_factory):
     where = ["--data-dir", directory / "data", "--runs-dir", directory / "runs", "--name", "adaptive"]
     done("train", directory / "tiny.toml", "--max-steps", 3, *changes, *where)
     return directory
-
-
-@pytest.fixture
-def here(adaptive_novel, tmp_path, monkeypatch):
-    """Make a copy of the runs the current folder."""
-    shutil.copytree(adaptive_novel, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def files_of(directory):

@@ -1,7 +1,6 @@
 """The commands with LSTM and QRNN models; options without meaning for a recurrent state are rejected."""
 
 import json
-import shutil
 
 import pytest
 from safetensors.torch import load_file
@@ -23,7 +22,7 @@ def recipe_of(arch, *keys, mem_len=0):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_novel(tmp_path_factory):
     directory = tmp_path_factory.mktemp("recurrent") / "here"
     write_texts(directory)
     done("prepare", directory / "novel", "--data-dir", directory / "data")
@@ -31,13 +30,6 @@ def trained(tmp_path_factory):
         (directory / f"{arch}.toml").write_text(recipe_of(arch, "d_hidden = 11"))
         done("train", directory / f"{arch}.toml", "--data-dir", directory / "data", "--runs-dir", directory / "runs")
     return directory
-
-
-@pytest.fixture
-def here(trained, tmp_path, monkeypatch):
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.errors import rejection
 from txlcli.config import recipe
 from txlcli.errors import RecipeError, UnknownNameError
 
@@ -43,10 +44,7 @@ def tiny(tmp_path):
 
 
 def refusal(path, *overrides):
-    with pytest.raises(RecipeError) as caught:
-        recipe.load(path, overrides)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return rejection(RecipeError, recipe.load, path, overrides)
 
 
 @pytest.mark.parametrize("word", ["enwik8", "enwik8.toml", "recipes/enwik8.toml", "recipes/enwik8"])

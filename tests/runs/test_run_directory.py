@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cards import read_card, read_log
+from tests.errors import rejection
 from txlcli.config import recipe
 from txlcli.errors import BusyError, MissingPackageError, TxlError, UnknownNameError
 from txlcli.runs import history, run_directory
@@ -39,10 +40,7 @@ def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
 
 
 def refusal(function, *arguments, **options):
-    with pytest.raises(TxlError) as caught:
-        function(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return rejection(TxlError, function, *arguments, **options)
 
 
 def test_a_run_is_read_as_it_was_created(runs_dir):

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.core.builders import V, draw_tokens, read_segments, small_model
+from tests.errors import rejection
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.errors import RunError
@@ -34,12 +35,7 @@ def path(tmp_path):
 
 
 def refusal(path):
-    with pytest.raises(RunError) as caught:
-        checkpoint.load(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert "\n" not in message
-    return message.removeprefix(f"{path}: ")
+    return rejection(RunError, checkpoint.load, path).removeprefix(f"{path}: ")
 
 
 def test_a_saved_checkpoint_loads_unchanged(path):

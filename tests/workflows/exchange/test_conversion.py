@@ -17,6 +17,7 @@ from tests.core.foreign import (
     pytorch_state_dict,
     tf_variables,
 )
+from tests.errors import rejection
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError, VocabularyError
@@ -185,10 +186,7 @@ def test_rows_that_pad_the_vocabulary_are_dropped(system, kind):
 
 
 def refusal(theirs, system="hugging_face", **kind):
-    settings = settings_of(**kind)
-    with pytest.raises(RunError) as caught:
-        Layout(system, settings, V).read(theirs, "here")
-    return str(caught.value)
+    return rejection(RunError, Layout(system, settings_of(**kind), V).read, theirs, "here")
 
 
 def test_missing_tensors_are_named_and_counted():

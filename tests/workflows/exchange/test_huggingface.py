@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.core.builders import model_settings
+from tests.errors import rejection
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
@@ -33,10 +34,7 @@ def read(tmp_path, **changed):
 
 
 def refusal(tmp_path, **changed):
-    with pytest.raises((RunError, RecipeError)) as caught:
-        read(tmp_path, **changed)
-    assert "\n" not in str(caught.value)
-    return str(caught.value).removeprefix(f"{tmp_path / 'config.json'}: ")
+    return rejection((RunError, RecipeError), read, tmp_path, **changed).removeprefix(f"{tmp_path / 'config.json'}: ")
 
 
 def test_every_key_becomes_a_setting(tmp_path):

@@ -4,6 +4,7 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
+from tests.errors import rejection
 from txlcli.corpora.corpus import CorpusError
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange import containers, parquet_text
@@ -22,10 +23,7 @@ def read(path, column=None, *, only_utf8=False):
 
 
 def refusal(path, column=None, **options):
-    with pytest.raises((CorpusInputError, CorpusError)) as error:
-        read(path, column, **options)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return rejection((CorpusInputError, CorpusError), read, path, column, **options)
 
 
 def write_column(path, column, **options):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.errors import rejection
 from txlcli.corpora import OWN_TEXT, signatures
 from txlcli.corpora.corpus import CorpusError, ReadOptions
 from txlcli.errors import CorpusInputError
@@ -26,10 +27,7 @@ def read(path, dtype=None, vocab_size=None, *, is_export=False):
 
 
 def refusal(path, dtype=None, vocab_size=None):
-    with pytest.raises((CorpusInputError, CorpusError)) as error:
-        token_files.find(path, IdType(dtype, vocab_size))
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return rejection((CorpusInputError, CorpusError), token_files.find, path, IdType(dtype, vocab_size))
 
 
 def packed(code, numbers):

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 import pytest
 import torch
 
+from tests.errors import rejection
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import VocabularyError
 from txlcli.workflows.exchange import vocabularies
@@ -101,11 +102,7 @@ def test_the_most_complete_file_of_a_directory_is_chosen(tmp_path):
 
 
 def refusal(path):
-    with pytest.raises(VocabularyError) as caught:
-        vocabularies.read(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message.removeprefix(f"{path}: ")
+    return rejection(VocabularyError, vocabularies.read, path).removeprefix(f"{path}: ")
 
 
 def test_a_missing_file_is_rejected(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.errors import rejection
 from tests.workflows.exchange.hostile import HOSTILE, MARKER
 from txlcli.errors import RunError
 from txlcli.workflows.exchange import huggingface, weights
@@ -60,11 +61,7 @@ def test_numbers_beyond_float32_become_infinite(tmp_path):
 
 
 def refusal(path):
-    with pytest.raises(RunError) as caught:
-        weights.read(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message.removeprefix(f"{path}: ")
+    return rejection(RunError, weights.read, path).removeprefix(f"{path}: ")
 
 
 def test_a_missing_file_is_rejected(tmp_path):
