@@ -54,11 +54,10 @@ def describe(path: str, command: Any, *, level: int) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """Return an option with its value in words of the manual: `--top-k <int range>` -> `--top-k N`."""
-    words = {"int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH", "str": "TEXT"}
+    """Return an argument without its type, which Typer adds, and an option without brackets: `--device auto|cpu`."""
     if not name.startswith("-"):
         return re.sub(r" <.*>$", "", name)
-    return re.sub(r"<(.*)>", lambda value: words.get(value[1], value[1]), name)
+    return re.sub(r"<(.*)>", r"\1", name)
 
 
 def _with_range(text: str) -> str:

@@ -1,5 +1,7 @@
 """The help of all commands."""
 
+import re
+
 import pytest
 import typer.main
 
@@ -22,6 +24,7 @@ def test_the_help_of_every_command_has_a_description_an_example_and_a_text_for_e
     result = done(*words, "-h")
     assert result.stderr == ""
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    assert not re.search(r"--.*<(str|path|(int|float)( range)?)>", result.stdout)
     command = WITH_SUBCOMMANDS[name]
     assert command.help.splitlines()[0].endswith(".")
     assert f"Example: txl {name}" in result.stdout

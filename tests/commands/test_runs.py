@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import Saved, card, cells, done, json_of, refusal, reports, train
+from tests.commands.novel import Saved, card, cells, done, json_of, refusal, reports, train, txl
 from tests.commands.test_plots import MAGIC
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
@@ -333,3 +333,36 @@ def test_a_validation_on_part_of_the_split_is_marked(here):
     assert shown("part")["best valid"].endswith(" at step 2, on 30 tokens")
     done("train", "tiny.toml", "--name", "all", "--set", "train.valid_tokens=1_000_000", "--set", "train.max_steps=2")
     assert listed()["all"]["valid_tokens"] is None
+
+
+def test_a_run_is_deleted_after_a_yes_and_the_files_of_the_user_are_kept(here):
+    for answer in ("n\n", ""):
+        assert "nothing was deleted" in txl("runs", "delete", "byte", stdin=answer).stderr
+    assert Path("runs/byte/last.safetensors").is_file()
+    Path("runs/byte/notes").mkdir()
+    Path("runs/byte/notes/mine.txt").write_text("mine")
+    assert done("runs", "delete", "byte", stdin="y\n").stdout.splitlines()[-1].endswith("runs/byte/notes/mine.txt")
+    assert [path.name for path in Path("runs/byte").rglob("*")] == ["notes", "mine.txt"]
+    Path("runs/char/run.json").write_text("damaged")
+    done("runs", "delete", "char", "runs/word", "--yes")
+    assert sorted(path.name for path in Path("runs").iterdir() if path.is_dir() and path.name[0] != ".") == [
+        "byte",
+        "sentencepiece",
+    ]
+
+
+def test_a_link_and_what_is_not_a_run_are_not_deleted(here):
+    Path("runs/link").symlink_to("byte")
+    assert "is a link" in refusal("runs", "delete", "link", "--yes", code=1)
+    assert "unknown run" in refusal("runs", "delete", "data", "--yes")
+    with run_directory.locked(Path("runs/byte")):
+        assert "another process" in refusal("runs", "delete", "byte", "--yes", code=1)
+    assert Path("runs/byte/last.safetensors").is_file()
+
+
+def test_runs_without_a_checkpoint_are_pruned(here):
+    assert "every run" in done("runs", "prune").stderr
+    for path in Path("runs/char").glob("*.safetensors"):
+        path.unlink()
+    assert json_of("runs", "prune", "--yes") == {"deleted": ["runs/char"], "kept": []}
+    assert set(listed()) == {"byte", "word", "sentencepiece"}

@@ -31,7 +31,8 @@ def evaluate(
     options: EvalOptions,
     run_name: Run = None,
     processes: Annotated[
-        int, Option(min=1, help="Divide the lanes, or the windows, among this many processes, one per GPU.")
+        int,
+        Option(min=1, metavar="N", help="Divide the lanes, or the windows, among this many processes, one per GPU."),
     ] = 1,
     *,
     workspace: RunWorkspace,

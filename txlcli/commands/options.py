@@ -68,7 +68,7 @@ Runs = Annotated[list[str] | None, argument("RUN...", "Runs, by name or folder."
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]
 
-LETTERS = {int: "N", float: "X", Path: "PATH"}
+LETTERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 """How the help writes a value of a type."""
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "overrides": names_of("settings"),
@@ -158,7 +158,7 @@ def _parameter(field: Field[Any]) -> Parameter:
 def _metavar(type_: FieldType) -> str | None:
     """Return how the help writes a value: N, or N,N,...|auto; None for words alone."""
     letter = LETTERS.get(type_.item)
-    if letter is None:
+    if letter is None or (type_.words and type_.item is str):
         return None
     if type_.is_list:
         letter = f"{letter},{letter},..."

@@ -44,7 +44,7 @@ POSITIONS_PER_MINUTE, FEWEST_POSITIONS = 20_000, 5_000
 def quickstart(
     max_minutes: Annotated[
         float | None,
-        Option(min=0.0, help="Take about this time in all: train less, and evaluate fewer tokens."),
+        Option(min=0.0, metavar="X", help="Take about this time in all: train less, and evaluate fewer tokens."),
     ] = None,
     *,
     workspace: DeviceWorkspace,

@@ -1,6 +1,7 @@
-"""`txl runs`: list, show, compare and plot runs, and test if losses differ."""
+"""`txl runs`: list, show, compare, plot and delete runs, and test if losses differ."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +16,9 @@ from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import Comparison, History, RunSummary, SeedGroup
 from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
+from txlcli.system.memory import format_size
 from txlcli.workflows.difference_options import DifferenceOptions
-from txlcli.workflows.options import PlotOptions
+from txlcli.workflows.options import Options, PlotOptions, flag_option
 from txlcli.workflows.workspace import RunsDir, RunWorkspace
 
 if TYPE_CHECKING:
@@ -138,6 +140,64 @@ def describe(entry: RunSummary) -> list[list[str]]:
     if entry.state in ("unfinished", "interrupted"):
         rows.append(["next", shlex.join(["txl", "train", "--resume", entry.name])])
     return rows
+
+
+class DeleteOptions(Options):
+    """Options of `txl runs delete` and `txl runs prune`."""
+
+    yes: bool = flag_option("Delete without asking.")
+
+
+@app.command("delete")
+def delete(
+    run_names: Annotated[list[str], argument("RUN...", "Runs to delete, by name or folder.", "runs")],
+    options: DeleteOptions,
+    where: RunsDir,
+    json: Json = False,
+) -> None:
+    """Delete runs.
+
+    Asks first. Files in their folders that txl did not write are kept.
+
+    Example: txl runs delete stdlib-2
+    """
+    _delete([run_directory.find_directory(name, where.runs_dir) for name in run_names], options, json=json)
+
+
+@app.command("prune")
+def prune(options: DeleteOptions, where: RunsDir, json: Json = False) -> None:
+    """Delete runs without a checkpoint.
+
+    They can be neither resumed nor evaluated. Asks first. Files in their folders that txl did not write are kept.
+
+    Example: txl runs prune
+    """
+    directories = [path for path in run_directory.newest_first(where.runs_dir) if not run_directory.has_weights(path)]
+    if not directories:
+        console.say(f"every run in {where.runs_dir} has a checkpoint")
+    _delete(directories, options, json=json)
+
+
+def _delete(directories: Sequence[Path], options: DeleteOptions, *, json: bool) -> None:
+    """Ask if the runs are to be deleted, and delete them; a run that is being written ends the command."""
+    if directories and not options.yes:
+        for directory in directories:
+            size = sum(path.lstat().st_size for path in directory.rglob("*"))
+            console.warn(f"{directory}: {format_size(size)}")
+        console.warn("delete? [y/N]")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise RunError("nothing was deleted; answer y, or add `yes`")
+    kept = {}
+    for directory in directories:
+        kept[str(directory)] = list(map(str, run_directory.delete(directory)))
+    if json:
+        console.show_json({"deleted": list(kept), "kept": [path for paths in kept.values() for path in paths]})
+        return
+    for name, paths in kept.items():
+        line = f"deleted {name}"
+        if paths:
+            line += f", but for {len(paths):,} files that txl did not write, such as {paths[0]}"
+        console.show_line(line)
 
 
 @app.command("compare")

@@ -31,7 +31,7 @@ def train(
 ) -> None:
     """Train a model from a recipe, or resume a run.
 
-    Ctrl-C saves and stops; --resume continues from exactly there. --set changes any setting: --set model.n_layers=6.
+    Ctrl-C saves and stops; --resume continues from that step. --set changes any setting: --set model.n_layers=6.
     --from RUN begins with the weights of a run, on the same or another text.
 
     Example: txl train stdlib --max-minutes 2

@@ -213,7 +213,7 @@ class TrainSettings(Section):
     valid_tokens: PositiveInt | None = None
     """Number of tokens, from the beginning of the split, on which to validate; by default all."""
     stop_after: PositiveInt | None = None
-    """End training after this many validations in a row without a new lowest loss; by default only at max_steps."""
+    """End training after this many consecutive validations without improvement; by default only at max_steps."""
     keep_every: PositiveInt | None = None
     """Keep the weights of every step that is a multiple of this, as step-N.safetensors in the run folder."""
 
@@ -258,7 +258,7 @@ class TrainSettings(Section):
         return int(value)
 
     def ends_after(self, step: int, stale: int) -> bool:
-        """Return True if a step is the last: max_steps, or `stale` validations in a row brought no improvement."""
+        """Return True if a step is the last: max_steps, or `stale` consecutive validations brought no improvement."""
         return step >= self.max_steps or (self.stop_after is not None and stale >= self.stop_after)
 
     def check_processes(self, processes: int) -> None:

@@ -185,6 +185,22 @@ def _is_own(path: Path, directory: Path) -> bool:
     return bool(OWN_FILES.fullmatch(name) or WANDB_FILES.fullmatch(name))
 
 
+def delete(directory: Path) -> list[Path]:
+    """Delete what txl wrote in the directory of a run; return the files of the user, which are kept."""
+    if directory.is_symlink():
+        raise RunError(f"{directory} is a link; remove it yourself, or name the folder that it leads to")
+    with locked(directory), errors_of_writing(directory):
+        kept = files_of_user(directory)
+        card = directory / CARD
+        paths = [path for path in sorted(directory.rglob("*"), reverse=True) if path not in (*kept, card)]
+        for path in [*paths, card, directory]:  # the run is one until its last file
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()
+            elif not any(path.iterdir()):
+                path.rmdir()
+    return kept
+
+
 def is_file_of_run(path: Path) -> bool:
     """Return True for the path of a file that a run has."""
     return (path.parent / CARD).exists() and OWN_FILES.fullmatch(path.name) is not None
@@ -328,6 +344,14 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
     # Another directory of that name, such as a corpus, must not hide the run.
     runs = [directory for directory in directories if (directory / CARD).is_file()]
     return open_run((runs or directories)[0])
+
+
+def find_directory(run_name: str, runs_dir: Path) -> Path:
+    """Find the directory of a run, which may be damaged, by its path or its name under `runs_dir`."""
+    for directory in (Path(run_name), runs_dir / run_name):
+        if (directory / CARD).is_file():
+            return directory
+    raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
 
 
 def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:

@@ -255,7 +255,7 @@ def _conclude(job: Job, workspace: Workspace, resume_hint: str) -> str:
         return _resume_command(job, workspace)
     if training.step < last_step:
         workspace.reporter.say(
-            f"{training.stale} validations in a row brought no improvement; ended at step {training.step:,}"
+            f"{training.stale} consecutive validations without improvement; stopped at step {training.step:,}"
         )
     store = job.plan.store
     assert store is not None
