@@ -40,6 +40,10 @@ class RecipeError(UsageError):
         self.setting = setting
 
 
+class UnknownKeyError(RecipeError):
+    """Settings have a section or a key that this version does not know."""
+
+
 class UnknownNameError(UsageError):
     """A name of a kind ("run") is unknown; the message suggests one like it, or `like`, and lists the known ones.
 

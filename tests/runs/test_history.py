@@ -1,11 +1,13 @@
 """The history of a run: its state, best and last results, speed and hours, damaged files."""
 
+import dataclasses
 import json
 
 import pytest
 
 from tests.runs.test_run_directory import FACTS
 from txlcli.config import recipe
+from txlcli.errors import RunError
 from txlcli.runs import history, log_file, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.checkpoint_header import write_header
@@ -192,5 +194,39 @@ def test_results_are_appended_after_older_ones_and_after_a_truncated_line(run):
     history.record(run, [evaluated(0.5)])
     lines = (run.directory / "evals.jsonl").read_text().splitlines()
     assert lines[3] == '{"trunc'
-    assert log_file.from_line(lines[4]) == evaluated(0.5)
+    assert log_file.from_line(lines[4]) == run.signed(evaluated(0.5))
     assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("kept", "best", "step"),
+    [
+        ([report(20), valid(20, 1.25), report(40)], 1.25, 20),
+        ([report(20), valid(20, 1.5), report(40)], 1.25, None),  # of another file
+        ([report(40)], 1.25, None),
+        ([report(20), valid(20, 1.25)], 1.25, 20),
+    ],
+)
+def test_reports_that_were_lost_are_noticed_by_the_checkpoint(run, kept, best, step):
+    settings = recipe.load("enwik8", ["train.max_steps=40", "log.every=20"])
+    run = dataclasses.replace(run, settings=settings)
+    save(run, step=40, validated=40, best_nats=1.25)
+    past = read(run, *kept)
+    summary = history.summarize(past)
+    assert (past.best_nats, summary.best_valid_step) == (best, step)
+    assert (summary.missing_reports is None) == (kept == [report(20), valid(20, 1.25), report(40)])
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "last.safetensors", "best.safetensors"])
+def test_a_file_of_another_run_is_noticed_by_its_id(run, name):
+    other = dataclasses.replace(run, directory=run.directory.with_name("other"), id=run_directory.new_id())
+    run_directory.create(other, "{}")
+    for each in (run, other):
+        save(each, step=20, run_id=each.id)
+        read(each, report(20), evals=[evaluated(1.5)])
+        save(each, "best.safetensors", step=20, run_id=each.id)
+    (other.directory / name).replace(run.directory / name)
+    with pytest.raises(RunError, match="another run"):
+        history.read(run)
+    without_id = dataclasses.replace(run, id=None)  # of an earlier version
+    assert history.read(without_id).step == 20

@@ -246,6 +246,26 @@ def test_run_json_of_another_structure_is_rejected(runs_dir, text):
     assert "newer txl" in refusal(run_directory.open_run, run.directory)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": "red"}, "newer txl"),
+        ({"settings": {**recipe.to_table(SETTINGS), "colours": {}}}, "newer txl"),
+        ({"vocab_size": "204"}, "damaged"),
+        ({"parameters": -7}, "damaged"),
+        ({"metric": "kg"}, "damaged"),
+        ({"changes": [3]}, "damaged"),
+        ({"changes": [{"step": "2", "settings": {}}]}, "damaged"),
+        ({"origin": {"run": "a"}}, "damaged"),
+    ],
+)
+def test_unknown_keys_are_of_a_newer_version_and_other_types_are_damage(runs_dir, change, message):
+    run = create(runs_dir)
+    card = {**read_card(run.directory), **change}
+    (run.directory / "run.json").write_text(json.dumps(card))
+    assert message in refusal(run_directory.open_run, run.directory)
+
+
 def metrics_of(run):
     return read_log(run.directory / "metrics.jsonl")
 

@@ -137,9 +137,18 @@ def describe(entry: RunSummary) -> list[list[str]]:
         if origin.new_symbols:
             weights += f", {origin.new_symbols:,} new symbols"
         rows.append(["began with", weights])
+    if entry.missing_reports is not None:
+        rows.append(["note", entry.missing_reports])
     if entry.state in ("unfinished", "interrupted"):
-        rows.append(["next", shlex.join(["txl", "train", "--resume", entry.name])])
+        rows.append(["next", _next_step(entry)])
     return rows
+
+
+def _next_step(entry: RunSummary) -> str:
+    """Return the command that resumes a run, or advice if it was stopped before its first checkpoint."""
+    if run_directory.has_weights(Path(entry.folder)):
+        return shlex.join(["txl", "train", "--resume", entry.name])
+    return 'no checkpoint was saved; "txl runs prune" deletes it, and --force replaces it'
 
 
 class DeleteOptions(Options):

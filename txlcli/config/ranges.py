@@ -7,21 +7,30 @@ import inspect
 import math
 import os
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from txlcli.errors import RecipeError, UnknownNameError, UsageError, shortened
+from txlcli.errors import RecipeError, UnknownKeyError, UnknownNameError, UsageError, shortened
 from txlcli.suggestions import did_you_mean, meant_name
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Made = TypeVar("Made")
 
 MAX_COUNT = 2**31 - 1
 """Largest number of steps, tokens, layers or units; PyTorch does not accept larger numbers everywhere."""
 OFF_WORDS = ("none", "off")
-NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text", os.PathLike: "path", Path: "path"}
+NAMES = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    dict: "table",
+    os.PathLike: "path",
+    Path: "path",
+}
 """Names of types in messages."""
 EXAMPLES = {int: ("a whole number", "whole numbers like 160,640"), float: ("a number", "numbers like 0.1,0.5")}
 """Texts of one number and of several, in messages."""
@@ -244,6 +253,35 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
     return value
+
+
+def check_fields(cls: type, values: Mapping[str, Any]) -> None:
+    """Raise a RecipeError if a value of unknown origin does not have the type and range of its field of a dataclass.
+
+    Names that are not fields are ignored, and so are fields without a value.
+    """
+    for field in dataclasses.fields(cls):
+        if field.name in values:
+            FieldType.of(field.type).check(f'"{field.name}"', as_plain(values[field.name]), RecipeError)
+
+
+def from_json(cls: type[Made], values: Any) -> Made:
+    """Make a dataclass from a JSON object of unknown origin.
+
+    Raises an UnknownKeyError for a name that is not a field, a KeyError for a missing one, a RecipeError for a wrong
+    type, and a ValueError for something else than an object.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{shortened(repr(values))} is not an object")
+    known = inspect.signature(cls).parameters
+    for name in values:
+        if name not in known:
+            raise UnknownKeyError(f'there is no key "{shortened(name)}"')
+    check_fields(cls, values)
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in values:
+            raise KeyError(name)
+    return cls(**{name: as_plain(value) for name, value in values.items()})
 
 
 def check_names(function: str, named: Iterable[str], known: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import OFF_WORDS, FieldType
 from txlcli.config.settings import Settings, plain_name
 from txlcli.config.traits import ENCODING_TRAITS, FEED_FORWARDS, OPTIMIZERS
-from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, shortened
+from txlcli.errors import MAX_LISTED, RecipeError, UnknownKeyError, UnknownNameError, shortened
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.input_files import MAX_SETTINGS, check_regular
 from txlcli.system.input_files import read_text as read_file
@@ -119,11 +119,13 @@ def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ())
         for name in table:
             if name not in SECTIONS:
                 known = ", ".join(SECTIONS)
-                raise RecipeError(f'no section "{name}"{did_you_mean(name, SECTIONS)} (known: {known})', setting=name)
+                raise UnknownKeyError(
+                    f'no section "{name}"{did_you_mean(name, SECTIONS)} (known: {known})', setting=name
+                )
         sections = {name: section(name, table.get(name, {})) for name in SECTIONS}
         return Settings(**sections)
     except RecipeError as error:
-        raise RecipeError(f"{where}: {error}", setting=error.setting) from error
+        raise type(error)(f"{where}: {error}", setting=error.setting) from error
     except (ValueError, OverflowError) as error:  # numbers of thousands of digits
         raise RecipeError(f"{where}: {error}") from error
 
@@ -152,7 +154,7 @@ def section(name: str, keys: Any) -> Any:
     for key in keys:
         if key not in fields:
             message = f'[{name}] has no key "{key}"{_suggestion(key, name, keys, list(fields))}'
-            raise RecipeError(message, setting=f"{name}.{key}")
+            raise UnknownKeyError(message, setting=f"{name}.{key}")
     for key, field in fields.items():
         if field.default is dataclasses.MISSING and key not in keys:
             raise RecipeError(f'[{name}] needs the key "{key}"', setting=f"{name}.{key}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
+from txlcli.config.saved_state import check_state
 from txlcli.errors import MissingPackageError, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import log_file, run_directory
@@ -64,6 +65,24 @@ class History:
     def best_valid(self) -> Record | None:
         """Validation with the lowest loss."""
         return lowest(self.reports_of("valid"))
+
+    @cached_property
+    def missing_reports(self) -> str | None:
+        """Contradiction between the last checkpoint and metrics.jsonl, which lost lines; None if there is none."""
+        last = max((report["step"] for report in self.reports_of("train")), default=0)
+        best_nats = self.saved.get("best_nats")
+        lacks_best = best_nats is not None and (self.best_valid is None or self.best_valid["loss_nats"] > best_nats)
+        if not lacks_best and last + self.run.settings.log.every > self.saved.get("step", 0):
+            return None
+        return f"{run_directory.METRICS} has lost reports; the checkpoint is of step {self.step:,}"
+
+    @property
+    def best_nats(self) -> float | None:
+        """Lowest validation loss, of the reports or, if these are not complete, of the checkpoint."""
+        losses = [self.saved.get("best_nats")]
+        if self.best_valid is not None:
+            losses.append(self.best_valid["loss_nats"])
+        return min((loss for loss in losses if loss is not None), default=None)
 
     def last(self, kind: str) -> Record | None:
         """Return the last report of a kind."""
@@ -158,8 +177,8 @@ def read(run: Run) -> History:
     """Read the history of a run."""
     return History(
         run,
-        reports=log_file.read(run.directory / run_directory.METRICS),
-        evals=log_file.read(run.directory / run_directory.EVALS, skip_truncated=True),
+        reports=_records(run, run_directory.METRICS),
+        evals=_records(run, run_directory.EVALS, skip_truncated=True),
         saved=_metadata(run, run_directory.LAST) or _metadata(run, run_directory.BEST),
         evaluated_step=_metadata(run, run.best_or_last.name).get("step"),
     )
@@ -171,12 +190,23 @@ def _metadata(run: Run, name: str) -> Record:
     if not path.exists():
         return {}
     with log_file.reading(path):
-        return read_state(path)
+        state = read_state(path)
+        check_state(state)
+    run.check_own(path, [state])
+    return state
+
+
+def _records(run: Run, name: str, *, skip_truncated: bool = False) -> tuple[Record, ...]:
+    """Read the records of a file of a run."""
+    path = run.directory / name
+    records = log_file.read(path, skip_truncated=skip_truncated)
+    run.check_own(path, records)
+    return records
 
 
 def record(run: Run, results: Iterable[Record]) -> None:
     """Append results of an evaluation to evals.jsonl."""
-    log_file.append(run.directory / run_directory.EVALS, results)
+    log_file.append(run.directory / run_directory.EVALS, map(run.signed, results))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +242,8 @@ class RunSummary:
     origin: Origin | None = None
     """Weights of another run that it began with."""
     changes: tuple[Change, ...] = ()
+    missing_reports: str | None = None
+    """See `History.missing_reports`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +295,8 @@ def summarize(past: History) -> RunSummary:
         state=past.state,
         step=past.step,
         max_steps=train.max_steps if past.state != "imported" else None,
-        best_valid=past.in_metric(past.best_valid),
-        best_valid_step=best.get("step"),
+        best_valid=past.in_metric(None if past.best_nats is None else {"loss_nats": past.best_nats}),
+        best_valid_step=best.get("step") if best.get("loss_nats") == past.best_nats else None,
         valid_tokens=train.valid_tokens if best.get("tokens") == train.valid_tokens else None,
         last_valid=past.in_metric(past.last("valid")),
         last_train=past.in_metric(past.last("train")),
@@ -275,6 +307,7 @@ def summarize(past: History) -> RunSummary:
         bits_per_byte=test.get("bits_per_byte"),
         origin=run.origin,
         changes=run.changes,
+        missing_reports=past.missing_reports,
     )
 
 

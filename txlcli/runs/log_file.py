@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from txlcli.errors import RecipeError, RunError
+from txlcli.errors import RecipeError, RunError, UnknownKeyError
 from txlcli.system.checkpoint_header import digest
 from txlcli.system.input_files import MIB, check_regular, read_text
 from txlcli.system.plain_json import parse_json
@@ -77,6 +77,8 @@ def reading(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     except FileNotFoundError as error:
         raise RunError(f"{path}: missing; restore it from a copy") from error
+    except UnknownKeyError as error:
+        raise RunError(f"{path}: written by a newer txl ({error}); update txl to read it") from error
     except (RecipeError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"missing {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: damaged ({reason}); restore it from a copy") from error

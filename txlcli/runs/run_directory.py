@@ -17,13 +17,15 @@ import itertools
 import json
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from txlcli.config import recipe
+from txlcli.config.ranges import NaturalInt, PositiveInt, from_json
 from txlcli.config.settings import Settings
 from txlcli.errors import BusyError, MissingPackageError, RunError, UnknownNameError, UsageError
 from txlcli.runs import log_file
@@ -42,6 +44,8 @@ LAST = "last.safetensors"
 BEST = "best.safetensors"
 MAX_CARD = 16 * MIB
 """Largest run.json, in bytes; it grows with every change of settings."""
+RUN_ID = "run_id"
+"""Key of the id of a run in its other files."""
 DIGEST = "checksum"
 """Key of run.json."""
 LOCKS = ".locks"
@@ -66,7 +70,7 @@ OWN_NAMES = re.compile(rf"{OWN_FILES.pattern}|figures|report|wandb")
 class Change:
     """Settings that changed when a run was resumed."""
 
-    step: int
+    step: NaturalInt
     """Last step with the old settings."""
     settings: dict[str, list[Any]]
     """Old and new value by full name; None means off."""
@@ -80,10 +84,34 @@ class Origin:
     """Directory of the run that they were trained in."""
     weights: str
     """File in it."""
-    step: int
+    step: NaturalInt
     weights_sha256: str
-    new_symbols: int
+    new_symbols: NaturalInt
     """Symbols of the vocabulary that had no row in these weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """Contents of run.json."""
+
+    format: NaturalInt
+    id: str | None = None
+    """See `Run.id`."""
+    recipe: str
+    settings: dict[str, Any]
+    vocab_fingerprint: str
+    vocab_size: PositiveInt
+    parameters: NaturalInt
+    metric: Literal["bpc", "ppl"]
+    changes: tuple[dict[str, Any], ...] = ()
+    origin: dict[str, Any] | None = None
+    path: str = ""
+    checksum: str | None = None
+
+
+def new_id() -> str:
+    """Return an id that no other run has."""
+    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True)
@@ -107,6 +135,8 @@ class Run:
     """How its last steps were computed, see `Step.path`; empty before the first report."""
     weights: Path | None = None
     """File of the weights to read, if the user named one of the run."""
+    id: str | None = field(default_factory=new_id, compare=False)
+    """Id that its weights, reports and evaluations carry; None for a run of an earlier version."""
 
     @property
     def name(self) -> str:
@@ -127,7 +157,20 @@ class Run:
         """Append one report to metrics.jsonl."""
         path = self.directory / METRICS
         with errors_of_writing(path):
-            log_file.append(path, [line])
+            log_file.append(path, [self.signed(line)])
+
+    def signed(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return a record for a file of the run, with its id."""
+        return record if self.id is None else {**record, RUN_ID: self.id}
+
+    def check_own(self, path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+        """Reject a file of another run, given its records; those of earlier versions have no id."""
+        for record in records:
+            owner = record.get(RUN_ID)
+            if None not in (owner, self.id) and owner != self.id:
+                raise RunError(
+                    f"{path} belongs to another run than {self.directory / CARD}; restore both from one copy"
+                )
 
     def drop_metrics_after(self, step: int, *, validated: int) -> None:
         """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`."""
@@ -160,7 +203,8 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
         raise RunError(f"{directory} is a file, so no run can have this name; choose another `name`")
     is_run = (directory / CARD).is_file()
     if is_run and not force:
-        instead = instead or f"resume it with `resume` {directory.name}"
+        resume = f"resume it with `resume` {directory.name}" if has_weights(directory) else "it has no checkpoint"
+        instead = instead or resume
         raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
     others = files_of_user(directory)
     if not is_run and (others or any(not DRAFT.fullmatch(path.name) for path in directory.iterdir())):
@@ -299,8 +343,9 @@ def claimed(directories: Iterable[Path]) -> Iterator[Path]:
 
 def update(run: Run) -> None:
     """Write run.json."""
-    card = {
+    card: dict[str, Any] = {
         "format": FORMAT,
+        "id": run.id,
         "recipe": run.recipe_name,
         "settings": recipe.to_table(run.settings),
         "vocab_fingerprint": run.vocab_fingerprint,
@@ -423,26 +468,28 @@ def open_run(directory: Path) -> Run:
         raise RunError(f"{directory} is not a run: it has no {CARD}; name a folder that txl train wrote")
     _check_regular(directory)
     with log_file.reading(path):
-        card = parse_json(read_text(path, MAX_CARD))
-        if card["format"] != FORMAT:
-            raise RunError(f"{path}: written by a newer txl (format {card['format']}); update txl to read it")
-        if card.get(DIGEST) not in (None, _digest_of(card)):
+        table = parse_json(read_text(path, MAX_CARD))
+        if table["format"] != FORMAT:
+            raise RunError(f"{path}: written by a newer txl (format {table['format']}); update txl to read it")
+        if table.get(DIGEST) not in (None, _digest_of(table)):
             raise ValueError(f"wrong checksum; delete its line '{DIGEST}' if you changed the file yourself")
-        missing = recipe.unregistered(card["settings"])
+        card = from_json(Card, table)
+        missing = recipe.unregistered(card.settings)
         if missing is not None:
             kind, name = missing
             raise MissingPackageError(path, kind, name)
         return Run(
             directory=directory,
-            recipe_name=card["recipe"],
-            settings=recipe.resolve(card["settings"], where="settings"),
-            vocab_fingerprint=card["vocab_fingerprint"],
-            vocab_size=card["vocab_size"],
-            parameters=card["parameters"],
-            metric=card["metric"],
-            changes=tuple(Change(**entry) for entry in card.get("changes", [])),
-            origin=Origin(**card["origin"]) if "origin" in card else None,
-            path=card.get("path", ""),
+            recipe_name=card.recipe,
+            settings=recipe.resolve(card.settings, where="settings"),
+            vocab_fingerprint=card.vocab_fingerprint,
+            vocab_size=card.vocab_size,
+            parameters=card.parameters,
+            metric=card.metric,
+            changes=tuple(from_json(Change, entry) for entry in card.changes),
+            origin=None if card.origin is None else from_json(Origin, card.origin),
+            path=card.path,
+            id=card.id,
         )
 
 

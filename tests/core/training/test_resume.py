@@ -9,7 +9,9 @@ from tests.core.builders import V
 from tests.core.training.test_loop import LANES, assert_equal, new_training, reports_of, run, valids_of
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.reports import StepReport, ValidReport
+from txlcli.errors import RunError
 
 SETTINGS = {
     "adam": {},
@@ -168,3 +170,38 @@ def test_a_finished_run_does_nothing_when_resumed(tmp_path):
     assert run(training) == []
     assert training.step == 6
     assert_equal(checkpoint.load(tmp_path / "last.safetensors").tensors, before)
+
+
+DAMAGE = {
+    "negative step": {"step": -3},
+    "step as text": {"step": "7"},
+    "step that is not whole": {"step": 2.5},
+    "place beyond the text": {"place": {"epoch": 0, "segment": 10**9}},
+    "place before the text": {"place": {"epoch": -1, "segment": 0}},
+    "place of another structure": {"place": [2, 3]},
+    "place with other names": {"place": {"a": 0}},
+    "no average": {"average": {}},
+    "negative rate": {"lr_scale": -1.0},
+    "validation without a step": {"validated": None},
+    "random state of another size": {"rng.cpu": lambda tensor: tensor[:7].clone()},
+    "random state of another type": {"rng.cpu": lambda tensor: tensor.float()},
+    "memory of another batch": {"memory.0": lambda tensor: tensor[:1].clone()},
+    "memory of another width": {"memory.0": lambda tensor: tensor[..., :3].clone()},
+    "memory of tokens": {"memory.0": lambda tensor: tensor.long()},
+    "weights of another shape": {"model.embedding.tables.0": lambda tensor: tensor[:5].clone()},
+}
+"""Values of a checkpoint with right checksums, which replace the saved ones."""
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_impossible_values_are_reported_before_training(tmp_path, damage):
+    run(fresh(tmp_path, max_steps=2))
+    path = tmp_path / "last.safetensors"
+    saved = checkpoint.load(path)
+    ((name, value),) = DAMAGE[damage].items()
+    if callable(value):
+        checkpoint.save(path, Checkpoint({**saved.tensors, name: value(saved.tensors[name])}, saved.state))
+    else:
+        checkpoint.save(path, Checkpoint(saved.tensors, {**saved.state, name: value}))
+    with pytest.raises(RunError):
+        resumed(tmp_path)

@@ -20,11 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
+from txlcli.config.saved_state import check_state
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.training.distributed import World
-from txlcli.errors import RunError, TrainingError
+from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.system import checkpoint_header
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import check_regular
@@ -103,6 +104,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
             if state["format"] > checkpoint_header.FORMAT:
                 raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
             names = file.keys()
+            check_state(state)
             if checksums.keys() != set(names):
                 raise ValueError("tensors are missing")
             prefix = f"{group_to_evaluate(names)}." if to_evaluate else ""
@@ -115,15 +117,16 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         ) from error
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _damaged(path, str(error)) from error
+    except (OSError, ValueError, SafetensorError, RecipeError) as error:
+        raise damaged(path, str(error)) from error
     for name, tensor in tensors.items():
         if _checksum(name, tensor) != checksums[name]:
-            raise _damaged(path, f"{name} has a wrong checksum")
+            raise damaged(path, f"{name} has a wrong checksum")
     return Checkpoint(tensors, state)
 
 
-def _damaged(path: Path, reason: str) -> RunError:
+def damaged(path: Path, reason: str) -> RunError:
+    """Return the error about a checkpoint with wrong contents."""
     return RunError(f"{path}: damaged checkpoint ({reason}); restore it from a copy or train again")
 
 
@@ -157,7 +160,11 @@ def build_model(
     """Build a model with the checkpoint's weights, or with another group of tensors of the same names."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
-    model.load_state_dict(checkpoint.group(group), assign=True)
+    weights = checkpoint.group(group)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    if shapes != {name: parameter.shape for name, parameter in model.state_dict().items()}:
+        raise RunError("the weights have other shapes than the model of their run; restore its files from one copy")
+    model.load_state_dict(weights, assign=True)
     return model.requires_grad_()
 
 

@@ -34,6 +34,7 @@ from txlcli.core.training.segments import StreamPosition, TrainingSegments, band
 from txlcli.core.training.step import Batch
 from txlcli.core.training.validation import InputsAndTargets, validate
 from txlcli.errors import RecipeError, RunError, TrainingError, TxlError
+from txlcli.system.memory import is_out_of_memory
 
 Result = TypeVar("Result")
 CALMER = "lower train.lr, or train with warm-up or norm = pre"
@@ -430,6 +431,15 @@ class Training:
         """Resume exactly where a checkpoint was written; the model has its weights already."""
         if not saved.group("rng"):
             raise RunError(f"{self.saver.last_path}: holds weights only; restore it from a copy")
+        try:
+            self._restore(saved)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if is_out_of_memory(error):
+                raise
+            reason = f"missing {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+            raise checkpoint.damaged(self.saver.last_path, reason) from error
+
+    def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
         kind = state["average"]["kind"]
         if kind != self.settings.average:
@@ -440,6 +450,8 @@ class Training:
         self.step = state["step"]
         self.validated = state["validated"]
         self.position = StreamPosition(**state["place"])
+        if self.position.segment >= self.segments.segments_in(self.position.epoch):
+            raise ValueError(f"its epoch has no segment {self.position.segment}")
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.stale = state["stale"]
         if self.settings.schedule == "plateau":
@@ -455,6 +467,10 @@ class Training:
 
     def _own_memories(self, saved: dict[str, Tensor]) -> list[Memory]:
         """Return the memory of each micro-batch of this process, given that of all lanes by the number of a layer."""
+        first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
+        kinds = [_kind(saved[str(number)]) for number in range(len(saved))]
+        if kinds != list(map(_kind, first)):
+            raise ValueError("its memory has other shapes than the model's")
         memories = []
         for part in self._parts:
             lanes = slice(part.start, part.stop)
@@ -468,6 +484,13 @@ class Training:
         if not self.world.is_rank_zero:
             key.append(self.world.rank)
         return int(np.random.default_rng(key).integers(1 << 63))
+
+
+def _kind(memory: Tensor) -> tuple[object, ...]:
+    """Return what does not change of a tensor of a memory; its length does, and its dtype with the precision."""
+    is_state = memory.is_floating_point()  # else tokens (B, l)
+    width = memory.shape[-1] if is_state else None
+    return is_state, memory.dim(), len(memory), width
 
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:

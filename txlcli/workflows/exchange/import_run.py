@@ -166,6 +166,7 @@ def _free_store(name: str, workspace: Workspace) -> str:
 
 def _write(new_run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
     state = {
+        run_directory.RUN_ID: new_run.id,
         "recipe": new_run.recipe_name,
         "model": recipe.function_keys(new_run.settings.model),
         "vocab_fingerprint": new_run.vocab_fingerprint,

@@ -181,6 +181,7 @@ class Builder:
         explain_attention(run.settings, self.device, self.reporter)
         train = decide_compile(plan, saved, self.world, self.reporter)
         identity = {
+            run_directory.RUN_ID: run.id,
             "recipe": run.recipe_name,
             "model": recipe.function_keys(run.settings.model),
             "vocab_fingerprint": run.vocab_fingerprint,
