@@ -51,6 +51,24 @@ def test_every_part_of_a_table_is_shown_as_it_is_or_escaped_on_one_line(capsys, 
 
 
 @pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("give `mem_len` 3, or `text`; see `out`: it", "give --mem-len 3, or --text; see --out: it"),
+        ('unknown run "`seed`" (add `force`)', 'unknown run "`seed`" (add --force)'),
+        ("runs/`seed`/run.json and a`seed`b.txt", "runs/`seed`/run.json and a`seed`b.txt"),
+    ],
+)
+def test_options_are_shown_as_flags_and_names_with_backticks_as_they_are(capsys, message, shown):
+    console.complain(message)
+    assert capsys.readouterr().err == f"error: {shown}\n"
+
+
+def test_bytes_of_a_path_that_are_not_text_are_escaped(capsys):
+    console.show_line("im\udcffage")
+    assert capsys.readouterr().out == "im\\udcffage\n"
+
+
+@pytest.mark.parametrize(
     ("total", "unit", "limit_s", "shown"),
     [
         (40e6, "tokens", 14.0, "reading: 50%, 2.0M tokens/s, 0:00:10 elapsed, 0:00:04 left\n"),

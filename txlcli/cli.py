@@ -40,6 +40,8 @@ from txlcli.system import launcher, signals
 from txlcli.system.memory import LESS, is_out_of_memory, requested_size
 
 CTRL_C = 128 + signal.SIGINT
+CLOSED_PIPE = 128 + signal.SIGPIPE
+"""Exit code if the reader of stdout has left, as of other programs: `txl recipes keys | head -1`."""
 SECONDS_FOR_RANK_0 = 10.0
 """Time for rank 0 to report an error before another process reports it."""
 FILE_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EDQUOT, errno.ENOSPC)
@@ -101,6 +103,8 @@ def _report(error: BaseException) -> int | None:
             console.warn(signals.last_line(number))
         return 128 + number
     if isinstance(error, SystemExit):
+        if isinstance(error.__context__, BrokenPipeError):
+            return CLOSED_PIPE
         return error.code if isinstance(error.code, int) else 0
     message = _message_of(error)
     if message is None:

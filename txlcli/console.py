@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 MAX_WIDTH = 10_000
 MAX_HEIGHT = 100
 """Columns and lines of the console for tables, unless stdout is a terminal with fewer columns."""
-# C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_NOT_IN_JSON = re.compile(f"{_CONTROLS.pattern}|[\ud800-\udfff]")  # also unpaired surrogates, which have no UTF-8
+# C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators;
+# unpaired surrogates, which have no UTF-8: Python reads other bytes in a path as these.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONG_WORD = re.compile(r"\S{1000,}")
 
 
@@ -38,7 +38,7 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-_OPTION = re.compile("`([a-z_]+)`")
+_OPTION = re.compile(r"(?<![\w/.\"'-])`([a-z_]+)`(?![\w/\"'-])")  # not within a name that the user gave
 
 
 def with_flags(message: str) -> str:
@@ -138,7 +138,7 @@ def show_json(result: Any) -> None:
     """Write a result as one JSON object on one line to stdout, in UTF-8, or in ASCII if stdout has another encoding."""
     is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
     text = json.dumps(as_json(result), ensure_ascii=not is_utf8)
-    _write(_NOT_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    _write(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:

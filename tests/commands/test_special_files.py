@@ -1,11 +1,12 @@
-"""Pipes as inputs of commands: one line, exit code 2, at once."""
+"""Pipes as inputs and outputs of commands, and folders whose names are not UTF-8."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import refusal
+from tests.commands.novel import done, json_of, refusal, start
 from tests.system.test_input_files import SPECIAL
 
 LIMIT_S = 120
@@ -45,3 +46,23 @@ def test_a_pipe_is_rejected_as_input(input_files, name):
     assert f"{file} is a pipe, not a regular file" in refusal(*command)
     assert not Path("data/new.h5").exists()
     assert not Path("runs/new").exists()
+
+
+def test_a_reader_that_leaves_ends_a_command_as_it_ends_others():
+    process = start("recipes", "keys")
+    process.stdout.close()
+    assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == ""
+
+
+def test_a_run_whose_folder_has_another_name_than_text(here):
+    name = "by\udcffte"  # as Python reads a byte that is not UTF-8
+    os.rename("runs/byte", f"runs/{name}")
+    before = json_of("eval", name)["rows"]
+    done("train", "--resume", name, "--set", "train.max_steps=11", "--quiet")
+    done("train", "--from", name, "--name", "second", "--quiet")
+    done("runs", "plot", name)
+    done("runs", "report", name, "--samples", "0")
+    assert len(before) == 1
+    assert json_of("runs", "show", name)["step"] == 11
+    assert json_of("runs", "show", "second")["origin"]["run"] == f"runs/{name}"

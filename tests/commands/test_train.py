@@ -8,6 +8,7 @@ import torch
 
 from tests.commands.novel import card, done, refusal, reports, txl
 from tests.commands.test_quickstart import small_library
+from tests.core.training.test_loop import assert_equal
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.data.token_store import TokenStore
@@ -79,7 +80,11 @@ def test_stopping_and_resuming_equals_training_without_a_stop(here, dropout, lim
     assert step_of(here / "runs/parts/last.safetensors") == step
     done("train", "--resume", "parts")
     for name in ("last.safetensors", "best.safetensors"):
-        assert (here / "runs/parts" / name).read_bytes() == (here / "runs/whole" / name).read_bytes()
+        stopped = checkpoint.load(here / "runs/parts" / name)
+        uninterrupted = checkpoint.load(here / "runs/whole" / name)
+        assert stopped.state.pop("run_id") != uninterrupted.state.pop("run_id")
+        assert stopped.state == uninterrupted.state
+        assert_equal(stopped.tensors, uninterrupted.tensors)
     whole, parts = (reports(f"runs/{name}") for name in ("whole", "parts"))
     losses = [[line["loss_nats"] for line in lines if line["kind"] == "valid"] for lines in (whole, parts)]
     assert losses[0] == losses[1]
@@ -307,7 +312,10 @@ def test_a_wrong_argument_is_rejected_before_anything_is_written(here, words, te
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged checkpoint ("),
         (lambda path: path.unlink(), "no such checkpoint; best.safetensors holds weights only, which can"),
         (lambda path: path.write_bytes(path.with_name("best.safetensors").read_bytes()), "holds weights only"),
-        (lambda path: path.write_bytes(path.parents[1].joinpath("char", path.name).read_bytes()), "the weights belong"),
+        (
+            lambda path: path.write_bytes(path.parents[1].joinpath("char", path.name).read_bytes()),
+            "belongs to another run",
+        ),
     ],
 )
 def test_a_checkpoint_that_cannot_be_resumed_is_named(here, spoil, message):

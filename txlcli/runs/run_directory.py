@@ -169,7 +169,7 @@ class Run:
             owner = record.get(RUN_ID)
             if None not in (owner, self.id) and owner != self.id:
                 raise RunError(
-                    f"{path} belongs to another run than {self.directory / CARD}; restore both from one copy"
+                    f"{path}: belongs to another run than {self.directory / CARD}; restore both from one copy"
                 )
 
     def drop_metrics_after(self, step: int, *, validated: int) -> None:

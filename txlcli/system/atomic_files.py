@@ -42,9 +42,9 @@ def errors_of_writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, or replace it."""
+    """Write a text file in UTF-8, or replace it; bytes of a path that are not UTF-8 are written as escapes."""
     with errors_of_writing(path), replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def sync_file(path: Path) -> None:

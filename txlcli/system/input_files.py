@@ -1,7 +1,10 @@
 """Reads the files that the user names: regular files only, and texts up to a documented size."""
 
+import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +41,21 @@ def check_regular(path: Path) -> Path:
     if kind is not None:
         raise UsageError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
     return path
+
+
+@contextmanager
+def utf8_path(path: Path) -> Iterator[Path]:
+    """Yield a path for a library that takes UTF-8 only: on Linux, directories may have other names."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            yield Path(f"/proc/self/fd/{directory}", path.name)
+        finally:
+            os.close(directory)
+    else:
+        yield path
 
 
 def read_bytes(path: Path, most: int) -> bytes:

@@ -28,7 +28,7 @@ from txlcli.core.training.distributed import World
 from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.system import checkpoint_header
 from txlcli.system.atomic_files import replacing
-from txlcli.system.input_files import check_regular
+from txlcli.system.input_files import check_regular, utf8_path
 
 CPU = torch.device("cpu")
 
@@ -80,7 +80,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     checksums = {name: _checksum(name, tensor) for name, tensor in tensors.items()}
     metadata = checkpoint_header.write_header(checkpoint.state, checksums)
     try:
-        with replacing(path) as new:
+        with replacing(path) as draft, utf8_path(draft) as new:
             save_file(tensors, new, metadata)
     except (OSError, SafetensorError) as error:
         raise RunError(
@@ -99,7 +99,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         raise RunError(f"{path}: no such checkpoint; {reason}")
     try:
         path.open("rb").close()  # safetensors does not report permissions
-        with safe_open(path, "pt") as file:
+        with utf8_path(path) as readable, safe_open(readable, "pt") as file:
             state, checksums = checkpoint_header.read_header(file.metadata())
             if state["format"] > checkpoint_header.FORMAT:
                 raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
