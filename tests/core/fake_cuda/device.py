@@ -235,6 +235,9 @@ class Kernels(TorchDispatchMode):
                 and value is not None
                 and (argument.name != "grads" or (kwargs or {}).get("grad_scale") is not None)
             ]  # fused optimizers write gradients if they scale them
+            if name == "_index_put_impl_":  # only rows are read and written
+                used = [*used[1:], used[-1], used[-1]]
+                written = []
             again = [] if name.endswith(ONLY_WRITE) else tree_leaves(written)
             self.bytes += sum(map(triton_device.size_of, [*used, *again]))
         return result

@@ -6,13 +6,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests import reference
 from tests.core import oracle
+from tests.core.attention_cases import draw
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import TrainSettings
 from txlcli.core.architectures.registry import count_parameters
+from txlcli.core.model.embedding import RowsOfTable
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -234,6 +237,25 @@ def test_gradients_of_rows_are_added_in_place():
     table.grad = None
     embedding(tokens).sum().backward()
     assert torch.equal(table.grad, expected - 1)
+
+
+def test_rows_of_a_table_on_a_gpu_add_their_gradients_in_place_to_those_of_the_softmax():
+    table = torch.nn.Parameter(draw(997, 3))
+    ids = torch.tensor([[2, 5, 2], [0, 5, 5]])
+    weights = draw(2, 3, 3)
+
+    def loss(rows):
+        return (rows * weights).sum() + torch.mm(table, weights[0]).sum()
+
+    [expected] = torch.autograd.grad(loss(F.embedding(ids, table)), table)
+    rows = RowsOfTable.apply(table.detach().requires_grad_(), ids, [table])
+    with AllocationCounter() as counter:
+        loss(rows).backward()
+    torch.testing.assert_close(table.grad, expected, rtol=0, atol=1e-14)
+    assert counter.bytes < 4 * table.nbytes  # product, its gradient, and the table's, once
+    table.grad = None
+    (RowsOfTable.apply(table.detach().requires_grad_(), ids, [table]) * weights).sum().backward()
+    assert torch.equal(table.grad.abs().sum(dim=1).nonzero()[:, 0], torch.tensor([0, 2, 5]))
 
 
 @pytest.mark.parametrize("tied", [True, False])

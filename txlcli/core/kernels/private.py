@@ -33,6 +33,14 @@ def softmax_backward(grad: Tensor, probability: Tensor) -> Tensor:
     return torch._softmax_backward_data(grad, probability, -1, probability.dtype)
 
 
+def add_to_rows(table: Tensor, ids: Tensor, values: Tensor) -> None:
+    """Add values (..., w) to the rows of a table that have these ids (...), all of which exist.
+
+    On CUDA the order of the additions does not change. `index_put_` would wait for the device, to check the ids.
+    """
+    torch._index_put_impl_(table, [ids], values, accumulate=True, unsafe=True)
+
+
 def prepare_compiler() -> None:
     """Let torch.compile compile one function for many shapes, and whole graphs under DistributedDataParallel.
 

@@ -502,13 +502,12 @@ def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: to
 
 def _view_for_training(model: LanguageModel, settings: TrainSettings, world: World) -> LanguageModel:
     """Return a view of a model that computes as the settings say."""
-    is_single_cpu = model.device.type == "cpu" and world.size == 1
     return model.on(
         attention=settings.attention,
         precision=settings.precision,
         compiles=settings.compile == "on",
         recompute=settings.recompute,
-        gradient_of_rows=is_single_cpu and model.settings.tie_embeddings,
+        gradient_of_rows=world.size == 1 and model.settings.tie_embeddings,
     )
 
 
