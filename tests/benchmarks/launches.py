@@ -4,7 +4,8 @@ python -m tests.benchmarks.launches [RECIPE ...] [--json]
 
 A fake device counts the kernels of a training step with a full memory, of a segment of evaluation and of a single
 token, with compiled layers, in bf16, by default for enwik8, ptb-memory and wt103: per layer, from models of two and of
-three layers, and for everything else together. Needs Linux, g++ and Triton.
+three layers, and for everything else together. The training step is also counted as one of two processes takes it,
+with train.parallel = "ddp" and "zero", and with the bytes that these exchange. Needs Linux, g++ and Triton.
 """
 
 import ctypes
@@ -20,6 +21,9 @@ import typer
 
 RECIPES = ("enwik8", "ptb-memory", "wt103")
 LAYERS = (2, 3)
+PROCESSES = 2
+MODES = ("training", "ddp", "zero")
+"""A training step of one process, and of several, which exchange gradients in bf16."""
 
 
 def measure(recipe, library):
@@ -31,18 +35,23 @@ def measure(recipe, library):
 
 def measure_here(recipe):
     """Return kernels and bytes per layer and of the rest, of each kind of work."""
-    found = [{"training": _training(recipe, n), **_reading(recipe, n)} for n in LAYERS]
+    found = []
+    for n_layers in LAYERS:
+        work = {mode: _training(recipe, n_layers, mode) for mode in MODES}
+        found.append({**work, **_reading(recipe, n_layers)})
     return {work: _divide(*(counts[work] for counts in found)) for work in found[0]}
 
 
 def _divide(two, three):
-    """Divide the counts (names, bytes) of models of two layers and of three into those of a layer and the others."""
-    of_layer, size = three[0] - two[0], three[1] - two[1]
+    """Divide the counts (names, bytes, sent) of models of two and three layers into those of a layer and the rest."""
+    of_layer, size, sent = three[0] - two[0], three[1] - two[1], three[2] - two[2]
     return {
         "kernels_per_layer": of_layer.total(),
         "other_kernels": two[0].total() - LAYERS[0] * of_layer.total(),
         "bytes_per_layer": size,
         "other_bytes": two[1] - LAYERS[0] * size,
+        "sent_per_layer": sent,
+        "other_sent": two[2] - LAYERS[0] * sent,
         "names": dict(of_layer.most_common()),
         "other_names": {name: more for name, count in two[0].items() if (more := count - LAYERS[0] * of_layer[name])},
     }
@@ -63,14 +72,18 @@ def _model(settings):
     return new_model(settings.model, settings.published.vocab_size, seed=1, device=CUDA)
 
 
-def _training(recipe, n_layers):
-    from tests.core.fake_cuda.device import Kernels, pretending
+def _training(recipe, n_layers, mode):
+    from tests.core.fake_cuda.device import Kernels, pretending, world_of
     from tests.core.tape import call_again
     from txlcli.core.training.loop import Training
     from txlcli.core.training.segments import TrainingSegments
 
     settings, captured = _settings(recipe, n_layers), []
-    train = settings.train
+    train, more = settings.train, {}
+    if mode != "training":  # with as many lanes in each process
+        more["world"] = world_of(PROCESSES)
+        changed = {"parallel": mode, "exchange_precision": "bf16", "batch_size": PROCESSES * train.batch_size}
+        train = dataclasses.replace(train, **changed)
 
     def capture_graph(run, device, *, warm_up=0):
         captured.append(run)
@@ -79,13 +92,13 @@ def _training(recipe, n_layers):
     with pretending():
         model = _model(settings)
         ids = _ids(model.softmax.bands, train.batch_size * (20 * train.seg_len + train.reread_len))
-        training = Training(model, train, TrainingSegments(ids, train), capture_graph=capture_graph)
+        training = Training(model, train, TrainingSegments(ids, train), capture_graph=capture_graph, **more)
         while not captured and training.step < 9:
             training.update()
         training.update()
         with Kernels() as kernels:
             training.update()
-    return kernels.names, kernels.bytes
+    return kernels.names, kernels.bytes, kernels.sent
 
 
 def _ids(bands, count):
@@ -114,7 +127,7 @@ def _reading(recipe, n_layers):
                 decoder.read(tokens)
             with Kernels() as kernels:
                 decoder.read(tokens)
-        found[work] = kernels.names, kernels.bytes
+        found[work] = kernels.names, kernels.bytes, kernels.sent
     return found
 
 
@@ -126,12 +139,22 @@ def show(results):
             *(result["recipe"], work),
             *(f"{counts['kernels_per_layer']}", f"{counts['other_kernels']}"),
             *(f"{counts['bytes_per_layer'] / 1e9:.3g} GB", f"{counts['other_bytes'] / 1e9:.3g} GB"),
+            *(f"{counts['sent_per_layer'] / 1e6:.3g} MB", f"{counts['other_sent'] / 1e6:.3g} MB"),
         ]
         for result in results
         for work, counts in result.items()
         if work != "recipe"
     ]
-    headings = ("recipe", "work", "kernels per layer", "others", "bytes per layer", "others")
+    headings = (
+        "recipe",
+        "work",
+        "kernels per layer",
+        "others",
+        "bytes per layer",
+        "others",
+        "sent per layer",
+        "others",
+    )
     console.show_table("Launches on a GPU, bf16", headings, lines, [])
 
 

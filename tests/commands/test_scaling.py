@@ -23,7 +23,7 @@ def test_the_memory_of_each_gpu_is_that_of_its_part_of_the_batch(here):
     assert four["parameters"] == four["gradients"] == four["optimizer"] // 2 == 4 * forecast["parameters"]
     assert one["memory"] == 4 * four["memory"]
     assert one["logits"] == 4 * four["logits"] == 4 * 4 * 5 * forecast["vocab_size"]
-    assert four["buckets"] == 0  # on GPUs they are the gradients
+    assert four["buckets"] == 0
     assert [row["exchanged_bytes"] for row in rows.values()] == [
         2 * (devices - 1) * 4 * forecast["parameters"] // devices for devices in rows
     ]
@@ -32,7 +32,7 @@ def test_the_memory_of_each_gpu_is_that_of_its_part_of_the_batch(here):
 
 def test_divided_state_and_weights_are_counted_with_what_is_gathered_and_exchanged(here):
     whole, zero, fsdp = (scale("--set", f"train.parallel={mode}")[1][2] for mode in ("ddp", "zero", "fsdp"))
-    assert zero["exchanged_bytes"] == fsdp["exchanged_bytes"] == 3 * whole["exchanged_bytes"] // 2
+    assert zero["exchanged_bytes"] == whole["exchanged_bytes"] == 2 * fsdp["exchanged_bytes"] // 3
     whole, zero, fsdp = (row["device_bytes"] for row in (whole, zero, fsdp))
     assert 0.5 <= zero["optimizer"] / whole["optimizer"] < 0.6
     assert all(zero[part] == whole[part] for part in whole.keys() - {"optimizer", "total"})

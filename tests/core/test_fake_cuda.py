@@ -19,6 +19,7 @@ from tests.core.device_cases import EVERY_PRECISION, PRECISIONS, one_precision_e
 from tests.core.fake_cuda import build, problem
 from tests.core.fake_cuda.graphs import INVALID, WAITS
 from txlcli.config import recipe as recipes
+from txlcli.core.architectures.registry import count_parameters
 
 ROOT = Path(__file__).parents[2]
 CANNOT_CAPTURE = "CUDA cannot capture the kernels of a step as a graph ({}): launched one by one, they take longer"
@@ -117,6 +118,7 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         "generator of a recomputed step": [],  # the kernels of attention repeat their masks from a seed
         **{f"{case} by graphs": [{}, ["cuda"]] for case in ("relative", "sinusoid", "learned")},
         **{f"{case} captured": [] for case in ("relative", "alibi", "lamb")},  # nothing to tell the user
+        **{f"one of two, {mode}": [[], "triton, not compiled, captured"] for mode in ("ddp", "zero")},
         "failed captures": [
             CANNOT_CAPTURE.format(WAITS),
             CANNOT_CAPTURE.format(INVALID),
@@ -166,11 +168,23 @@ def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, othe
         pytest.param("wt103", 50, 1.8, 16, 12, marks=pytest.mark.slow),
     ],
 )
-def test_work_launches_at_most_so_many_kernels_per_layer(library, recipe, of_step, gb_of_step, of_segment, of_token):
+def test_work_launches_at_most_so_many_kernels_per_layer_and_sends_two_bytes_per_weight(
+    library, recipe, of_step, gb_of_step, of_segment, of_token
+):
     """Those of a training step include everything outside the layers, divided by the number of layers."""
     counts = launches.measure(recipe, library)
     step, n_layers = counts["training"], recipes.load(recipe).model.n_layers
     assert step["kernels_per_layer"] + step["other_kernels"] / n_layers <= of_step
+    settings = recipes.load(recipe)
+    parameters = count_parameters(settings.model, settings.published.vocab_size)
+    # Gradients in bf16; with zero also copies of matrices in bf16, and all other weights in fp32.
+    for mode, collectives, least, most in (("ddp", 1, 2, 2.02), ("zero", 4, 4, 6.02)):
+        of_two = counts[mode]
+        # Two or three layers have a bucket each, twelve have five buckets.
+        assert of_two["kernels_per_layer"] - step["kernels_per_layer"] <= 3 + collectives
+        assert of_two["other_kernels"] - step["other_kernels"] <= 20
+        sent = n_layers * of_two["sent_per_layer"] + of_two["other_sent"]
+        assert least * parameters <= sent <= most * parameters
     assert counts["evaluation"]["kernels_per_layer"] <= of_segment
     assert 6 < counts["single token"]["kernels_per_layer"] <= of_token
     assert gb_of_step * 1e9 > step["bytes_per_layer"] > counts["evaluation"]["bytes_per_layer"] > 0

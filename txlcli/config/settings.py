@@ -191,8 +191,12 @@ class TrainSettings(Section):
     """Give the same bits whenever the training is repeated or resumed on the same machine, with deterministic kernels
     of CUDA; one GPU. On a CPU this holds in any case, for one number of threads."""
     parallel: Parallel = "ddp"
-    """State that each of several processes holds: all of it (ddp, PyTorch's DistributedDataParallel); all weights
-    and a part of the optimizer's state (zero, ZeRO stage 1); or a part of everything (fsdp, PyTorch's FSDP2)."""
+    """State that each of several processes holds: all of it (ddp); all weights and a part of the optimizer's state
+    (zero, ZeRO stage 1); or a part of everything (fsdp, PyTorch's FSDP2), for models that do not fit, without CUDA
+    graphs."""
+    exchange_precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision in which several processes add up their gradients: fp32 equals one process; bf16 sends half the
+    bytes."""
     rank_timeout: PositiveFloat = 60.0
     """Seconds that several processes wait for one that does not answer, before all of them end; and after a signal for
     one that does not save and end, before it is killed. Raise it if a checkpoint takes longer to write."""
@@ -286,6 +290,7 @@ class TrainSettings(Section):
             # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
             self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
             self.require(self.compile != "on", "compile", '"auto" or "off" with parallel = "fsdp"')
+            self.must_be_default("exchange_precision", 'with parallel = "fsdp"')
 
     def _check_schedule(self) -> None:
         """Reject settings of other schedules."""

@@ -22,7 +22,7 @@ from tests.core.device_cases import (
     that_read_differently,
 )
 from tests.core.fake_cuda import graphs, triton_device
-from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending
+from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending, world_of
 from tests.core.tape import call_again
 from txlcli.core.kernels.cuda_graph import graphs_of_one_pool
 from txlcli.core.kernels.determinism import deterministic_kernels
@@ -275,6 +275,17 @@ def path_after_failure(*, operator=None, captured_operator=None, kernels_of_comp
     return [training.stepper.path, *training.train_step.notes]
 
 
+def captured_updates_of_two(mode):
+    """Return the notes of one of two processes whose steps are captured, and if its last gradients were replayed."""
+    settings = load("relative", f"train.parallel={mode}", "train.exchange_precision=bf16", "train.accumulate=2")
+    with pretending():
+        training = start(settings, build("relative", settings, CUDA), world=world_of(2))
+        for _ in range(5):
+            training.update()
+    assert graphs.DEVICE.is_clean
+    return [training.train_step.notes, training.stepper.path]
+
+
 def _each(check, combinations):
     """Return a check for every combination of names."""
     return {" ".join(one): partial(check, *one) for one in combinations}
@@ -305,6 +316,7 @@ GROUPS = {
         "noticed": detected_waits,
         "failed captures": failed_captures,
         **{f"{case} captured": partial(captured_updates, case) for case in ("relative", "alibi", "lamb")},
+        **{f"one of two, {mode}": partial(captured_updates_of_two, mode) for mode in ("ddp", "zero")},
         **{f"{case} by graphs": partial(reading_by_graphs, case) for case in ("relative", "sinusoid", "learned")},
     },
     "failures": {  # the last one ends the use of Triton in this process

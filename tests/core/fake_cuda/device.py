@@ -10,14 +10,36 @@ from collections import Counter
 
 import numpy as np
 import torch
+from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.core.device_cases import COPIES, OneDevice
 from tests.core.fake_cuda import graphs, triton_device
+from txlcli.core.training.distributed import World
 
 CUDA = torch.device("cuda:0")
+
+
+class OneOfSeveral(World):
+    """One of several processes, which decides alone: the others do as it does."""
+
+    def max_of(self, *numbers):
+        """Return the own numbers."""
+        return list(numbers)
+
+    def gather_objects(self, value):
+        """Return the own value for each process."""
+        return [value] * self.size
+
+
+def world_of(processes):
+    """Return the world of rank 0 of several processes, of which the others do not exist: nothing arrives there."""
+    if not distributed.is_initialized():
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+    return OneOfSeveral(0, processes, distributed.group.WORLD, distributed.group.WORLD)
 
 
 class GeneratorLog:
@@ -194,12 +216,12 @@ class Kernels(TorchDispatchMode):
     """Counts operations that launch a kernel, all but views and allocations, and the bytes that they read and write.
 
     An operation on a list of tensors is one kernel, except for a copy to another dtype, which is one for each tensor.
-    Empty tensors need none.
+    Empty tensors need none. `sent` counts the bytes of the tensors that processes exchange.
     """
 
     def __init__(self):
         super().__init__()
-        self.names, self.bytes = Counter(), 0
+        self.names, self.bytes, self.sent = Counter(), 0, 0
 
     def __enter__(self):
         """Observe the kernels of compiled functions, too."""
@@ -228,6 +250,7 @@ class Kernels(TorchDispatchMode):
             used = [leaf for leaf in leaves.values() if leaf.device.type == "cuda" and leaf.numel()]
             copies = name == "_foreach_copy_" and len({leaf.dtype for leaf in used}) > 1
             self.names[name] += len(args[0]) if copies else bool(used) * LAUNCHES.get(name, 1)
+            self.sent += sum(map(triton_device.size_of, used)) if func.namespace == "c10d" else 0
             written = [
                 value
                 for value, argument in zip(args, func._schema.arguments, strict=False)

@@ -93,10 +93,10 @@ def test_muon_keeps_one_state_of_each_matrix_of_the_layers_and_two_of_all_other_
     assert step_bytes(model_settings(), V, train_settings(optimizer="muon")).optimizer == 4 * (2 * count - matrices)
 
 
-@pytest.mark.parametrize(("device", "processes", "copies"), [("cpu", 1, 0), ("cpu", 2, 1), ("cuda", 2, 0)])
-def test_buckets_are_a_second_copy_of_the_gradients_on_a_cpu_only(device, processes, copies):
-    needed = step_bytes(model_settings(), V, train_settings(), device=torch.device(device), processes=processes)
-    assert needed.buckets == copies * needed.gradients
+@pytest.mark.parametrize(("precision", "processes", "copies"), [("bf16", 1, 0), ("fp32", 2, 0), ("bf16", 2, 1)])
+def test_gradients_that_are_sent_in_bf16_are_a_second_copy(precision, processes, copies):
+    needed = step_bytes(model_settings(), V, train_settings(exchange_precision=precision), processes=processes)
+    assert 2 * needed.buckets == copies * needed.gradients
 
 
 @pytest.mark.parametrize(

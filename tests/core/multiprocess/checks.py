@@ -1,6 +1,7 @@
 """Checks of several processes that train together; the results of rank 0 count."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import torch
@@ -8,11 +9,12 @@ from torch import distributed
 
 from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.device_cases import CASES, build, load, start
+from tests.core.tape import call_again
 from tests.core.training.test_loop import CPU, new_training, run, steps_of
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import join
-from txlcli.core.training.loop import new_model
-from txlcli.errors import DisagreementError, TrainingError
+from txlcli.core.training.loop import Training, new_model
+from txlcli.errors import DisagreementError, TrainingError, UsageError
 
 WORLD = join(CPU)
 MODELS = [case for case in CASES if case != "adaptive softmax"]  # its vocabulary is too large to train on a CPU
@@ -27,6 +29,27 @@ def trained(directory, **changed):
         "reports": [[report.kind, report.step, report.loss_nats] for report in reports],
         "weights": _flat_weights(training).tolist(),
         "difference": _difference_of_weights(training),
+    }
+
+
+def captured(directory, failing=None, **changed):
+    """Train six steps as by CUDA graphs, which rank 1 may fail to capture, or to rehearse; return what happened."""
+
+    def capture_graph(run, device, *, warm_up=0):
+        if failing == "capture" and WORLD.rank == 1:
+            raise UsageError("no graphs here")
+        if failing == "rehearsal" and WORLD.rank == 1:
+            raise RuntimeError("no kernels here")
+        return call_again(run, device)
+
+    training = _training(directory, cls=functools.partial(Training, capture_graph=capture_graph), **changed)
+    reports = run(training)
+    return {
+        "losses": [report.loss_nats for report in steps_of(reports)],
+        "weights": _flat_weights(training).tolist(),
+        "difference": _difference_of_weights(training),
+        "path": training.stepper.path,
+        "notes": training.train_step.notes,
     }
 
 
@@ -127,8 +150,7 @@ def state_bytes(directory, **changed):
     """Return the bytes of optimizer state that each process holds after a step, without step counters."""
     training = _training(directory, **changed)
     run(training, until=1)
-    optimizer = training.train_step.optimizer
-    state = getattr(optimizer, "optim", optimizer).state
+    state = training.train_step.optimizer.state
     kept = [tensor for tensors in state.values() for tensor in tensors.values() if tensor.dim()]
     own = sum(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().nbytes for tensor in kept)
     of_all = [None] * WORLD.size

@@ -117,6 +117,9 @@ def sampled_checks():
     yield "fsdp not finite", "non_finite_loss", FULLY_DIVIDED
     yield "fsdp state", "state_bytes", FULLY_DIVIDED
     yield from lifetimes("fsdp", SAMPLED)
+    yield from captures(list(CAPTURED)[::2])
+    for failing in ("capture", "rehearsal"):
+        yield f"failing {failing}", "captured", {**CAPTURED["ddp"], "failing": failing}
 
 
 def other_checks():
@@ -133,6 +136,13 @@ def other_checks():
     yield from lifetimes("fsdp", [name for name in ARCHITECTURES if name not in SAMPLED])
     for parallel in ("ddp", "zero"):
         yield from lifetimes(parallel, ARCHITECTURES)
+    yield from captures(list(CAPTURED)[1::2])
+
+
+def captures(names):
+    for name in names:
+        yield f"eager {name}", "trained", CAPTURED[name]
+        yield f"captured {name}", "captured", CAPTURED[name]
 
 
 def divisible(models):
@@ -167,6 +177,17 @@ ZERO = {
     "plateau": {"optimizer": "adam", "schedule": "plateau", "valid_every": 2},
 }
 """Trainings whose optimizer state is divided (train.parallel = "zero")."""
+CAPTURED = {
+    "ddp": {"mem_len": 3, "dropout": 0.3},
+    "bf16": {"mem_len": 3, "precision": "bf16"},
+    "zero": {"mem_len": 3, "parallel": "zero", "precision": "bf16", "optimizer": "lamb"},
+    "accumulated": {"mem_len": 3, "precision": "bf16", "accumulate": 3},
+    "sent in fp32": {"mem_len": 3},
+    "accumulated zero": {"mem_len": 3, "parallel": "zero", "precision": "bf16", "accumulate": 3},
+    "sent in bf16": {"mem_len": 3, "exchange_precision": "bf16"},
+    "sent in bf16 and accumulated": {"mem_len": 3, "parallel": "zero", "exchange_precision": "bf16", "accumulate": 3},
+}
+"""Training runs whose steps CUDA would capture; a memory of this length is full after the first segment."""
 VALIDATED = {"average": "exponential", "valid_batch_size": 4}
 """A validation of 30 tokens in four lanes, of which the last one is shorter."""
 FSDP = {
@@ -293,6 +314,36 @@ def test_a_divided_optimizer_takes_the_same_steps_bit_for_bit(two, name):
     assert two[f"zero {name}"] == two[f"ddp {name}"]
     saved = [two.saved_by(f"{parallel} {name}") for parallel in ("ddp", "zero")]
     assert_equal(saved[1].tensors, saved[0].tensors)
+
+
+@pytest.mark.parametrize("name", sampled(2, CAPTURED))
+def test_captured_steps_exchange_what_eager_ones_do(two, name):
+    captured = two[f"captured {name}"]
+    assert captured["path"] == "tiles, not compiled, captured"
+    assert captured["difference"] == 0
+    assert_trained_alike(captured, two[f"eager {name}"])
+
+
+@pytest.mark.parametrize(("failing", "word"), [("capture", "no graphs"), ("rehearsal", "no kernels")])
+def test_all_processes_run_eagerly_if_one_cannot_capture_a_step(two, failing, word):
+    found = two[f"failing {failing}"]
+    assert found["path"] == "tiles, not compiled, not captured"
+    assert "rank 1" in found["notes"][0]
+    assert word in found["notes"][0]
+    assert_trained_alike(found, two["eager ddp"])
+
+
+def assert_trained_alike(found, eager):
+    """Check that two training runs differ by the rounding of the learning rate, which graphs read in float32."""
+    assert found["losses"] == pytest.approx(eager["losses"], abs=2e-6)
+    assert found["weights"] == pytest.approx(eager["weights"], abs=2e-6)
+
+
+def test_gradients_that_are_sent_in_bf16_train_nearly_the_same(two):
+    losses = two["eager sent in bf16"]["losses"]
+    whole = two["eager sent in fp32"]["losses"]
+    assert losses == pytest.approx(whole, abs=1e-3)
+    assert losses != whole
 
 
 @pytest.mark.parametrize("name", sampled(3, ["zero resumed", "zero, then ddp", "ddp, then zero"]))

@@ -23,6 +23,7 @@ from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.losses import Objective, counted_positions
 from txlcli.core.training.optimizer import OPTIMIZERS
+from txlcli.core.training.parallel_zero import largest_share_bytes
 
 CPU = torch.device("cpu")
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
@@ -47,7 +48,7 @@ class StepBytes:
     weights: int
     gradients: int
     buckets: int = 0
-    """On a CPU, DistributedDataParallel's second copy of the gradients; on a GPU its buckets are the gradients."""
+    """Gradients in bf16, as several processes send them with train.exchange_precision = "bf16"."""
     gathered: int = 0
     """With train.parallel = "fsdp", whole weights and gradients of the root and of the layers at work."""
     optimizer: int
@@ -82,9 +83,7 @@ def _part_of(parameter: str) -> str:
     return "other layers"
 
 
-def state_bytes(
-    model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU, processes: int = 1
-) -> StepBytes:
+def state_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, processes: int = 1) -> StepBytes:
     """Return the bytes of weights, gradients and optimizer state alone, of the process that holds most."""
     shapes = parameter_shapes(model, vocab_size)
     count_state_tensors = OPTIMIZERS[train.optimizer].state_tensors
@@ -97,17 +96,16 @@ def state_bytes(
         size = rows * shape[1:].numel() * FLOAT
         weights += size
         optimizer += size * count_state_tensors(name, shape, train)
+    updated = weights
     if train.parallel == "zero" and processes > 1:
-        from txlcli.core.training.parallel_zero import largest_state_bytes  # noqa: PLC0415 - takes a second
-
-        optimizer = largest_state_bytes(model, vocab_size, train, processes)
+        updated, optimizer = largest_share_bytes(shapes, train, processes)
     return StepBytes(
         weights=weights,
         gradients=weights,
-        buckets=weights if processes > 1 and device.type == "cpu" and not is_divided else 0,
+        buckets=weights // 2 if train.exchange_precision == "bf16" and processes > 1 else 0,
         gathered=_gathered_bytes(shapes, train) if is_divided else 0,
         optimizer=optimizer,
-        average=weights if train.average != "none" else 0,
+        average=updated if train.average != "none" else 0,
     )
 
 
@@ -149,7 +147,7 @@ def step_bytes(
     memory = _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize)
     casts = _divided_casts(parameter_shapes(model, vocab_size), train, device)
     return replace(
-        state_bytes(model, vocab_size, train, device=device, processes=processes),
+        state_bytes(model, vocab_size, train, processes=processes),
         memory=train.batch_size * memory,
         activations=step.saved_bytes() - casts,
     )

@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.compilation import path_in_words
+from txlcli.core.kernels.compilation import first_line, path_in_words
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
 from txlcli.core.kernels.device import product_dtype, send
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
-from txlcli.core.training.flat import FlatMatrices
+from txlcli.core.training.exchange import Exchange
+from txlcli.core.training.flat import FlatMatrices, Weights
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
@@ -40,6 +41,7 @@ class CapturedStep:
 
     def __init__(self, step: Step, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
         self.step = step
+        self._world = step.parallel.world
         self._capture_graph = capture_graph
         self._tail_shares = tail_shares
         self._parameters = list(step.model.parameters())
@@ -63,8 +65,10 @@ class CapturedStep:
     def gradients(self, batch: Batch, memories: list[Memory]) -> Tensor:
         """See `Step.gradients`."""
         captured = self.replayable(batch, memories)
-        if captured is not None and self._gradients is None:
-            self._capture_gradients(captured, memories)
+        if self._captures_gradients and self._gradients is None:
+            is_delayed = self._world.any_of(captured is None)  # all processes capture their graphs in the same step
+            if captured is not None and not is_delayed:
+                self._capture_gradients(captured, memories)
         self._is_replayed = captured is not None and self._gradients is not None
         if captured is None or self._gradients is None:
             return self.step.gradients(batch, memories)
@@ -144,7 +148,7 @@ class CapturedStep:
         inputs = _tensors(own, self._memories)
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            self._gradients = self._captured(compute, inputs)
+            self._gradients = self._captured_together(compute, inputs)
         self._captures_gradients = self._gradients is not None
         self.step.model.forget_gradients()
 
@@ -158,6 +162,41 @@ class CapturedStep:
             foreach.copy_(own, new)
         norm = losses[0] if step.scaler.is_enabled() else step.norm()
         return losses, norm, [parameter.grad for parameter in self._parameters]
+
+    def _captured_together(self, compute: Callable[[], Gradients], inputs: list[Tensor]) -> Replay[Gradients] | None:
+        """Return the first graph; None if CUDA cannot capture it in one of the processes.
+
+        Several processes capture it without the exchange before: whatever fails in one of them leaves none waiting.
+        """
+        exchange = self.step.weights
+        if not isinstance(exchange, Exchange):
+            return self._captured(compute, inputs)
+        rehearsed = None
+        error = None
+        try:
+            with exchange.paused():
+                rehearsed = self._captured(compute, inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as raised:
+            error = raised
+            self.step.notes.append(f"a step cannot be rehearsed: {first_line(error)}")
+        if self._world.any_of(error is not None):  # the compiler may be what failed
+            self.step.stop_compiling()
+        if not self._all_have(rehearsed):
+            return None
+        del rehearsed
+        exchange.connect()
+        graph = self._captured(compute, inputs, warm_up=0)
+        return graph if self._all_have(graph) else None
+
+    def _all_have(self, graph: Replay[Gradients] | None) -> bool:
+        """Return True if no process has failed to capture a graph; note why another one has."""
+        own = "" if graph is not None else self.step.notes[-1]
+        reasons = self._world.gather_objects(own)
+        others = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason and not own]
+        self.step.notes += others[:1]
+        return not any(reasons)
 
     def _captured(
         self, function: Callable[[], Result], inputs: list[Tensor], warm_up: int = WARM_UP
@@ -178,11 +217,11 @@ class CapturedStep:
     @property
     def may_step_down(self) -> bool:
         """See `Step.may_step_down`."""
-        return self._gradients is not None or self.step.may_step_down
+        return self.step.may_step_down or (self._gradients is not None and self._world.size == 1)
 
     def step_down(self, error: Exception) -> None:
         """See `Step.step_down`. If memory ran out, graphs are dropped: they hold the memory of another step."""
-        if self._gradients is None or not isinstance(error, torch.OutOfMemoryError):
+        if self._gradients is None or self._world.size > 1 or not isinstance(error, torch.OutOfMemoryError):
             self.step.step_down(error)
         self._gradients = None
         self._update = None
@@ -240,30 +279,30 @@ def make_step(
     if capture_graph is None and parallel.model.device.type == "cuda":
         capture_graph = graphs_of_one_pool()
     if capture_graph is None:
-        return Step(parallel), None
+        return Step(parallel, _weights(parallel)), None
     reason = _eager_reason(parallel)
     if reason is None:
-        step = Step(parallel, _weights(parallel))
+        model = parallel.model
+        dtype = product_dtype(parallel.settings.precision, model.dtype)
+        step = Step(parallel, _weights(parallel, dtype if dtype != model.dtype else None))
         return step, CapturedStep(step, capture_graph, tail_shares)
-    step = Step(parallel)
+    step = Step(parallel, _weights(parallel))
     step.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
     return step, None
 
 
-def _weights(parallel: DataParallel) -> FlatMatrices | None:
-    """Return the copies of the matrices that products read, if these have another dtype."""
-    model = parallel.model
-    dtype = product_dtype(parallel.settings.precision, model.dtype)
-    if dtype == model.dtype:
-        return None
-    return FlatMatrices(parallel, dtype)
+def _weights(parallel: DataParallel, copies: torch.dtype | None = None) -> Weights:
+    """Return what passes read: the parameters, or copies of the matrices in another dtype."""
+    if parallel.world.size > 1 and parallel.settings.parallel != "fsdp":
+        return Exchange(parallel, copies)
+    return Weights(parallel) if copies is None else FlatMatrices(parallel, copies)
 
 
 def _eager_reason(parallel: DataParallel) -> str | None:
     """Return why a training run cannot capture its steps as CUDA graphs; None if it can."""
     model = parallel.model
-    if parallel.world.size > 1:
-        return "several processes exchange gradients"
+    if parallel.world.size > 1 and parallel.settings.parallel == "fsdp":
+        return 'train.parallel = "fsdp" gathers the weights of one layer at a time'
     if model.attention_backend is None:
         return "the model has no layers with attention"
     if model.attention_backend != "auto":

@@ -83,6 +83,12 @@ class World:
         if self.size > 1:
             distributed.all_reduce(tensor, group=self.steps)
 
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Replace a tensor by the tensor of one process."""
+        if self.size > 1:
+            group = self.hosts if tensor.device.type == "cpu" else self.steps
+            distributed.broadcast(tensor, src=source, group=group)
+
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all processes by rank on rank 0, in host memory, [] elsewhere; shapes may differ."""
         if self.size == 1:

@@ -1,7 +1,7 @@
 """The weights that a training step reads: as they are, or the matrices of the layers as copies in one flat buffer."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,31 @@ def matrices_of(model: LanguageModel) -> list[Linear]:
     return [module for module in model.modules() if isinstance(module, Linear)]
 
 
+def aligned(tensor: Tensor) -> int:
+    """Return the number of elements that a tensor takes in a flat buffer."""
+    return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+
+
+def views_of(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the views of a flat buffer that have the shapes of these tensors, which fill it."""
+    parts = flat.split([aligned(tensor) for tensor in tensors])
+    return [part[: tensor.numel()].view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+@contextlib.contextmanager
+def swapped_in(model: LanguageModel, leaves: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Let a model read other tensors inside this block, given by the matrices that it reads them in place of."""
+    modules = [module for module in matrices_of(model) if module.weight in leaves]
+    weights = [module.weight for module in modules]
+    for module, weight in zip(modules, weights, strict=True):
+        swap_parameter(module, "weight", leaves[weight])
+    try:
+        yield
+    finally:
+        for module, weight in zip(modules, weights, strict=True):
+            swap_parameter(module, "weight", weight)
+
+
 class Weights:
     """The parameters of a model. Forward and backward passes read them themselves, and products cast them."""
 
@@ -37,9 +62,13 @@ class Weights:
         """The view of the model that computes, which may be another one in the next step."""
         return self._parallel.model
 
-    def in_use(self, *, is_first: bool) -> contextlib.AbstractContextManager[None]:
-        """Let the passes of a micro-batch, the first of its step or another, run inside this block."""
+    def in_use(self, *, is_first: bool, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Let the passes of a micro-batch, the first or the last of its step or another, run inside this block."""
         return contextlib.nullcontext()
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all processes."""
+        self._parallel.world.all_reduce(tensor)
 
     def total_norm(self) -> Tensor:
         """Return the norm of all gradients together (0-d)."""
@@ -113,16 +142,10 @@ class FlatMatrices(Weights):
         return LargeUpdates(optimizer, update, weights, buffer=self._masters, copies=self._copies, sizes=sizes)
 
     @contextlib.contextmanager
-    def in_use(self, *, is_first: bool) -> Iterator[None]:
+    def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
         """Let the model read the copies inside this block, and then give the matrices the gradients of the copies."""
-        modules = matrices_of(self._model)
-        for module, matrix in zip(modules, self._matrices, strict=True):
-            swap_parameter(module, "weight", matrix.leaf)
-        try:
+        with swapped_in(self._model, {matrix.parameter: matrix.leaf for matrix in self._matrices}):
             yield
-        finally:
-            for module, matrix in zip(modules, self._matrices, strict=True):
-                swap_parameter(module, "weight", matrix.parameter)
         given = [matrix for matrix in self._matrices if matrix.leaf.grad is not None]
         if len(given) < len(self._matrices):  # some weights take no part in some steps
             self._gradients_of_copies.zero_()

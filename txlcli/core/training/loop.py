@@ -27,6 +27,7 @@ from txlcli.core.training.captured_step import make_step
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
 from txlcli.core.training.parallel import DataParallel
+from txlcli.core.training.parallel_zero import ZeroParallel
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import reduced, scheduled_lr
@@ -171,7 +172,6 @@ class Training:
         batch = self._next_batch()
         self.model.train()
         self._means = self._gradients(batch)  # (2,)
-        self.world.all_reduce(self._means)
         loss = self._means[0]
         may_skip = self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
@@ -335,7 +335,7 @@ class Training:
 
     def _save(self, path: Path, tensors: dict[str, Tensor]) -> None:
         if self.world.is_rank_zero:
-            self.saver.save(path, tensors, self.state(), copied=self.parallel.weights_are_divided)
+            self.saver.save(path, tensors, self.state(), copied=self.parallel.is_divided)
 
     def _failed(self, what: str, next_step: str = CALMER) -> TrainingError:
         self.saver.settle()
@@ -513,11 +513,9 @@ def _view_for_training(model: LanguageModel, settings: TrainSettings, world: Wor
 
 def _parallel(model: LanguageModel, settings: TrainSettings, world: World) -> DataParallel:
     """Return the mode that train.parallel names; a single process holds everything."""
-    if world.size > 1 and settings.parallel == "zero":  # the imports take a second
-        from txlcli.core.training.parallel_zero import ZeroParallel  # noqa: PLC0415
-
+    if world.size > 1 and settings.parallel == "zero":
         return ZeroParallel(model, settings, world)
-    if world.size > 1 and settings.parallel == "fsdp":
+    if world.size > 1 and settings.parallel == "fsdp":  # the imports take a second
         from txlcli.core.training.parallel_fsdp import FullyShardedParallel  # noqa: PLC0415
 
         return FullyShardedParallel(model, settings, world)

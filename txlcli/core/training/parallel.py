@@ -4,11 +4,9 @@
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from txlcli.config.settings import EvalSettings, TrainSettings
@@ -17,47 +15,39 @@ from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import World
-from txlcli.core.training.optimizer import make_optimizer, parameters_of
+from txlcli.core.training.optimizer import make_optimizer
 
 Computed = TypeVar("Computed", bound=tuple[Any, ...])
 
 
 class DataParallel:
-    """Weights and optimizer state that each process holds, and the exchange of gradients between them."""
+    """Weights and optimizer state that each process holds, as rank 0 begins with them."""
 
-    weights_are_divided: ClassVar[bool] = False
-    """True if each process holds a part of each weight, and of its average."""
+    is_divided: ClassVar[bool] = False
+    """True if each process holds some of the weights or a part of each; `gather` then returns copies."""
 
     def __init__(self, model: LanguageModel, settings: TrainSettings, world: World) -> None:
         self.model = model
         self.settings = settings
         self.world = world
-        self._module = self._wrapped()
+        self.owners: dict[str, int] = {}
+        """The process that updates each parameter; empty if each process updates all of them."""
+        self.gradient_factor = 1
+        """Number by which the exchange divides the sum of the gradients of all processes."""
+        for parameter in model.parameters():
+            world.broadcast(parameter.data)
+        self._prepare()
         self.optimizer = self._make_optimizer()
 
-    def _wrapped(self) -> nn.Module:
-        """Give all processes the weights of rank 0, and let backward passes average their gradients."""
-        if self.world.size > 1:
-            return DistributedDataParallel(
-                CalledModule(self.model),
-                process_group=self.world.steps,
-                gradient_as_bucket_view=True,  # averaged gradients need no copy out of the buckets
-                find_unused_parameters=self.model.has_idle_weights,
-            )
-        return CalledModule(self.model)
+    def _prepare(self) -> None:
+        """Prepare what a mode needs before there is an optimizer."""
 
     def call(self, compute: Callable[[], Computed]) -> Computed:
-        """Return what the model computes for the lanes of this process; its backward pass averages gradients."""
-        if self.world.size == 1:
-            return compute()
-        computed: Computed = self._module(compute)
-        return computed
+        """Return what the model computes for the lanes of this process."""
+        return compute()
 
-    def no_sync(self) -> AbstractContextManager[object]:
-        """Within this block, add gradients to this process's without averaging them yet."""
-        if isinstance(self._module, DistributedDataParallel):
-            return self._module.no_sync()
-        return nullcontext()
+    def receive_updates(self) -> None:
+        """Let this process read all weights as they are after the last update; all processes must call this."""
 
     def make_reader(self, settings: EvalSettings, *, length: int) -> Reader:
         """Return a reader of the model in training; all processes must read as many segments."""
@@ -65,11 +55,6 @@ class DataParallel:
 
     def _make_optimizer(self) -> Optimizer:
         return make_optimizer(self.model, self.settings)
-
-    @property
-    def own_optimizer(self) -> Optimizer:
-        """Optimizer of the weights that this process updates."""
-        return self.optimizer
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of all gradients together (0-d), once they are averaged."""
@@ -80,7 +65,7 @@ class DataParallel:
         return self.model.first_memory(batch_size, mem_len)
 
     def own_weights(self) -> dict[str, Tensor]:
-        """Return the weights by name, of which this process may hold a part; changes in place change the weight."""
+        """Return the weights by name that this process updates, or its parts of them; changes in place change these."""
         return dict(self.model.named_parameters())
 
     def own_part(self, whole: Tensor) -> Tensor:
@@ -93,19 +78,17 @@ class DataParallel:
 
     def gather_optimizer(self) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0; all processes must call this."""
-        return self.gather(checkpoint.optimizer_tensors(self.own_weights(), self.own_optimizer))
+        return self.gather(checkpoint.optimizer_tensors(self.own_weights(), self.optimizer))
 
     def restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state of this process, `NAME.KEY`, from the state of the whole optimizer."""
-        optimizer = self.own_optimizer
         weights = self.own_weights()
-        own = set(parameters_of(optimizer))
         for full_name, whole in tensors.items():
             name, _, key = full_name.rpartition(".")
-            weight = weights[name]
-            if weight not in own:
+            weight = weights.get(name)
+            if weight is None:
                 continue
-            state = optimizer.state[weight]
+            state = self.optimizer.state[weight]
             if whole.shape == weight.shape:
                 value = self.own_part(whole)
             else:  # fused kernels need the step counter on the device of the parameter
@@ -114,15 +97,3 @@ class DataParallel:
                 state[key].copy_(value)
             else:
                 state[key] = value
-
-
-class CalledModule(nn.Module):
-    """A module whose forward pass calls a function of a model: the hooks of a wrapper run before and after it."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, compute: Callable[[], Computed]) -> Computed:
-        """Call the function."""
-        return compute()

@@ -21,34 +21,32 @@ from torch.optim import Optimizer
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, StateReader
-from txlcli.core.training.parallel import CalledModule, Computed, DataParallel
+from txlcli.core.training.parallel import Computed, DataParallel
 
 
 class FullyShardedParallel(DataParallel):
     """Weights, gradients, optimizer state and averages are divided over the processes.
 
-    Gradients of each micro-batch are divided at once (`no_sync` does nothing): whole ones would take the memory that is
-    to be saved.
+    Gradients of each micro-batch are divided at once: whole ones would take the memory that is to be saved.
     """
 
-    weights_are_divided: ClassVar[bool] = True
+    is_divided: ClassVar[bool] = True
 
-    def _wrapped(self) -> nn.Module:
+    def _prepare(self) -> None:
         assert self.world.steps is not None
-        for parameter in self.model.parameters():
-            distributed.broadcast(parameter.data, src=0, group=self.world.hosts)
         device_type = "cuda" if distributed.get_backend(self.world.steps) == "nccl" else "cpu"
         self._mesh = DeviceMesh.from_group(self.world.steps, device_type)
         is_bf16 = self.settings.precision == "bf16"
         for layer in getattr(self.model, "layers", ()):
             _shard_layer(layer, self._mesh, bf16=is_bf16, keeps_gathered=self.model.has_layer_losses)
-        module = CalledModule(self.model)
-        fully_shard(module, mesh=self._mesh)
-        return module
+        self._module = _CalledModule(self.model)
+        fully_shard(self._module, mesh=self._mesh)
+        self.gradient_factor = self.world.size
 
     def call(self, compute: Callable[[], Computed]) -> Computed:
         self._drop_gathered()
-        return super().call(compute)
+        computed: Computed = self._module(compute)
+        return computed
 
     def _drop_gathered(self) -> None:
         """Drop the weights that an earlier forward pass has left gathered: they may have changed since."""
@@ -89,6 +87,18 @@ class FullyShardedParallel(DataParallel):
             if self.world.is_rank_zero:
                 gathered[name] = whole.to("cpu", copy=True)
         return gathered
+
+
+class _CalledModule(nn.Module):
+    """A module whose forward pass calls a function of a model: the hooks of FSDP run before and after it."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], Computed]) -> Computed:
+        """Call the function."""
+        return compute()
 
 
 class _ShardedReader(StateReader):

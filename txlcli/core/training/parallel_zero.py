@@ -1,56 +1,65 @@
 """ZeRO stage 1 (Rajbhandari et al. 2020): each process updates some of the weights, and keeps only their state.
 
-PyTorch's ZeroRedundancyOptimizer divides whole tensors, so that optimizers that look at a whole matrix work as ever.
+Whole tensors are divided, so that optimizers that look at a whole matrix work as ever. What other processes update is
+current between the beginning of a forward pass and the next update.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
-from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import TrainSettings
-from txlcli.core.training import checkpoint
-from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer, named_groups
+from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.reading.reader import Reader
+from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer
 from txlcli.core.training.parallel import DataParallel
 
 FLOAT_BYTES = 4
-"""Bytes of a number of the optimizer's state, fp32."""
+"""Bytes of a weight, and of a number of the optimizer's state, in fp32."""
+
+
+def owners(shapes: Mapping[str, torch.Size], processes: int) -> dict[str, int]:
+    """Return the process that updates each parameter: in turn, the largest first, the one with the fewest elements."""
+    elements = [0] * processes
+    ranks = {}
+    for name, shape in sorted(shapes.items(), key=lambda item: item[1].numel(), reverse=True):
+        rank = elements.index(min(elements))
+        ranks[name] = rank
+        elements[rank] += shape.numel()
+    return ranks
 
 
 class ZeroParallel(DataParallel):
-    """Gradients as with DistributedDataParallel; the optimizer's state is divided over the processes."""
+    """The optimizer's state and averages are divided over the processes."""
+
+    is_divided: ClassVar[bool] = True
+
+    def _prepare(self) -> None:
+        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        self.owners = owners(shapes, self.world.size)
+
+    def receive_updates(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            self.world.broadcast(parameter.data, self.owners[name])
+
+    def make_reader(self, settings: EvalSettings, *, length: int) -> Reader:
+        self.receive_updates()
+        return super().make_reader(settings, length=length)
 
     def _make_optimizer(self) -> Optimizer:
-        parameters = dict(self.model.named_parameters())
-        groups = named_groups(self.model.settings, self.model.vocab_size, self.settings)
-        own_groups = []
-        for group in groups:
-            own_groups.append(group | {"params": [parameters[name] for name in group["params"]]})
-        return ZeroRedundancyOptimizer(
-            own_groups,
-            optimizer_class=self._make_part,  # type: ignore[arg-type]
-            process_group=self.world.steps,
-        )
+        own = {name: parameter for name, parameter in self.model.named_parameters() if self._is_own(name)}
+        return make_optimizer(ModelPart(own), self.settings)
 
-    @property
-    def own_optimizer(self) -> Optimizer:
-        assert isinstance(self.optimizer, ZeroRedundancyOptimizer)
-        return self.optimizer.optim
+    def _is_own(self, name: str) -> bool:
+        return self.owners[name] == self.world.rank
 
-    def _make_part(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Make the optimizer of the parameters of one process, given in all groups, some of which may be empty."""
-        own = set[Tensor]()
-        for group in groups:
-            own.update(group["params"])
-        part = {name: parameter for name, parameter in self.model.named_parameters() if parameter in own}
-        return make_optimizer(ModelPart(part), self.settings)
+    def own_weights(self) -> dict[str, Tensor]:
+        return {name: weight for name, weight in super().own_weights().items() if self._is_own(name)}
 
-    def gather_optimizer(self) -> dict[str, Tensor]:
-        """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
-        own = checkpoint.optimizer_tensors(self.own_weights(), self.own_optimizer)
+    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors in host memory; one is sent at a time."""
         gathered = {}
         for rank, names in enumerate(self.world.gather_objects(list(own))):
             for name in names:
@@ -60,19 +69,13 @@ class ZeroParallel(DataParallel):
         return gathered
 
 
-def largest_state_bytes(model: ModelSettings, vocab_size: int, settings: TrainSettings, processes: int) -> int:
-    """Return the bytes of optimizer state of the process that has most, without making the model.
-
-    ZeroRedundancyOptimizer gives each tensor in turn, the largest of a group first, to the process with the fewest
-    numbers so far.
-    """
+def largest_share_bytes(shapes: Mapping[str, torch.Size], settings: TrainSettings, processes: int) -> tuple[int, int]:
+    """Return the bytes of the weights that a process updates, and of their optimizer state, of the one with most."""
     count = OPTIMIZERS[settings.optimizer].state_tensors
-    elements = [0] * processes
+    weights = [0] * processes
     state = [0] * processes
-    for group in named_groups(model, vocab_size, settings):
-        largest_first = sorted(group["params"].items(), key=lambda item: item[1].numel(), reverse=True)
-        for name, shape in largest_first:
-            rank = elements.index(min(elements))
-            elements[rank] += shape.numel()
-            state[rank] += FLOAT_BYTES * shape.numel() * count(name, shape, settings)
-    return max(state)
+    for name, rank in owners(shapes, processes).items():
+        size = FLOAT_BYTES * shapes[name].numel()
+        weights[rank] += size
+        state[rank] += size * count(name, shapes[name], settings)
+    return max(weights), max(state)

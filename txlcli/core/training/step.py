@@ -74,29 +74,27 @@ class Step:
         return self.parallel.model
 
     def gradients(self, batch: Batch, memories: list[Memory]) -> Tensor:
-        """Add the gradients of the lanes of this process, one micro-batch after another.
+        """Add the gradients of all lanes, those of this process one micro-batch after another.
 
         Args:
             batch: of all micro-batches.
             memories: the memory of each micro-batch before the segment; replaced in place by the memory after it.
         Returns:
-            The mean loss of these lanes and what the objective adds to it, (2,), times their share of the batch.
+            The mean loss and what the objective adds to it, (2,).
         """
         sizes = [len(memory[0]) for memory in memories]
         losses = []
         for number, (part, memory) in enumerate(zip(batch.split(sizes), memories, strict=True)):
-            is_last = number == len(sizes) - 1  # the gradients of all processes are averaged once per step
-            with (
-                contextlib.nullcontext() if is_last else self.parallel.no_sync(),
-                self.weights.in_use(is_first=number == 0),
-            ):
+            with self.weights.in_use(is_first=number == 0, is_last=number == len(sizes) - 1):
                 losses.append(self._forward_backward(part, memory))
         self._has_compiled |= self._is_compiled
         self._is_compiled = False
-        return sum(losses[1:], losses[0])
+        total = sum(losses[1:], losses[0])
+        self.weights.add_up(total)
+        return total
 
     def _forward_backward(self, batch: Batch, memory: Memory) -> Tensor:
-        """Add the gradients of one micro-batch; see `gradients` for the result."""
+        """Add the gradients of one micro-batch; return its part of the losses (2,) of `gradients`."""
         objective = self._objective(batch)
         precision = self.settings.precision
         with autocast(self.model.device, precision), self._compiling(batch, memory):
@@ -106,7 +104,7 @@ class Step:
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         share = len(batch.inputs) / self.settings.batch_size
         with float32_products(self.model.device, precision):
-            self.scaler.scale(loss).backward(torch.full_like(loss, share * self.parallel.world.size))
+            self.scaler.scale(loss).backward(torch.full_like(loss, share * self.parallel.gradient_factor))
         losses = torch.stack([reported, loss - reported]).detach()
         return losses * share if share < 1 else losses
 
@@ -151,15 +149,15 @@ class Step:
     @property
     def may_step_down(self) -> bool:
         """True if a step that fails may be taken again without a part of the fast path."""
-        return self.compiles or self.attention == "triton"
+        return self.parallel.world.size == 1 and (self.compiles or self.attention == "triton")
 
     def step_down(self, error: Exception) -> None:
         """Leave out a part of the fast path in which an error was raised; raise the error if nothing is left.
 
         Compiled layers go first, if they were at work, and then Triton's kernels, which compiled layers need. The
-        gradients of the step that failed are dropped.
+        gradients of the step that failed are dropped. Several processes end: the others have sent what it lacks.
         """
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError) or self.parallel.world.size > 1:
             raise error
         if self._is_compiled:
             without = "compiled layers"
@@ -169,6 +167,10 @@ class Step:
         else:
             raise error
         self.notes.append(f"training continues without {without}, which takes longer: {first_line(error)}")
+        self.stop_compiling()
+
+    def stop_compiling(self) -> None:
+        """Compile nothing from now on, and drop the gradients."""
         if self.compiles:
             self.parallel.model = self.model.on(compiles=False)
         self.compiles = False
@@ -218,6 +220,7 @@ class Step:
 
         All processes must call this with as many tokens.
         """
+        self.parallel.receive_updates()
         model = self.model.eval()
         with autocast(model.device, self.settings.precision), model.uncompiled():
             hidden, _ = self.parallel.call(lambda: model(inputs, memory, mem_len=self.settings.mem_len))

@@ -51,11 +51,8 @@ MAX_DEVICES = 512
 """Largest number of devices in the table of a recipe."""
 BACKWARD_SHARE = 2 / 3
 """Share of the backward pass in the operations of a step."""
-ALL_REDUCE = 2
-"""Times that an all-reduce sends nearly all gradients around the ring."""
-PASSES = {"ddp": ALL_REDUCE, "zero": ALL_REDUCE + 1, "fsdp": 3}
-"""Times that a step sends nearly all weights or gradients around the ring, counted in fp32: zero sends the updated
-weights, too; fsdp sends the weights twice, and the gradients once."""
+GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
+"""Bytes of a gradient that is sent, by train.exchange_precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +267,7 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     run = plan.run
     train = run.settings.train
     needed = device_bytes(run.settings.model, run.vocab_size, train, devices)
-    exchanged = PASSES[train.parallel] * (devices - 1) * FLOAT * run.parameters // devices
+    exchanged = _sent_bytes(train) * (devices - 1) * run.parameters // devices
     of_one = of_one_process(train, devices)
     share, source = plan.expected_share(of_one)
     step_s = tokens_per_s = seconds = fits = None
@@ -297,6 +294,16 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     )
 
 
+def _sent_bytes(train: TrainSettings) -> int:
+    """Return the bytes of each parameter that a step sends around the ring of all devices."""
+    gradient = GRADIENT_BYTES[train.exchange_precision]
+    if train.parallel == "zero":  # gradients go to the process that updates the weight, which sends the weight
+        return gradient + FLOAT
+    if train.parallel == "fsdp":  # weights go to all processes twice
+        return gradient + 2 * FLOAT
+    return 2 * gradient
+
+
 def _visible_exchange_s(run: Run, exchange_s: float, compute_s: float) -> float:
     """Return the part of the time of an exchange that the computation of a step does not hide, in seconds.
 
@@ -306,7 +313,7 @@ def _visible_exchange_s(run: Run, exchange_s: float, compute_s: float) -> float:
     train = run.settings.train
     in_backward = 1.0
     if train.parallel == "zero":
-        in_backward = ALL_REDUCE / PASSES[train.parallel]  # then come the weights
+        in_backward = GRADIENT_BYTES[train.exchange_precision] / _sent_bytes(train)  # then come the weights
     late_share = parameters_by_part(run.settings.model, run.vocab_size)["embedding"] / run.parameters
     backward_s = BACKWARD_SHARE * compute_s / train.accumulate
     return exchange_s - min((1 - late_share) * in_backward * exchange_s, backward_s)
