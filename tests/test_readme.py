@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.docs.pages import blocks, txl_lines
 from txlcli.cli import app
+from txlcli.commands.quickstart import SETTINGS
 from txlcli.config import recipe
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.training import checkpoint
@@ -22,6 +23,7 @@ from txlcli.runs.run_directory import Run
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PYTHON = ROOT / "docs" / "python.md"
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 BYTES = Vocab.of_bytes(range(256))
 
 pytestmark = pytest.mark.skipif(not README.exists() or not PYTHON.exists(), reason="no documents here")
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.skipif(not README.exists() or not PYTHON.exists(), reas
 def fresh_run(tmp_path, monkeypatch):
     """Create a run "quickstart" with fresh weights, and a small store "stdlib", in the current directory."""
     monkeypatch.chdir(tmp_path)
-    settings = recipe.load("stdlib")
+    settings = recipe.load("stdlib", SETTINGS)
     model = make_model(settings.model, BYTES.size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run = Run(Path("runs/quickstart"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")
@@ -81,6 +83,29 @@ def test_the_python_of_the_manual_prepares_and_trains_a_run(fresh_run):
     exec(prepare.replace("max_minutes=10", "max_steps=2"), names)
     assert checkpoint.load(Path("runs/book/last.safetensors")).state["step"] == 2
     assert names["run"].vocab.size == names["store"].vocab.size
+
+
+def test_the_python_of_the_manual_measures_a_run(fresh_run, capsys):
+    _, _, measured, *_ = code(PYTHON, "python")
+    exec(measured, {})
+    slowdown, width, copied, report, files, recl, pair = capsys.readouterr().out.splitlines()
+    assert float(slowdown) > 0
+    assert float(width) > 1
+    assert 0 <= float(copied) <= 1
+    assert "report.html" in report
+    assert "config.json" in files
+    assert "recl_tokens" in recl
+    assert pair.endswith(("True", "False"))
+
+
+def test_the_notebook_uses_a_quickstart_that_has_only_its_last_weights(fresh_run, capsys):
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] for cell in cells)
+    names = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert capsys.readouterr().out.startswith("using runs/quickstart\n")
+    assert names["run"].folder == Path("runs/quickstart")
 
 
 def test_own_text_takes_the_three_commands_of_the_readme(tmp_path, monkeypatch):

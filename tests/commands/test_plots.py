@@ -3,6 +3,7 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from txlcli import console
@@ -72,3 +73,15 @@ def test_names_are_no_formulas(tmp_path, name, recwarn):
     plots.plot_panels(tmp_path / "c.svg", {"y": curves}, x_label="x", title=name)
     assert f"<!-- {console.on_one_line(name)} -->" in (tmp_path / "c.svg").read_text()
     assert not recwarn.list
+
+
+def test_a_high_start_does_not_take_half_of_a_figure():
+    axes = plots.new_figure(5, 5).subplots()
+    curves = {"a": ([1, 2, 3], [100.0, 2.0, 1.0]), "b": ([2, 3], [None, 1.5])}
+    for x, y in curves.values():
+        axes.plot(x, np.array(y, dtype=float))
+    whole = axes.get_ylim()
+    plots.limit_y(axes, curves, 4)
+    assert axes.get_ylim() == whole
+    plots.limit_y(axes, curves, 2)
+    assert axes.get_ylim() == pytest.approx((0.95, 3))

@@ -61,10 +61,10 @@ def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) ->
     scale = LogNorm(vmin=min(uniform, most) / FAINTEST, vmax=max(most, 2 * uniform), clip=True)
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
         image = _show_heads(axes, attention, scale, labelled=number == 0)
-        axes.set_title(TERM_TITLES.get(name, ""), fontsize=10)
-    figure.suptitle(plots.literal(title), fontsize=11)
+        axes.set_title(TERM_TITLES.get(name, ""), fontsize=12)
+    figure.suptitle(plots.literal(title), fontsize=13)
     bar = figure.colorbar(image, ax=list(row), pad=0.01, fraction=0.05)
-    bar.set_label("average attention (line: uniform)", fontsize=9)
+    bar.set_label("average attention (line: uniform)", fontsize=11)
     bar.ax.axhline(uniform, color="black", linewidth=1.5)
     plots.save(figure, path)
 
@@ -98,13 +98,13 @@ def plot_heads(path: Path, heads: Mapping[str, Numbers], *, targets: Sequence[st
     column = figure.subplots(len(heads), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, attention) in zip(column, heads.items(), strict=True):
         show_head(axes, attention)
-        axes.set_title(name, fontsize=9, loc="left")
-        axes.set_yticks(range(len(targets)), map(token_label, targets), fontsize=7, parse_math=False)
+        axes.set_title(name, fontsize=11, loc="left")
+        axes.set_yticks(range(len(targets)), map(token_label, targets), fontsize=9, parse_math=False)
         axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("context (tokens before the first target)")
-    figure.supylabel("target token", fontsize=10)
-    figure.suptitle(f"{plots.literal(title)}\n{LEGEND}", fontsize=10)
+    figure.supylabel("target token", fontsize=12)
+    figure.suptitle(f"{plots.literal(title)}\n{LEGEND}", fontsize=12)
     plots.save(figure, path)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -17,6 +18,7 @@ from txlcli.system.atomic_files import errors_of_writing, replacing
 from txlcli.system.written_files import MARK
 
 matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change the figures, or have LaTeX run
+matplotlib.rcParams["font.size"] = 12
 
 Curve = tuple[Sequence[float], Sequence[float | None]]
 """x and y values; None leaves a gap."""
@@ -48,16 +50,19 @@ def plot_panels(
     log_x: bool = False,
     log_y: Collection[str] = (),
     styles: Mapping[str, Mapping[str, Any]] = NO_STYLES,
+    focus_x: float | None = None,
 ) -> None:
     """Plot sets of curves side by side to a file; `panels` has them by the label of their y axis.
 
-    `log_y` has the labels of logarithmic axes, `styles` matplotlib's properties of lines by their names.
+    `log_y` has the labels of logarithmic axes, `styles` matplotlib's properties of lines by their names. The y axis
+    covers the values from `focus_x` on; earlier ones may lie above it.
     """
     max_curves = max(map(len, panels.values()))
-    height = 4.2
+    columns = 2 if max_curves > 2 else 1
+    height = 4.4
     if max_curves > 1:
-        height += 0.25 * max_curves  # for the legend
-    figure = new_figure(max(6.4, 4.8 * len(panels)), height)
+        height += 0.3 * -(-max_curves // columns)  # for the legend
+    figure = new_figure(max(6.4, 5.2 * len(panels)), height)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (y_label, curves) in zip(row, panels.items(), strict=True):
         for name, (x, y) in curves.items():
@@ -74,9 +79,29 @@ def plot_panels(
             axes.yaxis.set_major_formatter("{x:,g}")
             axes.yaxis.set_minor_formatter("")
         if len(curves) > 1:  # below the axes, so that it hides no curve
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False, ncols=columns)
+        if focus_x is not None:
+            limit_y(axes, curves, focus_x)
     figure.suptitle(literal(title))
     save(figure, path)
+
+
+def limit_y(axes: Axes, curves: Curves, focus_x: float) -> None:
+    """Let a linear y axis cover the values from `focus_x` on, and above them at most as much again of earlier ones."""
+    values = []
+    later = []
+    for x, y in curves.values():
+        for at, value in zip(x, y, strict=True):
+            if value is None:
+                continue
+            values.append(value)
+            if at >= focus_x:
+                later.append(value)
+    if not later or axes.get_yscale() == "log":
+        return
+    span = max(later) - min(values)
+    margin = 0.05 * span
+    axes.set_ylim(min(values) - margin, min(max(values) + margin, max(later) + span))
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -35,6 +35,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "valid": {"markersize": 4.0},
 }
 """Curves of a run by split."""
+START = 0.2
+"""Share of the steps whose losses may lie above a figure: a loss falls from log V at once."""
 CURVES = "curves.png"
 """Figure of `txl runs plot` in the folder of a run."""
 
@@ -319,6 +321,7 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
         title=", ".join(dict.fromkeys(run.settings.corpus.store for run in runs)),
         log_y=[metrics.METRIC_TITLES["ppl"]],
         styles=styles,
+        focus_x=START * max(past.reports[-1]["step"] for past in histories),
     )
 
 

@@ -38,8 +38,10 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = self.table()
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        lines = [_line("th", columns)]
+        columns: dict[str, None] = {}
+        for row in rows:
+            columns.update(dict.fromkeys(name for name, value in row.items() if value is not None))
+        lines = [_line("th", list(columns))]
         for row in rows[:MAX_SHOWN]:
             lines.append(_line("td", [_cell(row.get(name)) for name in columns]))
         rest = len(rows) - MAX_SHOWN
