@@ -182,7 +182,7 @@ def run(stage, device, *, toy, data_dir, keep, total_minutes):
         directory = Path(folder)
         planned = directory / "plan.json"
         if not planned.exists():
-            if not toy and stage.run("ptb store", find_store, data_dir=data_dir) is None:
+            if not toy and stage.run("ptb store", find_store, at_most_s=PACE_S, data_dir=data_dir) is None:
                 return
             directory.mkdir(exist_ok=True, parents=True)
             if toy:

@@ -25,7 +25,6 @@ from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import UsageError
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.speed import Bench
-from txlcli.workflows.training.build import check_device
 
 REPEAT = 3
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 1 << 26}
@@ -127,7 +126,7 @@ def settings_of(name, changes, *, toy):
 def make_training(settings, vocab_size, device, capture_graph, steps):
     """Return a training run with random weights on random tokens that suffice for so many steps."""
     train = settings.train
-    check_device(settings, device, processes=1)
+    check_precision(train.precision, device)
     ids = zipf_ids(vocab_size, train.batch_size * (train.seg_len * (steps + 1) + train.reread_len) + 1)
     model = new_model(settings.model, vocab_size, seed=train.seed, device=device)
     return Training(model, train, TrainingSegments(ids, train), capture_graph=capture_graph)

@@ -15,6 +15,7 @@ import traceback
 import warnings
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from textwrap import shorten
 
@@ -24,6 +25,7 @@ PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
 SECONDS_TO_END = 5.0
 """For a process that has nothing more to do."""
 MAX_FRAMES, MAX_MESSAGE, MAX_WARNINGS = 5, 700, 8
+MAX_FIRST_ROWS = 3
 FALLBACKS = ("not compiled", "cannot capture", "without CUDA graphs", "without Triton")
 """What warnings contain if a part of the default path was not taken."""
 
@@ -289,6 +291,8 @@ class Stage:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        for row in first_rows(self.rows):
+            print(f"look first at {row['row']}: {_wrong_with(row)}")
         print(", ".join(f"{number} {status}" for status, number in counts.items()), self._file, sep="; ", flush=True)
         return int(counts[FAILED] > 0)
 
@@ -317,6 +321,29 @@ def _figure(row):
     return figure.form.format(row[figure.key]) if figure else ""
 
 
+def ratio_of(row):
+    """Return how near the figure of a row is to its goal, 1 or more if it is reached; None without one of them."""
+    key, wanted = row.get("goal", (None, 0.0))
+    if key not in row:
+        return None
+    return wanted / row[key] if FIGURES[key].lower_is_better else row[key] / wanted
+
+
+def first_rows(rows):
+    """Return the rows to look at first: those that failed, then that fell back, then that are farthest from a goal."""
+    failed = [row for row in rows if row["status"] == FAILED]
+    fell_back = [row for row in rows if row["status"] != FAILED and "fell_back" in row]
+    missed = [row for row in rows if row not in (*failed, *fell_back) and (ratio_of(row) or 1.0) < 1.0]
+    return [*failed, *fell_back, *sorted(missed, key=ratio_of)][:MAX_FIRST_ROWS]
+
+
+def _wrong_with(row):
+    """Return why a row is one to look at first."""
+    if row["status"] == FAILED:
+        return row["reason"]
+    return row["fell_back"][0] if "fell_back" in row else f"{_figure(row)}, {ratio_of(row):.2f} of its goal"
+
+
 def _line(row):
     """Return the cells of a row of the table; a failed row has its reason in place of figures."""
     figure, goal, ratio = _figure(row), "", ""
@@ -325,17 +352,24 @@ def _line(row):
     if "goal" in row:
         key, wanted = row["goal"]
         goal = FIGURES[key].form.format(wanted)
-        if key in row:
-            better = wanted / row[key] if FIGURES[key].lower_is_better else row[key] / wanted
-            ratio = f"{better:.2f}"
+    if ratio_of(row) is not None:
+        ratio = f"{ratio_of(row):.2f}"
     path = row.get("path", "") + (" (fell back)" if "fell_back" in row else "")
     return row["row"], row["status"], f"{row['seconds']:.0f}", figure, goal, ratio, path
+
+
+def releases(*packages):
+    """Return the installed releases of packages, by their names; those without metadata are left out."""
+    found = {}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def describe_machine(device):
     """Return what numbers depend on: device, libraries, releases."""
     import platform
-    from importlib import metadata
 
     import torch
 
@@ -348,8 +382,6 @@ def describe_machine(device):
         names = ("major", "minor", "total_memory", "multi_processor_count")
         facts |= {name: getattr(properties, name) for name in names}
     facts |= {"python": platform.python_version(), "platform": platform.platform(), "processors": os.cpu_count()}
-    for package in ("torch", "triton", "numpy", "transformers", "typer"):
-        with suppress(metadata.PackageNotFoundError):
-            facts[package] = metadata.version(package)
+    facts |= releases("torch", "triton", "numpy", "transformers", "typer")
     yield {"machine": facts}
     yield {"lines": [", ".join(f"{name} {value}" for name, value in facts.items())]}

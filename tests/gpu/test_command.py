@@ -2,12 +2,15 @@
 
 import collections
 import json
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import hides_gpus
 from tests.gpu import __main__ as command
-from tests.gpu import parallel_tests, ptb
+from tests.gpu import parallel_tests, ptb, test_wheels
+from tests.gpu.wheels import EVERY_PART
 from txlcli.config import recipe
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
@@ -16,11 +19,41 @@ TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import
 ONE_HANGS = "import time\n\ndef test_quick():\n    pass\n\ndef test_slow():\n    time.sleep(600)\n"
 
 
+HIDING = """
+import sys
+
+class Finder:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name in {} else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Finder, sys.meta_path)
+"""
+"""A module that Python imports when it starts; modules whose names are filled in are then not found."""
+
+
 def run(directory, *options):
     """Exit code and results of the command."""
     file = directory / "results.json"
     code = command.main(["--device", "cpu", "--toy", "--json", str(file), *options])
     return code, json.loads(file.read_text())
+
+
+@pytest.fixture
+def only_listed_packages(tmp_path, monkeypatch):
+    """Let processes that start now find no package but those that `wheels` lists for every part."""
+    listed = test_wheels.with_needs(test_wheels.names_of(EVERY_PART))
+    hidden = []
+    for module, owners in metadata.packages_distributions().items():
+        if module not in test_wheels.OWN and not listed & set(map(test_wheels.name_of, owners)):
+            hidden.append(module)
+    (tmp_path / "sitecustomize.py").write_text(HIDING.format(hidden))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -41,13 +74,18 @@ def test_tests_that_have_ended_are_results_when_the_limit_stops_another(tmp_path
     assert [test.partition("::")[2] for test in found[-1]["running"]] == ["test_slow"]
 
 
+def test_each_release_of_pytorch_has_its_own_cache(tmp_path):
+    for folder in command.cache_variables(tmp_path).values():
+        assert f"torch-{metadata.version('torch')}" in Path(folder).relative_to(tmp_path).parts[0]
+
+
 def test_tests_of_cuda_see_the_gpu():
     files = list(command.DIRECTORY.glob("test_cuda_*.py"))
     assert len(files) > 2
     assert not hides_gpus(list(map(str, files)))
 
 
-def test_rows_of_training_and_reading_have_the_lengths_and_kernels_of_their_recipe(tmp_path):
+def test_rows_of_training_and_reading_have_the_lengths_and_kernels_of_their_recipe(tmp_path, only_listed_packages):
     code, found = run(tmp_path, "enwik8", "reading", "--only", "enwik8")
     assert (code, found["complete"]) == (0, True)
     _, training, segments, _, tokens, _ = found["rows"]

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.stage import Skip, Stage
+from tests.gpu.stage import Skip, Stage, first_rows
 
 
 def number(value):
     return {"value": value, "process": os.getpid()}
+
+
+def rated(rate):
+    return {"tokens_per_s": rate}
 
 
 def parts():
@@ -70,6 +74,18 @@ def test_a_failure_is_recorded_with_the_parts_before_it_and_the_next_row_runs(st
     assert "JSON" in nan["reason"]
     assert stage.end() == 1
     assert written(tmp_path)["failed"] == 3
+
+
+def test_rows_that_failed_or_fell_back_are_looked_at_first_then_those_that_are_farthest_from_their_goal(stage, capsys):
+    for row, rate in (("near", 9.0), ("far", 2.0), ("farther", 1.0), ("reached", 11.0)):
+        stage.run(row, rated, rate=rate, goal=("tokens_per_s", 10.0))
+    assert [row["row"] for row in first_rows(stage.rows)] == ["farther", "far", "near"]
+    stage.run("fallen", warn)
+    stage.run("killed", killed)
+    assert [row["row"] for row in first_rows(stage.rows)] == ["killed", "fallen", "farther"]
+    stage.end()
+    last = capsys.readouterr().out.splitlines()[-4:]
+    assert [line.split()[3] for line in last[:3]] == ["killed:", "fallen:", "farther:"]
 
 
 def test_a_row_that_takes_too_long_fails_and_the_next_one_runs(stage):

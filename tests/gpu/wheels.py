@@ -1,20 +1,28 @@
 """Packages that must be importable for each part of `tests.gpu`; nothing needs to be installed by pip.
 
-On a machine with a network: python -m tests.gpu wheels > needed.txt, then pip download -r needed.txt.
+The list is complete: it also has what each package needs, but for what PyTorch brings along.
 """
 
 from importlib import metadata
 
 EVERY_PART = "every part"
+OF_TYPER = (
+    *("typer>=0.29", "annotated-doc", "annotated-types", "markdown-it-py", "mdurl", "pydantic", "pydantic-core"),
+    *("pygments", "rich", "shellingham", "typing-inspection"),
+)
 NEEDED = {
     EVERY_PART: (
         *("torch>=2.11,<2.14", "triton>=3.6", "numpy>=1.26"),
         *("safetensors>=0.4.3", "xxhash>=3.4", "filelock>=3.12", "h5py>=3.10"),
     ),
-    "tests": ("pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "typer>=0.12"),
+    "tests": (
+        *("pytest>=8", "iniconfig", "packaging", "pluggy", "pytest-xdist>=3.5", "execnet"),
+        *("hypothesis>=6.100", "sortedcontainers", *OF_TYPER),
+    ),
     "peer": (
-        *("transformers==4.36.2", "tokenizers>=0.14,<0.19", "huggingface-hub>=0.19.3,<1.0"),
-        *("requests", "pyyaml", "regex", "tqdm", "packaging", "typer>=0.12"),
+        *("transformers==4.36.2", "tokenizers>=0.14,<0.19", "huggingface-hub>=0.19.3,<1.0", "hf-xet"),
+        *("requests", "certifi", "charset-normalizer", "idna", "urllib3"),
+        *("pyyaml", "regex", "tqdm", "packaging", *OF_TYPER),
     ),
     "ptb": ("pyarrow>=17", "sentencepiece>=0.2.2"),
 }
