@@ -21,7 +21,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.errors import UsageError
+from txlcli.errors import TrainingError, UsageError
 
 CPU = torch.device("cpu")
 LR, SCHEDULE = 2.0**-7, {"schedule": "constant", "warmup_steps": 4}  # exact in float32, as graphs read them
@@ -212,6 +212,29 @@ def test_a_rule_of_memory_that_may_keep_padding_is_captured_without_jitter_only(
         training.update()
     assert graphs.captured == expected
     assert any("FirstOfEachSegment" in note for note in training.train_step.notes) == jitters
+
+
+class OneMoreInTurn(ModelAsOnCuda):
+    """A memory of M and of M + 1 positions in turn."""
+
+    def remember(self, pasts, outputs, goal):
+        memory = []
+        for past, output in zip(pasts, outputs, strict=True):
+            is_full = past.positions.shape[1] == goal.mem_len
+            memory.append(update_memory(past.positions, output.kept, mem_len=goal.mem_len + is_full))
+        return memory
+
+
+def test_a_full_memory_that_changes_its_length_trains_only_if_the_class_says_so():
+    class SaysSo(OneMoreInTurn):
+        def memory_keeps_length(self, seg_len):
+            return False
+
+    graphs = Graphs()
+    assert_equal(trained({}, cls=SaysSo, capture_graph=graphs), trained({}, cls=SaysSo))
+    assert graphs.captured == 0
+    with pytest.raises(TrainingError, match="memory_keeps_length"):
+        trained({}, cls=OneMoreInTurn, capture_graph=graphs)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ class LanguageModel(nn.Module, ABC):
     - With M = 0, nothing is left of a segment: the next one is read as if it were the first.
     - If the settings have `recurrent_state`, the memory changes after every token instead, so that a text may be cut
       anywhere without a change of its hidden states, and M means nothing.
-    - `full_memory` has the shapes of a memory after a long text, and `memory_is_full` is true of these shapes.
+    - `full_memory` has the shapes of a memory after a long text, and `memory_is_full` is true of these shapes. They
+      are the same after each segment, unless `memory_keeps_length` is false: a CUDA graph keeps a memory in one place.
     """
 
     backend: Backend = FAST

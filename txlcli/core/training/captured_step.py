@@ -25,7 +25,7 @@ from txlcli.core.training.flat import FlatMatrices, Weights
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
-from txlcli.errors import UsageError
+from txlcli.errors import TrainingError, UsageError
 
 Gradients = tuple[Tensor, Tensor, list[Tensor | None]]
 """What the first graph computes: losses (2,), norm (0-d), the gradient of each parameter."""
@@ -159,6 +159,7 @@ class CapturedStep:
         new_memories = [list(memory) for memory in memories]
         losses = step.gradients(batch, new_memories)
         for own, new in zip(memories, new_memories, strict=True):
+            self._check_shapes(own, new)
             foreach.copy_(own, new)
         norm = losses[0] if step.scaler.is_enabled() else step.norm()
         return losses, norm, [parameter.grad for parameter in self._parameters]
@@ -197,6 +198,17 @@ class CapturedStep:
         others = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason and not own]
         self.step.notes += others[:1]
         return not any(reasons)
+
+    def _check_shapes(self, before: Memory, after: Memory) -> None:
+        """Check that a full memory keeps its shapes, since a graph reads and writes it in one place."""
+        name = type(self.step.model).__name__
+        for old, new in zip(before, after, strict=True):
+            if old.shape != new.shape:
+                raise TrainingError(
+                    f"the contract of memory (docs/extending.md) is broken: a full memory of {name} changes from "
+                    f"{tuple(old.shape)} to {tuple(new.shape)} in one segment; let its method memory_keeps_length "
+                    "return False"
+                )
 
     def _captured(
         self, function: Callable[[], Result], inputs: list[Tensor], warm_up: int = WARM_UP
@@ -317,5 +329,5 @@ def _reason_of_memory(model: LanguageModel, settings: TrainSettings) -> str | No
     if settings.seg_len_jitter and not model.memory_skips_padding:
         return f"the memory of {type(model).__name__} does not skip the padding of segments with seg_len_jitter"
     if not model.memory_keeps_length(settings.seg_len):
-        return "the memory changes its length from step to step, since compression_rate does not divide seg_len"
+        return f"the memory of {type(model).__name__} changes its length from step to step at this seg_len"
     return None

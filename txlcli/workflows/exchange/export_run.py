@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.backend import Attend, ScoreTerms
@@ -137,10 +138,8 @@ class AttendWithoutFirst:
         return attention.attend(query, key, value * weight, terms) / attention.attend(query, key, weight, terms)
 
 
-def _write_program(opened: OpenRun, draft: Path) -> None:
-    """Export a model on the CPU in float32; the example inputs are those at the beginning of a text."""
-    model = opened.transformer
-    settings = opened.run.settings.evaluation_settings()
+def export_program(model: TransformerXL, settings: EvalSettings) -> ExportedProgram:
+    """Return a program of a model on the CPU; its example inputs are those at the beginning of a text."""
     memory = model.full_memory(2, settings.mem_len)
     remembered = memory[0].shape[1] if model.memory_starts_full else 0
     inputs = (
@@ -152,7 +151,11 @@ def _write_program(opened: OpenRun, draft: Path) -> None:
     batch = {0: torch.export.Dim("batch", min=1)}
     shapes = (batch, None, None, [batch] * len(memory))
     with torch.no_grad():
-        program = torch.export.export(Program(model, settings).eval(), inputs, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(Program(model, settings).eval(), inputs, dynamic_shapes=shapes, strict=False)
+
+
+def _write_program(opened: OpenRun, draft: Path) -> None:
+    program = export_program(opened.transformer, opened.run.settings.evaluation_settings())
     torch.export.save(program, draft / PROGRAM)
     shutil.copyfile(str(files("txlcli.workflows.exchange") / "standalone.py"), draft / LOADER)
 

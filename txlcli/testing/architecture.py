@@ -1,15 +1,12 @@
-"""Checks of an architecture or an encoding, of txl or of your own, as scikit-learn's `check_estimator` checks a class.
+"""The contract of an architecture, tried on a small model.
 
-A check builds a small model with random weights, trains it, saves it and reads with it. It raises a `ContractError` for
-the first rule of `docs/extending.md` that the class breaks.
-
-Axes: B batch, L segment, M memory, d model width, V vocabulary.
+Axes: B batch, T tokens, L segment, M memory, d model width, V vocabulary.
 """
 
 import copy
-import dataclasses
+import io
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,102 +14,29 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from txlcli.config.model_settings import MODELS, ModelSettings, TransformerSettings
+from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import JITTER_MARGIN, EvalSettings, TrainSettings
-from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.architectures.registry import make_model
-from txlcli.core.backend import ScoreTerms
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.errors import TxlError, UnknownNameError, UsageError
-
-V = 19
-B = 3
-L = 4
-M = 6
-LANES = 4
-STEPS = 6
-SMALL = {
-    "n_layers": 2,
-    "d_model": 12,
-    "n_heads": 3,
-    "d_head": 8,
-    "d_inner": 18,
-    "n_positions": L + JITTER_MARGIN,
-    "compressed_len": 3,
-    "compression_rate": 2,
-    "segment_len": L,
-    "n_memory_tokens": 2,
-}
-"""Values of settings without a default, and of those whose default is too large for a small model."""
+from txlcli.testing.rules import Rules
+from txlcli.testing.samples import LANES, STEPS, B, L, M, V, call_again, draw_tokens, finish, read_parts
+from txlcli.workflows.exchange.export_run import export_program
 
 
-class ContractError(TxlError):
-    """A class breaks a rule that training or readers rely on."""
-
-    def __init__(self, name: str, rule: str, found: str) -> None:
-        self.name = name
-        self.rule = rule
-        self.found = found
-        super().__init__(f'"{name}" breaks a contract: {rule}; {found}; see docs/extending.md')
-
-
-def check_architecture(name: str, **settings: object) -> None:
-    """Check a registered architecture.
-
-    Args:
-        name: the value of `model.arch`.
-        settings: of the small model that is checked. Those without a default must be given, unless txl has them, too.
-
-    Raises:
-        ContractError: a rule is broken, or the class raises an error, which is the cause.
-        UnknownNameError: no such architecture is registered.
-        UsageError: a setting asks for dropout.
-    """
-    if name not in MODELS:
-        raise UnknownNameError("architecture", name, MODELS)
-    _Check(name, small_settings(name, settings)).run()
-
-
-def check_encoding(name: str, **settings: object) -> None:
-    """Check a registered encoding in the model of the paper; see `check_architecture`."""
-    if name not in ENCODING_TRAITS:
-        raise UnknownNameError("encoding", name, ENCODING_TRAITS)
-    given = {"position": name, **settings}
-    if ENCODING_TRAITS[name].learned_vectors:
-        given.setdefault("n_positions", SMALL["n_positions"])
-    _EncodingCheck(name, small_settings("transformer", given)).run()
-
-
-def small_settings(name: str, given: dict[str, object]) -> ModelSettings:
-    """Return settings of a small model of an architecture, without dropout."""
-    for key, value in given.items():
-        if key.endswith("dropout") and value:
-            raise UsageError(f"{key} must be 0: the checks compare what a model computes twice")
-    cls = MODELS[name]
-    values: dict[str, object] = {}
-    for field in dataclasses.fields(cls):
-        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if field.name in SMALL and (is_required or field.name in ("compression_rate", "n_memory_tokens")):
-            values[field.name] = SMALL[field.name]
-    # Without dropout, so that the same text gives the same numbers.
-    return cls(**{"arch": name, "dropout": 0.0, **values, **given})  # type: ignore[arg-type]
-
-
-class _Check:
+class ArchitectureCheck(Rules):
     """The rules of an architecture, one method each."""
 
     def __init__(self, name: str, settings: ModelSettings) -> None:
-        self.name = name
+        super().__init__(name)
         self.settings = settings
         self.mem_len = 0 if settings.recurrent_state else M
 
@@ -127,29 +51,8 @@ class _Check:
         self.attempt(self.check_training, "a training run is saved and resumed")
         self.attempt(self.check_fixed_places, "a step runs on tensors of fixed places, as a CUDA graph takes it")
         self.attempt(self.check_padding, "a padded segment is trained on (train.seg_len_jitter)")
+        self.attempt(self.check_export, "a model is exported as a program of PyTorch (`txl export`)")
         self.attempt(self.check_operations, "operations are counted (`products`)")
-
-    def attempt(self, check: Callable[[], object], rule: str) -> None:
-        """Run a check; an error of the class that is checked breaks this rule."""
-        try:
-            check()
-        except TxlError:
-            raise
-        except Exception as error:
-            first_line = str(error).partition("\n")[0]
-            raise ContractError(self.name, rule, f"{type(error).__name__}: {first_line}") from error
-
-    def require(self, is_kept: bool, rule: str, found: str) -> None:
-        """Raise a ContractError unless a rule is kept."""
-        if not is_kept:
-            raise ContractError(self.name, rule, found)
-
-    def require_equal(self, given: Tensor, expected: Tensor, rule: str, *, atol: float = 1e-9) -> None:
-        """Raise a ContractError unless two tensors are equal up to rounding."""
-        self.require(given.shape == expected.shape, rule, f"shape {tuple(given.shape)}, not {tuple(expected.shape)}")
-        difference = (given - expected).detach()
-        error = float(difference.abs().max()) if difference.numel() else 0.0
-        self.require(error <= atol, rule, f"the largest difference is {error:.1e}")
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """Return a model in evaluation mode, each of whose weights is large enough to matter."""
@@ -364,6 +267,30 @@ class _Check:
         for name, weight in given.model.named_parameters():
             self.require_equal(weight, weights[name], f"{rule} ({name})", atol=atol)
 
+    @torch.no_grad()
+    def check_export(self) -> None:
+        """Check that a program that was exported, saved and loaded predicts what the model predicts."""
+        if self.settings.arch != "transformer":
+            return  # `txl export` writes no other model
+        model = self.model(torch.float32)
+        assert isinstance(model, TransformerXL)
+        saved = io.BytesIO()
+        torch.export.save(export_program(model, self.evaluation()), saved)
+        program = torch.export.load(saved).module()
+        tokens = draw_tokens(B, 5 * L)
+        hidden, _ = self.read_segments(model, tokens, self.mem_len)
+        expected = model.log_probs(hidden)
+        memory = model.full_memory(B, self.mem_len)
+        held = memory[0].shape[1]
+        first = held if model.memory_starts_full else 0
+        parts = []
+        for number, segment in enumerate(tokens.split(L, dim=1)):
+            remembered = torch.tensor(min(first + number * L, held))
+            log_probs, memory = program(segment, torch.tensor(L), remembered, memory)
+            parts.append(log_probs)
+        rule = "an exported program predicts what the model predicts"
+        self.require_equal(torch.cat(parts, dim=1), expected, rule, atol=1e-3)
+
     def check_operations(self) -> None:
         """Check the count of operations against PyTorch's count."""
         counted, formula, margin = self.operations()
@@ -400,134 +327,3 @@ class _Check:
     def evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations of one token by formula."""
         return evaluation_flops_per_token(self.settings, V, settings)
-
-
-class _EncodingCheck(_Check):
-    """The rules of an encoding."""
-
-    settings: TransformerSettings
-
-    def run(self) -> None:
-        """Check all rules, those that concern encodings alone first."""
-        self.attempt(self.model, "a model is made with the encoding, whose settings are its only argument")
-        self.attempt(self.check_terms, "score_terms(reach, max_distance=..., like=...) returns terms of each layer")
-        self.attempt(self.check_positions, "an encoding adds to hidden states by their positions")
-        self.attempt(self.check_backends, "an encoding works on the fast path and by the definition of attention")
-        super().run()
-
-    def check_terms(self) -> None:
-        """Check the shapes of the score terms, and that near distances depend neither on `reach` nor on a limit."""
-        reach = L + M
-        far = self.score_terms(reach)
-        near = self.score_terms(L)
-        rule = "the term of a distance does not depend on `reach`"
-        for own, other in zip(far, near, strict=True):
-            self.require_equal_terms(own.position_key, other.position_key, 1, rule)
-            self.require_equal_terms(own.distance_bias, other.distance_bias, L, rule)
-        if ENCODING_TRAITS[self.name].limits_distance:
-            self.check_limit(far, L // 2)
-
-    def score_terms(self, reach: int, max_distance: int | None = None) -> list[ScoreTerms]:
-        """Return the score terms of each layer, whose shapes are right."""
-        model = self.model()
-        assert isinstance(model, TransformerXL)
-        terms = model.score_terms(reach, max_distance=max_distance)
-        n_layers = self.settings.n_layers
-        n_heads = self.settings.n_heads
-        rule = "score_terms returns terms of each layer, whose rows are distances with the farthest first"
-        self.require(len(terms) == n_layers, rule, f"{len(terms)} terms, not {n_layers}")
-        for added in terms:
-            self.require(added.reach == reach, rule, f"reach is {added.reach}, not {reach}")
-            if added.position_key is not None:
-                shape = tuple(added.position_key.shape)
-                rows = shape[1] if len(shape) == 3 else 0
-                is_right = rows <= reach and shape == (n_heads, rows, self.settings.d_head)
-                self.require(is_right, rule, f"a position key has the shape {shape}")
-            if added.distance_bias is not None:
-                shape = tuple(added.distance_bias.shape)
-                self.require(shape == (n_heads, reach), rule, f"a bias by distance has {shape}")
-        return terms
-
-    def require_equal_terms(self, own: Tensor | None, other: Tensor | None, count: int, rule: str) -> None:
-        """Raise a ContractError unless two terms (H, n, ...) are equal at the nearest distances."""
-        self.require((own is None) == (other is None), rule, "it has no value in one of two cases")
-        if own is not None and other is not None:
-            self.require_equal(own[:, -count:], other[:, -count:], rule)
-
-    def check_limit(self, unlimited: list[ScoreTerms], max_distance: int) -> None:
-        """Check that distances beyond `max_distance` share one term, as `limits_distance` declares."""
-        rule = "with limits_distance, distances beyond max_distance share one term, and the others do not change"
-        for own, added in zip(self.score_terms(L + M, max_distance), unlimited, strict=True):
-            biases = (own.distance_bias, added.distance_bias)
-            keys = (own.position_key, added.position_key)
-            for limited, other in (biases, keys):
-                self.require_equal_terms(limited, other, max_distance + 1, rule)
-                if limited is not None:
-                    beyond = limited[:, : -max_distance - 1]
-                    shared = limited[:, -max_distance - 1 :][:, :1]
-                    self.require_equal(beyond, shared.expand_as(beyond), rule)
-
-    @torch.no_grad()
-    def check_positions(self) -> None:
-        """Check that an encoding is declared to have absolute positions if hidden states depend on them."""
-        model = self.model()
-        assert isinstance(model, TransformerXL)
-        hidden = torch.randn(B, L, self.settings.d_model, dtype=torch.float64)
-        positions = torch.arange(L)
-        found = []
-        for moved in (positions, positions + L):
-            embedded = model.encoding.add_to_embedding(hidden.clone(), moved)
-            found.append(model.encoding.add_to_layer_input(embedded, 0, moved))
-        is_absolute = not torch.equal(*found)
-        declared = ENCODING_TRAITS[self.name].absolute_positions
-        rule = "absolute_positions is true of an encoding whose hidden states depend on positions in the segment"
-        self.require(is_absolute == declared, rule, f"it is {declared}")
-
-    def check_backends(self) -> None:
-        """Check that the fast path computes what the definition of attention computes, with its gradients."""
-        rule = "the fast path equals the definition of attention"
-        tokens = draw_tokens(B, L)
-        found = []
-        for backend in ("reference", "auto"):
-            model = self.model()
-            assert isinstance(model, TransformerXL)
-            model = model.on(attention=backend)
-            memory = model.full_memory(B, M)
-            objective, _, _ = model.objective(tokens, tokens, memory, Objective(mem_len=M))
-            objective.backward()
-            gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-            found.append([objective, *gradients])
-        for given, expected in zip(*found, strict=True):
-            self.require_equal(given, expected, rule)
-
-
-def draw_tokens(lanes: int, count: int) -> Tensor:
-    """Return random tokens (lanes, count)."""
-    return torch.randint(V, (lanes, count), generator=torch.Generator().manual_seed(2))
-
-
-def read_parts(reader: Reader, tokens: Tensor, lengths: list[int]) -> Tensor:
-    """Return the last hidden states (B, T, d) of tokens read in parts of these lengths, over and over."""
-    return torch.cat([reader.read(part) for part in parts_of(tokens, lengths)], dim=1)
-
-
-def parts_of(tokens: Tensor, lengths: list[int]) -> Iterator[Tensor]:
-    """Cut tokens (B, T) into parts of these lengths, over and over."""
-    start = 0
-    while start < tokens.shape[1]:
-        for length in lengths:
-            part = tokens[:, start : start + length]
-            start += length
-            if part.shape[1]:
-                yield part
-
-
-def finish(training: Training, step: int = STEPS) -> None:
-    """Train up to a step, and save."""
-    for _ in training.run(report_every=STEPS, should_stop=lambda: training.step >= step):
-        pass
-
-
-def call_again(run: Callable[..., object], device: torch.device, *, warm_up: int = 0) -> Callable[..., object]:
-    """Stand in for a CUDA graph: a replay calls the function again, on the same tensors."""
-    return run

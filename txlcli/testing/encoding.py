@@ -1,0 +1,114 @@
+"""The contract of an encoding, tried in the model of the paper.
+
+Axes: B batch, L segment, M memory, H heads, d model width, n distances.
+"""
+
+import torch
+from torch import Tensor
+
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.traits import ENCODING_TRAITS
+from txlcli.core.backend import ScoreTerms
+from txlcli.core.model.losses import Objective
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.testing.architecture import ArchitectureCheck
+from txlcli.testing.samples import B, L, M, draw_tokens
+
+
+class EncodingCheck(ArchitectureCheck):
+    """The rules of an encoding."""
+
+    settings: TransformerSettings
+
+    def run(self) -> None:
+        """Check all rules, those that concern encodings alone first."""
+        self.attempt(self.model, "a model is made with the encoding, whose settings are its only argument")
+        self.attempt(self.check_terms, "score_terms(reach, max_distance=..., like=...) returns terms of each layer")
+        self.attempt(self.check_positions, "an encoding adds to hidden states by their positions")
+        self.attempt(self.check_backends, "an encoding works on the fast path and by the definition of attention")
+        super().run()
+
+    def check_terms(self) -> None:
+        """Check the shapes of the score terms, and that near distances depend neither on `reach` nor on a limit."""
+        reach = L + M
+        far = self.score_terms(reach)
+        near = self.score_terms(L)
+        rule = "the term of a distance does not depend on `reach`"
+        for own, other in zip(far, near, strict=True):
+            self.require_equal_terms(own.position_key, other.position_key, 1, rule)
+            self.require_equal_terms(own.distance_bias, other.distance_bias, L, rule)
+        if ENCODING_TRAITS[self.name].limits_distance:
+            self.check_limit(far, L // 2)
+
+    def score_terms(self, reach: int, max_distance: int | None = None) -> list[ScoreTerms]:
+        """Return the score terms of each layer, whose shapes are right."""
+        model = self.model()
+        assert isinstance(model, TransformerXL)
+        terms = model.score_terms(reach, max_distance=max_distance)
+        n_layers = self.settings.n_layers
+        n_heads = self.settings.n_heads
+        rule = "score_terms returns terms of each layer, whose rows are distances with the farthest first"
+        self.require(len(terms) == n_layers, rule, f"{len(terms)} terms, not {n_layers}")
+        for added in terms:
+            self.require(added.reach == reach, rule, f"reach is {added.reach}, not {reach}")
+            if added.position_key is not None:
+                shape = tuple(added.position_key.shape)
+                rows = shape[1] if len(shape) == 3 else 0
+                is_right = rows <= reach and shape == (n_heads, rows, self.settings.d_head)
+                self.require(is_right, rule, f"a position key has the shape {shape}")
+            if added.distance_bias is not None:
+                shape = tuple(added.distance_bias.shape)
+                self.require(shape == (n_heads, reach), rule, f"a bias by distance has {shape}")
+        return terms
+
+    def require_equal_terms(self, own: Tensor | None, other: Tensor | None, count: int, rule: str) -> None:
+        """Raise a ContractError unless two terms (H, n, ...) are equal at the nearest distances."""
+        self.require((own is None) == (other is None), rule, "it has no value in one of two cases")
+        if own is not None and other is not None:
+            self.require_equal(own[:, -count:], other[:, -count:], rule)
+
+    def check_limit(self, unlimited: list[ScoreTerms], max_distance: int) -> None:
+        """Check that distances beyond `max_distance` share one term, as `limits_distance` declares."""
+        rule = "with limits_distance, distances beyond max_distance share one term, and the others do not change"
+        for own, added in zip(self.score_terms(L + M, max_distance), unlimited, strict=True):
+            biases = (own.distance_bias, added.distance_bias)
+            keys = (own.position_key, added.position_key)
+            for limited, other in (biases, keys):
+                self.require_equal_terms(limited, other, max_distance + 1, rule)
+                if limited is not None:
+                    beyond = limited[:, : -max_distance - 1]
+                    shared = limited[:, -max_distance - 1 :][:, :1]
+                    self.require_equal(beyond, shared.expand_as(beyond), rule)
+
+    @torch.no_grad()
+    def check_positions(self) -> None:
+        """Check that an encoding is declared to have absolute positions if hidden states depend on them."""
+        model = self.model()
+        assert isinstance(model, TransformerXL)
+        hidden = torch.randn(B, L, self.settings.d_model, dtype=torch.float64)
+        positions = torch.arange(L)
+        found = []
+        for moved in (positions, positions + L):
+            embedded = model.encoding.add_to_embedding(hidden.clone(), moved)
+            found.append(model.encoding.add_to_layer_input(embedded, 0, moved))
+        is_absolute = not torch.equal(*found)
+        declared = ENCODING_TRAITS[self.name].absolute_positions
+        rule = "absolute_positions is true of an encoding whose hidden states depend on positions in the segment"
+        self.require(is_absolute == declared, rule, f"it is {declared}")
+
+    def check_backends(self) -> None:
+        """Check that the fast path computes what the definition of attention computes, with its gradients."""
+        rule = "the fast path equals the definition of attention"
+        tokens = draw_tokens(B, L)
+        found = []
+        for backend in ("reference", "auto"):
+            model = self.model()
+            assert isinstance(model, TransformerXL)
+            model = model.on(attention=backend)
+            memory = model.full_memory(B, M)
+            objective, _, _ = model.objective(tokens, tokens, memory, Objective(mem_len=M))
+            objective.backward()
+            gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+            found.append([objective, *gradients])
+        for given, expected in zip(*found, strict=True):
+            self.require_equal(given, expected, rule)

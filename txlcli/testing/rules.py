@@ -1,0 +1,46 @@
+"""What every check does: try a rule, and say which one is broken."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from txlcli.errors import TxlError
+
+
+class ContractError(TxlError):
+    """A class breaks a rule that training or readers rely on."""
+
+    def __init__(self, name: str, rule: str, found: str) -> None:
+        self.name = name
+        self.rule = rule
+        self.found = found
+        super().__init__(f'"{name}" breaks a contract: {rule}; {found}; see docs/extending.md')
+
+
+class Rules:
+    """The rules of a class that is registered under a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def attempt(self, check: Callable[[], object], rule: str) -> None:
+        """Run a check; an error of the class that is checked breaks this rule."""
+        try:
+            check()
+        except TxlError:
+            raise
+        except Exception as error:
+            first_line = str(error).partition("\n")[0]
+            raise ContractError(self.name, rule, f"{type(error).__name__}: {first_line}") from error
+
+    def require(self, is_kept: bool, rule: str, found: str) -> None:
+        """Raise a ContractError unless a rule is kept."""
+        if not is_kept:
+            raise ContractError(self.name, rule, found)
+
+    def require_equal(self, given: Tensor, expected: Tensor, rule: str, *, atol: float = 1e-9) -> None:
+        """Raise a ContractError unless two tensors are equal up to rounding."""
+        self.require(given.shape == expected.shape, rule, f"shape {tuple(given.shape)}, not {tuple(expected.shape)}")
+        difference = (given - expected).detach()
+        error = float(difference.abs().max()) if difference.numel() else 0.0
+        self.require(error <= atol, rule, f"the largest difference is {error:.1e}")
