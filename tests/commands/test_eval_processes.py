@@ -84,6 +84,16 @@ def test_fewer_lanes_than_processes_are_rejected_once(here, protocols):
     assert "--batch-size 2 or more" in error
 
 
+@on_linux
+def test_all_processes_end_with_their_launcher(here):
+    write_endless()
+    process = start(*ENDLESS, "--processes", 2)
+    process.stderr.readline()  # evaluating
+    os.kill(process.pid, signal.SIGKILL)
+    ended(process, -signal.SIGKILL)
+    wait_for(lambda: not processes_in(here))
+
+
 @pytest.mark.slow
 @on_linux
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])

@@ -221,3 +221,9 @@ def test_every_setting_is_described_with_its_values_and_default():
 def test_a_setting_whose_default_depends_on_the_architecture_is_listed_for_each():
     stds = {key.arch: key.default for key in recipe.keys("model") if key.setting == "model.init_std"}
     assert stds == {("transformer", "compressive", "rmt"): "0.02", ("lstm", "qrnn"): "0.1"}
+
+
+def test_a_key_of_thousands_of_parts_is_rejected_at_once():
+    text = "# " + "." * 7000 + "\n" + ".".join("a" * 30_000) + " = 1\n"
+    with pytest.raises(RecipeError, match="line 2"):
+        recipe.resolve_text(text, "deep.toml")

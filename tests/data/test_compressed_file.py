@@ -1,5 +1,7 @@
 """The file of `txl compress`: what is written is read, and damage is found."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -39,5 +41,18 @@ def test_a_header_of_another_release_is_rejected(tmp_path):
     compressed_file.write(tmp_path / "packed", HEADER, WORDS)
     content = (tmp_path / "packed").read_bytes()[: -compressed_file.CHECKSUM_BYTES].replace(b'"lanes"', b'"Lanes"')
     (tmp_path / "packed").write_bytes(content + bytes.fromhex(compressed_file.digest(content)))
+    with pytest.raises(CompressedFileError, match="its header cannot be read"):
+        compressed_file.read(tmp_path / "packed")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("threads", 0), ("threads", 1_000_000), ("threads", "2"), ("tokens", -1), ("tokens", 500_000_000)],
+        *[("bytes", -1), ("bytes", 1 << 40), ("lanes", 0), ("lanes", 1 << 31), ("seg_len", 0), ("mem_len", -1)],
+    ],
+)
+def test_impossible_sizes_are_rejected(tmp_path, name, value):
+    compressed_file.write(tmp_path / "packed", dataclasses.replace(HEADER, **{name: value}), WORDS)
     with pytest.raises(CompressedFileError, match="its header cannot be read"):
         compressed_file.read(tmp_path / "packed")

@@ -145,7 +145,6 @@ def test_changed_ids_sentences_and_vocabularies_are_detected(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file["splits/train/ids"][3] = 1
         file["splits/test/sentence_starts"][0] = 1
-        file["vocabulary"][0] = 0
     store = TokenStore.open(tmp_path / "tiny.h5")
     assert store.ids("test").tolist() == [3, 0]
     verified_elsewhere = TokenStore.open(tmp_path / "tiny.h5", is_verified=True)
@@ -154,8 +153,26 @@ def test_changed_ids_sentences_and_vocabularies_are_detected(tmp_path):
         store.ids("train")
     with pytest.raises(StoreError, match=r"the list of sentences of the test split is damaged \(wrong checksum\)"):
         store.sentence_starts("test")
+    with h5py.File(tmp_path / "tiny.h5", "r+") as file:
+        file["vocabulary"][0] = 0
+    store = TokenStore.open(tmp_path / "tiny.h5")
     with pytest.raises(StoreError, match=r"tiny\.h5: the vocabulary is damaged \(this is not a vocabulary of txl"):
         _ = store.vocab
+
+
+def test_ids_beyond_the_vocabulary_and_other_types_are_rejected_although_the_digest_is_right(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+        group = file["splits/train"]
+        group["ids"][3] = VOCAB.size
+        info = json.loads(group.attrs["info"]) | {"sha256": hashlib.sha256(group["ids"][()]).hexdigest()}
+        group.attrs["info"] = np.bytes_(json.dumps(info))
+        del file["splits/test/ids"]
+        file["splits/test"].create_dataset("ids", data=np.array([3, -1], dtype=np.int8))
+    store = TokenStore.open(tmp_path / "tiny.h5")
+    with pytest.raises(StoreError, match=f"contains {VOCAB.size}"):
+        store.ids("train")
+    with pytest.raises(StoreError, match="type int8"):
+        store.ids("test")
 
 
 def test_a_link_to_a_store_stays_a_link_and_its_file_is_replaced(tmp_path):

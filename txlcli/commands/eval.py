@@ -48,9 +48,9 @@ def evaluate(
     """
     launcher.check_processes(processes)
     processes = max(processes, launcher.world_size())
-    options.check_processes(processes)
     # A wrong name ends each of several processes at once.
     run = run_directory.find(run_name, workspace.runs_dir)
+    options.check_processes(processes, run.settings.eval.batch_size)
     if processes > 1 and not launcher.is_started():
         arguments = context.find_root().obj
         timeout_s = run.settings.train.rank_timeout
@@ -58,6 +58,8 @@ def evaluate(
         if code - 128 in signals.WORDS:
             console.warn(signals.WORDS[code - 128])
         sys.exit(code)
+    if processes > 1:
+        launcher.end_with_launcher()
     with _signals_of_processes():
         from txlcli.workflows.evaluation import evaluate as workflow
 

@@ -22,6 +22,8 @@ from txlcli.system.input_files import read_text as read_file
 SECTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Settings)}
 PACKAGED = Path(str(resources.files("txlcli.recipes")))
 """Directory of the packaged recipes."""
+MAX_DOTS = 200
+"""Most dots in a line of a recipe: the memory that tomllib needs grows with the square of the parts of a key."""
 LISTING = '"txl recipes" lists all'
 REQUIRED, NO_VALUE = "required", "-"
 """Defaults of settings, in words."""
@@ -74,6 +76,9 @@ def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
 
 def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Settings:
     """Resolve the settings of a recipe's text; every error message begins with `name`."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > MAX_DOTS and not line.lstrip().startswith("#"):
+            raise RecipeError(f"{name}: line {number} has more than {MAX_DOTS} dots; a key is section.key")
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -197,7 +197,7 @@ class TrainSettings(Section):
     exchange_precision: Literal["fp32", "bf16"] = "fp32"
     """Precision in which several processes add up their gradients: fp32 equals one process; bf16 sends half the
     bytes."""
-    rank_timeout: PositiveFloat = 60.0
+    rank_timeout: Annotated[float, Range(above=0, most=86_400)] = 60.0
     """Seconds that several processes wait for one that does not answer, before all of them end; and after a signal for
     one that does not save and end, before it is killed. Raise it if a checkpoint takes longer to write."""
     save_minutes: PositiveFloat = 5.0

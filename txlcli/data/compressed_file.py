@@ -11,16 +11,22 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.errors import CompressedFileError
+from txlcli.config.ranges import NaturalInt, PositiveInt, Range, from_json
+from txlcli.errors import CompressedFileError, RecipeError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.system.plain_json import parse_json
 
 MAGIC = b"TXLZ1"
+MAX_THREADS = 1024
+MAX_LANES = 4096
+MAX_TOKENS_PER_BYTE = 2
+"""More than any vocabulary has: SentencePiece adds one before the text."""
 LENGTH_BYTES = 4
 CHECKSUM_BYTES = 8
 
@@ -33,20 +39,20 @@ class CompressionHeader:
     """Release of txl, as of `torch` and `constriction`."""
     torch: str
     constriction: str
-    threads: int
+    threads: Annotated[int, Range(least=1, most=MAX_THREADS)]
     weights: str
     """Digest of the weights."""
     probe: str
     """Digest of predictions after fixed tokens: equal if and only if the machine rounds in the same way."""
     content: str
     """Digest of the original file."""
-    bytes: int
+    bytes: Annotated[int, Range(least=0, most=MAX_TEXT)]
     """Size of the original file."""
-    tokens: int
-    lanes: int
-    seg_len: int
-    mem_len: int
-    max_distance: int | None
+    tokens: NaturalInt
+    lanes: Annotated[int, Range(least=1, most=MAX_LANES)]
+    seg_len: PositiveInt
+    mem_len: NaturalInt
+    max_distance: NaturalInt | None
     same_length: str
 
 
@@ -76,8 +82,10 @@ def read(path: Path) -> tuple[CompressionHeader, NDArray[np.uint32]]:
     start = len(MAGIC) + LENGTH_BYTES
     stop = start + int.from_bytes(checked[len(MAGIC) : start], "little")
     try:
-        header = CompressionHeader(**parse_json(checked[start:stop]))
+        header = from_json(CompressionHeader, parse_json(checked[start:stop]))
+        if header.tokens > MAX_TOKENS_PER_BYTE * header.bytes:
+            raise ValueError(f"{header.tokens:,} tokens are too many for {header.bytes:,} bytes")
         words = np.frombuffer(checked[stop:], dtype="<u4").astype(np.uint32)
         return header, words
-    except (ValueError, TypeError) as error:
+    except (ValueError, LookupError, RecipeError) as error:
         raise CompressedFileError(f"{path}: its header cannot be read ({error}); restore it from a copy") from error

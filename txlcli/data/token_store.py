@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -99,14 +99,26 @@ class _Array:
     sha256: str
     """Digest of the elements."""
 
-    def is_intact(self) -> bool:
-        """Return True if the digest is right; blocks are read, since pages of a memory map would count as memory."""
+    def problem(self, limit: Callable[[], int]) -> str | None:
+        """Return what is wrong with the elements, whole numbers below the limit with the digest; None if nothing is.
+
+        Blocks are read, since pages of a memory map would count as memory.
+        """
+        if self.dtype.kind != "u":
+            return f"elements of type {self.dtype}"
         digest = hashlib.sha256()
+        largest = 0
         with self.path.open("rb") as file:
             file.seek(self.offset)
             for start in range(0, self.size, BLOCK):
-                digest.update(file.read(min(BLOCK, self.size - start)))
-        return digest.hexdigest() == self.sha256
+                block = file.read(min(BLOCK, self.size - start))
+                digest.update(block)
+                largest = max(largest, int(np.frombuffer(block, self.dtype).max()))
+        if digest.hexdigest() != self.sha256:
+            return "wrong checksum"
+        if largest >= limit():
+            return f"it contains {largest:,}, and the limit is {limit() - 1:,}"
+        return None
 
     def map(self) -> Ids:
         """Map the elements into memory, read-only."""
@@ -197,7 +209,7 @@ class TokenStore(StoreFacts):
         """Return the token stream of a split as a read-only memory map; the digest is verified at the first call."""
         if split not in self.opened:
             self.info(split)  # raises the error if there is none
-            self.opened[split] = self._map(self.arrays[split, IDS], f"the {split} split")
+            self.opened[split] = self._map(self.arrays[split, IDS], f"the {split} split", lambda: self.vocab.size)
         return self.opened[split]
 
     def info(self, split: str) -> SplitInfo:
@@ -229,12 +241,13 @@ class TokenStore(StoreFacts):
         array = self.arrays.get((split, SENTENCE_STARTS))
         if array is None:
             return None
-        return self._map(array, f"the list of sentences of the {split} split")
+        return self._map(array, f"the list of sentences of the {split} split", lambda: self.info(split).tokens + 1)
 
-    def _map(self, array: _Array, what: str) -> Ids:
-        """Map an array into memory, after verifying its digest unless another process does."""
-        if not self.is_verified and not array.is_intact():
-            raise StoreError(f"{self.path}: {what} is damaged (wrong checksum); {_again(self.path)}")
+    def _map(self, array: _Array, what: str, limit: Callable[[], int]) -> Ids:
+        """Map an array of numbers below a limit into memory, after verifying it unless another process does."""
+        problem = None if self.is_verified else array.problem(limit)
+        if problem is not None:
+            raise StoreError(f"{self.path}: {what} is damaged ({problem}); {_again(self.path)}")
         return array.map()
 
 

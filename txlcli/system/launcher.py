@@ -7,6 +7,8 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,12 @@ STORE = "TXL_STORE"
 """Variable with the file in which these processes meet."""
 LOOPBACK_INTERFACES = ("lo", "lo0")
 """Names of the interface that other machines cannot reach: Linux's and macOS's."""
+MAX_PROCESSES = 1 << 16
+"""Largest number of processes that train together."""
+PROCESSES_PER_PROCESSOR = 16
+"""Most processes that one command starts, per processor: more would only wait for each other."""
+PARENT_CHECK_S = 1.0
+"""Time between two looks if the launcher is still there."""
 _PARENT = os.getppid()
 
 OTHER_LAUNCHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE", "mpiexec": "PMI_SIZE"}
@@ -59,9 +67,11 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
         size = environment["WORLD_SIZE"]
         rank = environment["RANK"]
         numbers = [size, rank, environment.get("LOCAL_RANK", rank), environment.get("LOCAL_WORLD_SIZE", size)]
-        if not (all(map(str.isdecimal, numbers)) and int(rank) < int(size)):
+        if not (all(map(str.isdecimal, numbers)) and int(rank) < int(size) <= MAX_PROCESSES):
             given = ", ".join(f"{name}={environment[name]}" for name in VARIABLES if name in environment)
-            raise UsageError(f"{given} contradict each other; start the processes with torchrun, or unset them")
+            raise UsageError(
+                f"{given} contradict each other, or are out of range; start the processes with torchrun, or unset them"
+            )
         return Place(*map(int, numbers))
     for name, variable in OTHER_LAUNCHERS.items():
         count = environment.get(variable, "1")
@@ -133,6 +143,26 @@ def is_orphan() -> bool:
     return world_size() > 1 and os.getppid() != _PARENT
 
 
+def end_with_launcher() -> None:
+    """Let this process end when its launcher is killed: an evaluation has nothing to save."""
+    threading.Thread(target=_end_when_orphaned, daemon=True).start()
+
+
+def _end_when_orphaned() -> None:
+    while not is_orphan():
+        time.sleep(PARENT_CHECK_S)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _check_number(processes: int) -> None:
+    """Reject more processes than this machine can start."""
+    most = PROCESSES_PER_PROCESSOR * processors.available()
+    if processes > most:
+        raise UsageError(
+            f"`processes` {processes}: this machine has {processors.available()} processors; use at most {most}"
+        )
+
+
 def _check_loopback() -> None:
     """Reject a machine on which processes cannot meet, such as a container without a network."""
     try:
@@ -176,6 +206,7 @@ def start_processes(
 
     After a signal, a process that does not end within `rank_timeout_s` is killed; with PyTorch 2.11, within 30 s.
     """
+    _check_number(processes)
     _check_loopback()
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

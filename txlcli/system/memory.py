@@ -1,6 +1,8 @@
-"""Recognizes errors that mean that memory ran out, and formats sizes."""
+"""Reads how much memory is free, recognizes errors that mean that it ran out, and formats sizes."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 LESS = "use a smaller batch size, shorter lengths or a smaller model"
 """The next step where no forecast says what would fit."""
@@ -14,6 +16,69 @@ LIBRARY_MESSAGES = frozenset(
     }
 )
 """Whole messages of PyTorch's RuntimeErrors for C++ code, oneDNN's above all, that does not say what it lacked."""
+
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def free_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+    """Return the bytes that new allocations can use, of the machine and of the control groups of this process.
+
+    Containers and batch systems limit a group, and the system kills a process that goes beyond. None if the system does
+    not report them as Linux does.
+    """
+    free = _values(proc / "meminfo").get("MemAvailable")
+    if free is None:
+        return None
+    try:
+        groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        groups = []
+    return max(0, min([1024 * free, *_free_in_groups(groups, cgroups)]))
+
+
+def _free_in_groups(groups: list[str], cgroups: Path) -> Iterator[int]:
+    """Yield the bytes that each control group with a limit leaves; file caches of a group can be dropped."""
+    for line in groups:
+        _, controllers, name = line.split(":", 2)
+        if not controllers:  # version 2
+            mount, limit_file, used_file, prefix = cgroups, "memory.max", "memory.current", ""
+        elif "memory" in controllers.split(","):  # version 1
+            mount, prefix = cgroups / "memory", "total_"
+            limit_file, used_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = mount / name.strip("/")  # in a container, often a path of the host, so that only the mount is there
+        for directory in (group, *group.parents):
+            limit = _number(directory / limit_file)
+            used = _number(directory / used_file)
+            if limit is not None and used is not None:
+                caches = _values(directory / "memory.stat")
+                cached = sum(caches.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+                yield limit - used + cached
+            if directory == mount:
+                break
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file of the system; None without it, as in the group of a version 2 without a limit."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _values(path: Path) -> dict[str, int]:
+    """Return the numbers in a table of the system by their names; none without the file."""
+    values = {}
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            name, number = line.split()[:2]
+            values[name.removesuffix(":")] = int(number)
+    except (OSError, ValueError):
+        pass
+    return values
 
 
 def is_out_of_memory(error: BaseException) -> bool:

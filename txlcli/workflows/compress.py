@@ -165,7 +165,7 @@ def decompress(
         raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
     opened = workspace.open_run(run_name)
     started = time.perf_counter()
-    with threads(max(1, header.threads)):  # sums are divided among them
+    with threads(header.threads):  # sums are divided among them
         data = _restored(source, header, SymbolDecoder(words), opened, workspace)
     if compressed_file.digest(data) != header.content:
         raise CompressedFileError(

@@ -6,7 +6,7 @@ import torch
 from txlcli.config import recipe
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.device import (
-    MEMINFO,
+    STATM,
     available_bytes,
     check_free_memory,
     check_precision,
@@ -124,29 +124,26 @@ def test_other_precisions_leave_the_products_of_float32_alone(device, precision)
         assert float32_settings() == before
 
 
-def test_more_than_a_cpu_has_free_is_rejected(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 8388608 kB\nMemAvailable:    3145728 kB\n", encoding="ascii")
-    check_free_memory(3 << 30, CPU, meminfo=meminfo)
-    check_free_memory(7 << 30, CUDA, meminfo=meminfo)  # CUDA raises an error of its own
+def test_more_than_a_cpu_has_free_is_rejected():
+    check_free_memory(3 << 30, CPU, free=lambda: 3 << 30)
+    check_free_memory(7 << 30, CPU, free=lambda: None)
+    check_free_memory(7 << 30, CUDA, free=lambda: 3 << 30)  # CUDA raises an error of its own
     with pytest.raises(MemoryError, match=r"^tried to allocate 3\.5 GiB, of 3\.0 GiB that are free$") as caught:
-        check_free_memory(7 << 29, CPU, meminfo=meminfo)
+        check_free_memory(7 << 29, CPU, free=lambda: 3 << 30)
     assert is_out_of_memory(caught.value)
 
 
-@pytest.mark.skipif(not MEMINFO.exists(), reason="only Linux has /proc/meminfo")
+@pytest.mark.skipif(not STATM.exists(), reason="only Linux has /proc/meminfo")
 def test_the_free_memory_is_read_from_linux():
     assert check_free_memory(1, CPU) is None
     with pytest.raises(MemoryError):
         check_free_memory(1 << 60, CPU)
 
 
-@pytest.mark.skipif(not MEMINFO.exists(), reason="only Linux has /proc/meminfo")
-def test_available_memory_is_what_is_free_and_what_the_process_holds(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemAvailable: 1048576 kB\n", encoding="ascii")
-    before = available_bytes(CPU, meminfo=meminfo)
+@pytest.mark.skipif(not STATM.exists(), reason="only Linux has /proc/meminfo")
+def test_available_memory_is_what_is_free_and_what_the_process_holds():
+    before = available_bytes(CPU, free=lambda: 1 << 30)
     assert before > 1 << 30
     held = torch.ones(64 << 20)  # 256 MiB
-    assert available_bytes(CPU, meminfo=meminfo) - before > 200 << 20
+    assert available_bytes(CPU, free=lambda: 1 << 30) - before > 200 << 20
     assert held.numel() == 64 << 20

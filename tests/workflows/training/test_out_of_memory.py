@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.commands.novel import RECIPE
+from tests.commands.novel import RECIPE, RecordingReporter
 from txlcli.config import recipe
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process
 from txlcli.errors import TrainingError
 from txlcli.system.memory import format_size
-from txlcli.workflows.training.out_of_memory import advise, explained, smaller_steps
+from txlcli.workflows.training.out_of_memory import advise, explained, smaller_steps, warn
 
 CPU, V = torch.device("cpu"), 300
 SETTINGS = recipe.resolve_text(RECIPE, "tiny.toml", ["train.batch_size=12", "train.seg_len=64", "train.mem_len=64"])
@@ -102,3 +102,11 @@ def test_processes_divide_the_batch_and_recomputing_is_advised_only_where_it_is_
     for changes, recomputes in (({"recompute": True}, {"layers"}), ({"attention": "reference"}, {False, "layers"})):
         smaller = smaller_steps(dataclasses.replace(TRAIN, **changes), 1)
         assert {train.recompute for train in smaller} == {*recomputes, changes.get("recompute", False)}
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5])
+def test_a_step_that_needs_more_than_is_free_is_told_before_it(share):
+    reporter = RecordingReporter()
+    warn(plan(), reporter, available=lambda _: round(share * forecast(TRAIN)))
+    assert len(reporter.messages) == (share < 1)
+    assert all("memory may run out" in message for message in reporter.messages)

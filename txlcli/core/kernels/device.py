@@ -2,6 +2,7 @@
 
 import platform
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from txlcli.core.kernels.modes import DTYPES, chosen_row_multiple, memory_is_unl
 from txlcli.core.kernels.private import constant_for_compiler
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.system import launcher
+from txlcli.system.memory import free_bytes
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 AMPERE = (8, 0)
@@ -19,7 +21,7 @@ CUDA_MULTIPLE = 8
 """Elements of which rows of a matrix should be a multiple on CUDA: fast 16-bit kernels need rows of whole 16 bytes."""
 WEIGHTS_PER_THREAD = 1 << 24
 """Weights times tokens read at a time that keep one thread busy: with fewer, threads wait for each other most of it."""
-MEMINFO = Path("/proc/meminfo")
+FreeBytes = Callable[[], int | None]
 STATM = Path("/proc/self/statm")
 
 
@@ -70,37 +72,25 @@ def product_dtype(precision: str, weights: torch.dtype) -> torch.dtype:
     return weights if dtype == torch.float32 else dtype
 
 
-def check_free_memory(size: int, device: torch.device, *, meminfo: Path = MEMINFO) -> None:
+def check_free_memory(size: int, device: torch.device, *, free: FreeBytes = free_bytes) -> None:
     """Check that a CPU has `size` bytes free: Linux would grant more, and kill the process when it uses them."""
     if device.type != "cpu" or memory_is_unlimited():
         return
-    free = _free_bytes(meminfo)
-    if free is not None and size > free:
-        raise MemoryError(f"tried to allocate {size / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB that are free")
+    known = free()
+    if known is not None and size > known:
+        raise MemoryError(f"tried to allocate {size / 2**30:.1f} GiB, of {known / 2**30:.1f} GiB that are free")
 
 
-def _free_bytes(meminfo: Path) -> int | None:
-    """Return the bytes available to new allocations, or None if the system does not report them as Linux does."""
-    try:
-        lines = meminfo.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    return None
-
-
-def available_bytes(device: torch.device, *, meminfo: Path = MEMINFO) -> int | None:
+def available_bytes(device: torch.device, *, free: FreeBytes = free_bytes) -> int | None:
     """Return the memory that is free or that this process has already, in bytes; None if the system does not say."""
     if device.type == "cuda":
         free_on_gpu, _ = torch.cuda.mem_get_info(device)
         return int(free_on_gpu) + torch.cuda.memory_reserved(device)
-    free = _free_bytes(meminfo)
-    if free is None:
+    known = free()
+    if known is None:
         return None
     resident_pages = int(STATM.read_text(encoding="ascii").split()[1])
-    return free + resident_pages * resource.getpagesize()
+    return known + resident_pages * resource.getpagesize()
 
 
 def used_by_others(device: torch.device) -> int:

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from txlcli.core.kernels.device import MEMINFO, check_free_memory
+from txlcli.core.kernels.device import FreeBytes, check_free_memory
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.system.memory import free_bytes
 
 
 class Saver:
@@ -31,11 +32,11 @@ class Saver:
         identity: Mapping[str, Any] | None = None,
         *,
         write: Callable[[Path, Checkpoint], None] = checkpoint.save,
-        meminfo: Path = MEMINFO,
+        free: FreeBytes = free_bytes,
     ) -> None:
         self._identity = identity or {}
         self._write = write
-        self._meminfo = meminfo
+        self._free = free
         self.last_path = directory / "last.safetensors"
         """Checkpoint that a run resumes from."""
         self.best_path = directory / "best.safetensors"
@@ -68,7 +69,7 @@ class Saver:
         if not copied:
             size = sum(tensor.nbytes for tensor in tensors.values())
             with contextlib.suppress(MemoryError):
-                check_free_memory(size, checkpoint.CPU, meminfo=self._meminfo)
+                check_free_memory(size, checkpoint.CPU, free=self._free)
                 tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
                 copied = True
         saved = Checkpoint(tensors, {**self._identity, **copy.deepcopy(state)})

@@ -169,14 +169,24 @@ class EvalOptions(PlotOptions):
         """True if the model adapts to the text by more than its memory."""
         return self.cache is not None or self.dynamic
 
-    def check_processes(self, processes: int) -> None:
-        """Reject an evaluation that several processes cannot divide."""
+    def check_processes(self, processes: int, default_batch_size: int) -> None:
+        """Reject an evaluation that several processes cannot divide.
+
+        The lanes of a user's text depend on its length: these are checked when it is read.
+        """
         if processes == 1:
             return
         because = "several processes divide the lanes, or the windows, of the model alone"
         self.exclude("cache", "dynamic", "html", "reset_at_documents", because=because)
         if self.text is not None and self.text.name == "stdin":
             raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
+        batch_size = self.batch_size or default_batch_size
+        reads_lanes = self.text is None and self.attn_len is None and not self.protocols
+        if reads_lanes and processes > batch_size:
+            raise UsageError(
+                f"{processes} processes divide the lanes of the batch, of which there are {batch_size}; give "
+                f"`batch_size` {processes} or more, or use fewer processes"
+            )
 
     def apply_to(self, settings: EvalSettings) -> EvalSettings:
         """Return a recipe's evaluation settings with these options applied."""

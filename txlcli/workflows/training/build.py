@@ -189,6 +189,7 @@ class Builder:
             "valid_sha256": self.store.digest("valid"),
         }
         saver = Saver(run.directory, identity)
+        out_of_memory.warn(plan, self.reporter)
         with out_of_memory.explained(plan):
             training = Training(_make_model(run, train, begin, self.device), train, segments, valid, saver, self.world)
             if saved is not None:

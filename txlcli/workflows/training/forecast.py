@@ -33,7 +33,7 @@ from txlcli.core.training.optimizer import named_groups
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.training import initial_weights
+from txlcli.workflows.training import initial_weights, out_of_memory
 from txlcli.workflows.training.build import check_device, new_directories, new_run, read_splits
 from txlcli.workflows.training.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training.out_of_memory import USABLE
@@ -143,6 +143,7 @@ def run(request: Request, workspace: Workspace, *, processes: int) -> TrainingFo
     vocab_size = plan.run.vocab_size
     train = settings.train
     check_device(settings, device, processes=processes)
+    out_of_memory.warn(plan, workspace.reporter)
     of_one = of_one_process(train, processes)
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
     flops = plan.flops_per_token

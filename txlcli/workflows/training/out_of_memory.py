@@ -15,6 +15,7 @@ from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, TrainingError
 from txlcli.system.memory import format_size, is_out_of_memory, requested_size
+from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training.plan import Plan
 
 USABLE = 0.8
@@ -55,27 +56,36 @@ def explained(
         raise TrainingError(f"{what}; {advised}") from error
 
 
+def warn(plan: Plan, reporter: Reporter, *, available: Callable[[torch.device], int | None] = available_bytes) -> None:
+    """Tell the user if a step needs more than the memory of a CPU: the system would kill the process, silently."""
+    free = available(plan.device) if plan.device.type == "cpu" else None
+    needed = plan.processes * forecast_bytes(plan, plan.run.settings.train)
+    if free is not None and needed > free:
+        reporter.say(f"memory may run out, and the system then ends txl: {advise(plan, free)}")
+
+
+def forecast_bytes(plan: Plan, train: TrainSettings) -> int:
+    """Return the bytes that a step of one of the processes needs."""
+    run = plan.run
+    of_one = of_one_process(train, plan.processes)
+    needed = step_bytes(run.settings.model, run.vocab_size, of_one, device=plan.device, processes=plan.processes)
+    return needed.total
+
+
 def advise(plan: Plan, available: int | None) -> str:
     """Return the next step after memory ran out: settings of the same training run that need less.
 
     `available` are the bytes that this process can use; None if the system does not say.
     """
-    run = plan.run
-    train = run.settings.train
-    processes = plan.processes
-
-    def forecast(settings: TrainSettings) -> int:
-        of_one = of_one_process(settings, processes)
-        return step_bytes(run.settings.model, run.vocab_size, of_one, device=plan.device, processes=processes).total
-
-    needed = forecast(train)
+    train = plan.run.settings.train
+    needed = forecast_bytes(plan, train)
     most = USABLE * min(available or needed, needed)
     needs = f"a step needs about {format_size(needed)}"
     if available:
         needs += f" of {format_size(available)}"
     fitting: list[str] = []
-    for smaller in smaller_steps(train, processes):
-        size = forecast(smaller)
+    for smaller in smaller_steps(train, plan.processes):
+        size = forecast_bytes(plan, smaller)
         if size <= most:
             fitting.append(f"{_options(train, smaller)} (about {format_size(size)})")
         if len(fitting) == MAX_SHOWN:
