@@ -453,6 +453,11 @@ class Settings:
             changes["max_distance"] = self.train.read_len + self.model.memory_keys(self.train.mem_len)
         return dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
 
+    def with_train(self, **changes: object) -> "Settings":
+        """Return the settings with changes of [train]."""
+        train = dataclasses.replace(self.train, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(self, train=train)
+
     @property
     def supports_memory(self) -> bool:
         """True if the model can use a memory; with absolute positions it needs one in training."""

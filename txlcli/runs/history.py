@@ -334,8 +334,7 @@ def compare(histories: Sequence[History]) -> Comparison:
 def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterator[SeedGroup]:
     groups: dict[object, dict[int, RunSummary]] = {}
     for run, summary in zip(runs, summaries, strict=True):
-        train = replace(run.settings.train, seed=0)
-        settings = replace(run.settings, train=train, log=runs[0].settings.log)
+        settings = replace(run.settings.with_train(seed=0), log=runs[0].settings.log)
         by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin), {})
         by_seed.setdefault(run.settings.train.seed, summary)  # repetitions of a seed are not counted
     for by_seed in groups.values():

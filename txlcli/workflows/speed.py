@@ -112,12 +112,11 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
     has_attention = settings.model.has_attention
     if not has_attention:
         options.exclude("compile", because=f'{title} has no layers with attention (arch = "{settings.model.arch}")')
-    train = replace(
-        settings.train,
+    settings = settings.with_train(
         precision=workspace.precision or settings.train.precision,
         compile=options.compile or settings.train.compile,
     )
-    settings = replace(settings, train=train)
+    train = settings.train
     model = model.on(attention=train.attention, reading_compile=options.compile or "auto")
     check_precision(train.precision, model.device)
     machine = describe(model.device)

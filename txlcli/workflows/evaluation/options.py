@@ -19,6 +19,8 @@ from txlcli.workflows.options import (
 from txlcli.workflows.user_text import UserText, read_user_text
 
 AUTO: Literal["auto"] = "auto"
+LengthOption = Literal["mem_len", "attn_len"]
+"""Option whose lengths are swept or searched."""
 LENGTH_THRESHOLD = 0.001
 """Smallest relative gain of perplexity that counts in a search for a length."""
 SLOWDOWN_WINDOWS = 3
@@ -158,7 +160,7 @@ class EvalOptions(PlotOptions):
         return self.attn_len if isinstance(self.attn_len, tuple) else ()
 
     @property
-    def searched(self) -> Literal["mem_len", "attn_len"] | None:
+    def searched(self) -> LengthOption | None:
         """Option whose length is searched for."""
         if self.mem_len == AUTO:
             return "mem_len"

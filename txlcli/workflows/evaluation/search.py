@@ -1,12 +1,12 @@
 """Searches on the validation split for the temperature and the length that another text is scored with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
-from txlcli.workflows.evaluation.options import AUTO, LENGTH_THRESHOLD
+from txlcli.workflows.evaluation.options import AUTO, LENGTH_THRESHOLD, LengthOption
 from txlcli.workflows.evaluation.rows import EvalRow, score
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
@@ -71,7 +71,7 @@ class LengthSearch:
     """Mean loss in nats by length, in rising order."""
     ended: bool
     """True if the gains ended; False if the longest possible length still gains."""
-    option: Literal["mem_len", "attn_len"] = "mem_len"
+    option: LengthOption = "mem_len"
     """Option whose length is searched for."""
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +86,9 @@ class LengthSearch:
         }
 
 
-def find_length(loss_at: Callable[[int], float], *, least: int, step: int, longest: int) -> LengthSearch:
+def find_length(
+    loss_at: Callable[[int], float], *, least: int, step: int, longest: int, option: LengthOption = "mem_len"
+) -> LengthSearch:
     """Double the length until two doublings together gain too little, then bisect the interval in which gains end.
 
     `loss_at` returns the mean loss in nats; it is called once per length. `step` is the granularity, and the second
@@ -106,7 +108,7 @@ def find_length(loss_at: Callable[[int], float], *, least: int, step: int, longe
         below = max((length for length in tried if length < shortest), default=shortest)
         middle = (below + shortest) // 2 // step * step
         if not below < middle < shortest:
-            return LengthSearch(shortest, dict(sorted(tried.items())), ended)
+            return LengthSearch(shortest, dict(sorted(tried.items())), ended, option)
         tried[middle] = loss_at(middle)
 
 
@@ -131,7 +133,7 @@ def search_length(scoring: Scoring, setting: RowSetting) -> LengthSearch:
     stride = setting.stride
     on_valid = scoring.on_valid()
     tokens = len(on_valid.text.targets)
-    option: Literal["mem_len", "attn_len"] = "mem_len" if setting.attn_len is None else "attn_len"
+    option: LengthOption = "mem_len" if setting.attn_len is None else "attn_len"
     if option == "mem_len":
         if train.mem_len == 0:
             raise UsageError(f"{run.directory} was trained without memory; give `attn_len` auto instead of `mem_len`")
@@ -162,5 +164,4 @@ def search_length(scoring: Scoring, setting: RowSetting) -> LengthSearch:
     least = step
     if option == "mem_len" and on_valid.settings.same_length == "off":
         least = 0
-    found = find_length(loss_at, least=least, step=step, longest=longest)
-    return replace(found, option=option)
+    return find_length(loss_at, least=least, step=step, longest=longest, option=option)

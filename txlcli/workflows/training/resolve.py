@@ -53,7 +53,7 @@ class Request:
         for seed in range(train.seed, train.seed + count):
             name = f"{self.run_name}-seed{seed}"
             run_directory.check_free(runs_dir / name, force=self.options.force)
-            settings = replace(self.settings, train=replace(train, seed=seed))
+            settings = self.settings.with_train(seed=seed)
             options = replace(self.options, name=name)
             requests.append(replace(self, run_name=name, settings=settings, options=options))
         return requests
