@@ -57,21 +57,6 @@ def test_evaluation_has_one_row_without_memory_length_or_slowdown(here, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_result_does_not_depend_on_the_segment_length(here, arch):
-    losses = [
-        json_of("eval", arch, "--seg-len", length, "--batch-size", 1)["rows"][0]["loss_nats"] for length in (1, 5, 64)
-    ]
-    assert losses == pytest.approx([losses[1]] * 3, rel=1e-5)
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_bf16_evaluates_to_nearly_the_same(here, arch):
-    exact, rough = (json_of("eval", arch, "--precision", name)["rows"][0]["loss_nats"] for name in ("fp32", "bf16"))
-    assert exact != rough
-    assert rough == pytest.approx(exact, rel=1e-2)
-
-
-@pytest.mark.parametrize("arch", ARCHS)
 def test_generation_is_reproducible_with_the_same_seed(here, arch):
     texts = [done("generate", arch, "--prompt", "the fox", "--tokens", 20, "--seed", seed).stdout for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]

@@ -27,6 +27,7 @@ from txlcli.core.training import checkpoint
 from txlcli.system.launcher import SECONDS_TO_EXPLAIN
 
 NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
+RENDEZVOUS = "join_timeout=60,last_call_timeout=3"
 
 
 def losses(run):
@@ -248,12 +249,13 @@ def test_lost_processes_are_started_again_and_resume(here):
 @on_linux
 def test_torchrun_restarts_a_training_on_fewer_machines(here, free_port):
     elastic = ["--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 1, "--rdzv-backend", "c10d", "--rdzv-id", 1]
+    elastic += ["--rdzv-endpoint", f"localhost:{free_port}"]
     command = ["-m", "txlcli", "train", "tiny.toml", *NOTHING_RANDOM, "--name", "tiny", "--set", "train.max_steps=300"]
-    where = ["--rdzv-endpoint", f"localhost:{free_port}", "--rdzv-conf", "join_timeout=60,last_call_timeout=3"]
-    first, second = (start(*elastic, *where, *command, module="torch.distributed.run") for _ in range(2))
+    left, lost = (
+        start(*elastic, "--rdzv-conf", f"{RENDEZVOUS},is_host={is_host}", *command, module="torch.distributed.run")
+        for is_host in (True, False)
+    )
     wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists() and len(processes_in(here)) == 2)
-    hosts = {int(Path(f"/proc/{pid}/stat").read_text().split()[3]): rank for rank, pid in processes_in(here).items()}
-    lost, left = (first, second) if hosts.get(first.pid) == 1 else (second, first)
     lost.kill()
     _, stderr = ended(left, 0)
     lost.communicate()
