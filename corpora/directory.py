@@ -13,13 +13,13 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Slices, Splits, Text, size_of
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
-from .signatures import GROUPS, OF_IDS, format_of, head_of, reject_other_than_text
+from .signatures import GROUPS, HEAD, OF_IDS, format_of, reject_other_than_text
 
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
 CHARACTER = 4  # largest number of bytes of a UTF-8 character
@@ -28,6 +28,11 @@ BACKUP = re.compile(r"(~|\.bak|\.orig|\.swp)$|^#.*#$")
 OTHERWISE = "rename or move such files, or give --split 90,5,5 to cut the whole text"
 JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
 """Beginning of JSON, whatever the name of the file."""
+NUMBERS = re.compile(rb"[\s,;\[\]]*(\d+[\s,;\[\]]+){16}[\d\s,;\[\]]*")
+"""Text that is numbers alone, such as token ids or character codes."""
+END_OF_TEXT = (b"<|endoftext|>", b"<|end_of_text|>", b"<|eot_id|>", b"<|im_end|>", b"</s>", b"<EOT>", b"[SEP]")
+"""Marks that other programs write between documents."""
+SEARCHED = 1 << 16  # bytes of a text that are searched for them
 
 
 def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
@@ -58,7 +63,7 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         "hidden_files_skipped": hidden,
         "byte_order_marks_dropped": sum(text.start > 0 for text in texts.values()),
     }
-    notes += _notes(source, used, left_out)
+    notes += _notes(source, texts, left_out, has_documents=options.starts is not None)
     return Text(splits, tuple(notes), conventions, changes=changes)
 
 
@@ -84,22 +89,44 @@ def _text_files(source: Path, listed: list[Path]) -> list[Path]:
     return files
 
 
-def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str]:
-    """Yield notes on files whose content may not be what it seems, and on files that were left out."""
-    records = [path for path in used if JSON.match(head_of(path))]
-    if records:
+def remarks_on(beginning: bytes, names: str, *, has_documents: bool = False) -> Iterator[str]:
+    """Yield remarks on text that may not be what it seems: JSON, numbers, or documents that are not kept apart."""
+    head = beginning[:HEAD]
+    if JSON.match(head):
         yield (
-            f"{list_names(records, source)}: read as plain text, including the keys, quotes and escapes of JSON; "
-            "extract the text if needed"
+            f"{names}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
         )
+    complete = head[: head.rfind(b"\n") + 1] or head[: head.rfind(b" ") + 1] or head
+    if NUMBERS.fullmatch(complete):
+        numbers = "numbers, such as token ids"
+        if max(map(int, re.findall(rb"\d+", complete))) < 256:
+            numbers = "numbers from 0 to 255, such as the codes of bytes"
+        yield (
+            f"{names}: the text is a list of {numbers}; bits per byte and per character are those of the digits; "
+            "`tokenizer` word makes each number a token, and a .bin of ids keeps them"
+        )
+    marks = [mark.decode() for mark in END_OF_TEXT if mark in beginning[:SEARCHED]]
+    if marks and not has_documents:
+        yield f"{names}: {marks[0]} ends documents; `documents` '{marks[0]}' keeps them apart"
+
+
+def _notes(source: Path, texts: Mapping[Path, Slice], left_out: list[Path], *, has_documents: bool) -> Iterator[str]:
+    """Yield notes on files whose content may not be what it seems, and on files that were left out."""
+    remarks: dict[str, list[Path]] = {}
+    for path in texts:
+        beginning = texts[path].read(0, SEARCHED)
+        for remark in remarks_on(beginning, "", has_documents=has_documents):
+            remarks.setdefault(remark, []).append(path)
+    for remark, paths in remarks.items():
+        yield list_names(paths, source) + remark
     if left_out:
         yield (
             "files that are not text, are backups or name no split, which were left out: "
             f"{list_names(left_out, source)}"
         )
-    at_top = [path for path in used if path.parent == source]
+    at_top = [path for path in texts if path.parent == source]
     descriptions = [path for path in at_top if is_companion(path) and not split_of(path.name)]
-    if descriptions and len(descriptions) < len(used):
+    if descriptions and len(descriptions) < len(texts):
         yield f"{list_names(descriptions, source)}: part of the text; move it away if it only describes the text"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from .corpus import Slice, Slices
 
+UNITS = ("files", "records", "blank-lines")
+"""Names of what documents can be; any other text is a mark that ends them."""
 BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
 BLOCK = 1 << 22  # bytes
 
@@ -24,10 +26,10 @@ def text_of(path: Path) -> Slice:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of files: each file is one, or its records are, or texts between blank lines."""
+    """The documents of files: each file is one, or its records are, or texts between blank lines or marks."""
 
     unit: str
-    """Either files, records, blank-lines, or index, for documents whose offsets are known."""
+    """One of UNITS, or index for documents whose offsets are known, or else the mark that ends each of them."""
     block: int = BLOCK
     """Bytes that are searched at once."""
     offsets: "dict[Path, array[int]]" = field(default_factory=dict)
@@ -52,6 +54,8 @@ class Documents:
         offsets = array("q", [text.start])
         if self.unit == "blank-lines":
             offsets.extend(_after_blank_lines(text, self.block))
+        elif self.unit not in UNITS:
+            offsets.extend(_after_marks(text, self.unit.encode(), self.block))
         return offsets
 
 
@@ -65,5 +69,23 @@ def _after_blank_lines(text: Slice, size: int) -> Iterator[int]:
         for match in BLANK_LINES.finditer(data, 0, kept):
             if done + match.start() > text.start:
                 yield done + match.end()
+        rest = data[kept:]
+        done += kept
+
+
+def _after_marks(text: Slice, mark: bytes, size: int) -> Iterator[int]:
+    """Yield the offset after each mark, and the line ends that follow it, unless the text ends there."""
+    pattern = re.compile(re.escape(mark) + rb"[\r\n]*")
+    rest = b""
+    done = text.start
+    for block in text.blocks(size):
+        data = rest + block
+        kept = max(0, len(data) - len(mark) + 1)  # a mark may continue in the next block
+        for match in pattern.finditer(data):
+            if match.end() == len(data):
+                kept = match.start()
+                break
+            yield done + match.end()
+            kept = max(kept, match.end())
         rest = data[kept:]
         done += kept

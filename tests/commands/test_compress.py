@@ -40,7 +40,7 @@ KINDS = {
     "all bytes": b"\xef\xbb\xbf" + bytes(range(256)),  # begins like a text with a byte order mark
     "random": random.Random(7).randbytes(301),
     "zeros": bytes(211),
-    "gzip": gzip.compress(NOVEL.encode(), mtime=0),
+    "rows": b'{"text": "the fox"}\n' * 9,
     "long line": b"fox " * 97,
 }
 
@@ -62,6 +62,15 @@ def test_words_and_pieces_are_restored_if_the_vocabulary_restores_them(here, run
     assert back == text.encode()
     written("file", b"the  fox\xff")
     assert "does not restore this text exactly" in refusal("compress", run, "file", "out", code=1)
+    assert not os.path.exists("out")
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [(gzip.compress(NOVEL.encode()), "gzip"), (NOVEL.encode("utf-16"), "utf-16"), (b"PAR1" * 9, "Parquet")],
+)
+def test_a_file_whose_bytes_are_not_its_text_is_rejected(here, data, name):
+    assert name in refusal("compress", "byte", written("file", data), "out", code=1)
     assert not os.path.exists("out")
 
 

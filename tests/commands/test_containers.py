@@ -113,9 +113,6 @@ def test_rows_in_a_folder_of_text_are_text_unless_a_column_is_named(plain):
     told = json_of("prepare", "mixed", "--column", "text", "--name", "column")
     assert sum(info["bytes"] for info in told["splits"].values()) == len(TEXT) + 1
     assert told["changes"] == {"rows_without_text": 1, "files_skipped": 1}
-    (plain / "rows.json").write_text(json.dumps([{"text": row, "title": 7} for row in ROWS]))
-    done("prepare", "rows.json", "--column", "text", "--tokenizer", "char")
-    assert digests("rows") == digests("plain")
     (plain / "mixed/rows.jsonl").unlink()
     (plain / "mixed/rows.csv").write_text("id,text\n1,a line\n" * 9)
     note = "rows.csv: read as plain text with all columns; `column` reads one of them"
@@ -127,8 +124,44 @@ def test_rows_in_a_folder_of_text_are_text_unless_a_column_is_named(plain):
 @pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.tsv", ",")])
 def test_rows_with_another_delimiter_are_rejected_unless_their_column_is_named(plain, name, delimiter):
     (plain / name).write_text(f"id{delimiter}text\n" + f"1{delimiter}a line\n" * 20)
-    assert f'its only column is "id{delimiter}text"' in refusal("prepare", name, code=1)
+    assert f'its first row is "id{delimiter}text"' in refusal("prepare", name, code=1)
     done("prepare", name, "--column", f"id{delimiter}text")
+
+
+JSON_DOCUMENTS = {
+    "array": json.dumps([{"text": row, "title": 7} for row in ROWS]),
+    "indented": json.dumps([{"text": row} for row in ROWS], indent=2),
+    "lines": json_lines().decode(),
+    "document": json.dumps({"text": TEXT.decode(), "id": 7}, indent=1),
+}
+
+
+@pytest.mark.parametrize("text", JSON_DOCUMENTS.values(), ids=JSON_DOCUMENTS)
+def test_a_json_file_is_rows(plain, text):
+    (plain / "rows.json").write_text(text)
+    done("prepare", "rows.json", "--tokenizer", "char")
+    assert digests("rows") == digests("plain")
+
+
+def test_json_without_a_text_is_not_read_as_text(untouched):
+    (untouched / "ids").mkdir()
+    for number in range(3):
+        (untouched / f"ids/{number}.json").write_text(json.dumps({"ids": [[number] * 40]}))
+    assert "no column has text" in refusal("prepare", "ids", code=1)
+
+
+def test_a_csv_without_a_header_keeps_its_first_row(plain):
+    rows = [[row, 7] for row in ROWS]
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows(rows)
+    (plain / "two.csv").write_text(file.getvalue(), newline="")
+    assert "number of the column" in refusal("prepare", "two.csv", code=1)
+    assert "number of the column" in refusal("prepare", "two.csv", "--column", 3, code=1)
+    done("prepare", "two.csv", "--column", 1, "--tokenizer", "char")
+    assert digests("two") == digests("plain")
+    (plain / "one.csv").write_text("word\n" * 90)
+    assert "its first row is" in refusal("prepare", "one.csv", code=1)
+    assert json_of("prepare", "one.csv", "--column", 1, "--split", "100,0,0")["splits"]["train"]["bytes"] == 450
 
 
 def test_half_a_character_of_json_is_replaced(plain):

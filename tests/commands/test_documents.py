@@ -1,11 +1,12 @@
 """txl prepare --documents stores where documents begin; training shuffles them, txl eval can read each on its own."""
 
+import itertools
 import json
 
 import pytest
 
 from tests.commands.novel import TOKENIZERS, done, json_of, refusal, store, train
-from txlcli.corpora.documents import Documents
+from txlcli.corpora.documents import Documents, text_of
 from txlcli.corpora.locate import whole
 
 DOCUMENTS = [
@@ -126,3 +127,29 @@ def test_what_documents_cannot_be_used_for_is_named(here):
         ("prepare one.txt --documents files", "too few to split", 1),
     ):
         assert telling in refusal(*command.split(), code=code)
+
+
+@pytest.mark.parametrize("block", [7, 1 << 22])
+def test_a_mark_ends_each_document(untouched, block):
+    texts = ["the fox<|end|>\n", "an owl<|end|>\r\n\n", "<|end|>", "no more"]
+    (untouched / "marked.txt").write_bytes("".join(texts).encode())
+    documents = Documents("<|end|>", block)
+    starts = [0, *itertools.accumulate(map(len, texts[:-1]))]
+    assert documents.starts([text_of(untouched / "marked.txt")]).tolist() == starts
+    (untouched / "marked.txt").write_bytes("".join(texts[:-1]).encode())
+    assert Documents("<|end|>", block).starts([text_of(untouched / "marked.txt")]).tolist() == starts[:-1]
+
+
+def test_splits_are_cut_behind_marks_and_the_store_keeps_the_documents(untouched):
+    (untouched / "marked.txt").write_text("the fox <|endoftext|>\n" * 40)
+    told = json_of(
+        "prepare", "marked.txt", "--documents", "<|endoftext|>", "--tokenizer", "word", "--split", "50,25,25"
+    )
+    assert {split: info["documents"] for split, info in told["splits"].items()} == {
+        "train": 20,
+        "valid": 10,
+        "test": 10,
+    }
+    assert told["notes"] == []
+    assert "<|endoftext|>" in told["conventions"]["documents"]
+    assert 'unknown unit of documents "file"' in refusal("prepare", "marked.txt", "--documents", "file", "--force")

@@ -107,14 +107,6 @@ def test_nul_bytes_and_byte_order_marks_are_counted(untouched):
     assert "byte order marks dropped: 1, nul bytes kept: 30\n" in done("prepare", "a.txt", "--force").stdout
 
 
-def test_a_text_in_utf_16_is_named_or_scored_as_bytes_with_a_note(here):
-    (here / "wide.txt").write_text("the fox jumps over\n" * 20, encoding="utf-16")
-    assert "iconv -f UTF-16" in refusal("eval", "word", "--text", "wide.txt", code=1)
-    assert "seems to be utf-16" in done("eval", "byte", "--text", "wide.txt").stderr
-    (here / "packed").write_bytes(b"\x1f\x8b" + b"some bytes " * 20)
-    assert "packed seems to be gzip; its bytes" in done("eval", "byte", "--text", "packed").stderr
-
-
 def test_bytes_that_are_not_utf_8_are_noted_for_own_text(untouched):
     (untouched / "legacy.txt").write_bytes("un café\n".encode("cp1252") * 30)
     assert "not UTF-8 in 30 places" in json_of("prepare", "legacy.txt")["notes"][0]

@@ -15,10 +15,10 @@ from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.recl_options import ReclOptions
 from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.training.options import LaunchOptions, ScaleOptions, TrainOptions
-from txlcli.workflows.user_text import UserText, read_user_text
+from txlcli.workflows.user_text import UserText
 
 TEXT = UserText("a.txt", b"the fox", label="`text` a.txt")
-STDIN = UserText("stdin", b"the fox", label="`text` -")
+STDIN = UserText.of_option("-")
 FILE, FIGURE = Path("result.h5"), Path("result.png")
 HEADS = ((1, 1),)
 
@@ -236,10 +236,8 @@ def test_texts_that_cannot_be_parsed_are_rejected_with_an_example(options, name,
     assert rejection(parse, options, name, text) == f"`{name}` {text}: write {example}"
 
 
-def test_a_text_is_read_from_its_file(tmp_path):
+def test_a_text_is_read_from_its_file_when_it_is_needed(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"the \xff")
-    name = str(tmp_path / "a.txt")
-    assert read_user_text(name) == UserText(name, b"the \xff", label=f"`text` {name}")
-    for wrong, reason in (("nowhere.txt", "No such file or directory"), (".", "Is a directory")):
-        message = f"`text` {wrong}: cannot be read ({reason}); check the path"
-        assert rejection(parse, EvalOptions, "text", wrong) == message
+    assert parse(EvalOptions, "text", str(tmp_path / "a.txt")).read().data == b"the \xff"
+    for wrong, reason in (("nowhere.txt", "cannot be read"), (str(tmp_path), "is a folder")):
+        assert reason in rejection(parse(EvalOptions, "text", wrong).read)

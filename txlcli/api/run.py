@@ -35,6 +35,7 @@ from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.rows import EvalRows, with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
+from txlcli.workflows.evaluation.search import with_temperature
 from txlcli.workflows.evaluation.texts import encode_text
 from txlcli.workflows.exchange import export_run
 from txlcli.workflows.exchange.export_run import ExportedRun
@@ -167,25 +168,31 @@ class LoadedRun:
         return make_reader(self.model, replace(settings, batch_size=batch_size))
 
     @checked
-    def score(self, text: str | bytes, *, mem_len: int | None = None) -> TextScore:
+    def score(self, text: str | bytes | os.PathLike[str], *, mem_len: int | None = None) -> TextScore:
         """Score a text in one pass, token by token, as `txl eval --text` with one batch lane.
+
+        The run's evaluation settings hold, such as its temperature.
 
         A word model reads an implied <eos> first, so that every token is scored; otherwise the first token has no
         context and is not scored.
 
         Args:
-            text: text, or any bytes for a byte-level model.
+            text: text, any bytes for a byte-level model, or the path of a file, which is read as `txl prepare` does.
             mem_len: memory length M in tokens; None is that of the recipe's evaluation.
 
         Raises:
             VocabularyError: the text has no token to predict, or a symbol without an id.
             UsageError: the model cannot use a memory.
         """
-        data = to_bytes(text) if isinstance(text, str) else text
-        source = UserText("text", data, label="text")
-        encoded = encode_text(self._opened, source, None, self._workspace.reporter)
+        if isinstance(text, os.PathLike):
+            source = UserText(os.fspath(text), label=os.fspath(text))
+        else:
+            source = UserText("text", to_bytes(text) if isinstance(text, str) else text, label="text")
+        encoded = encode_text(self._opened, source.read(), None, self._workspace.reporter, source=source)
         settings = one_lane(self._opened.run, mem_len=mem_len)
+        settings = replace(settings, temperature=self.settings.eval.temperature)
         scoring = Scoring(self._opened, encoded, settings, self._workspace)
+        scoring = with_temperature(scoring, lambda other: with_memory(other, settings.mem_len))
         row = with_memory(scoring, settings.mem_len)
         return TextScore(
             tokens=encoded.targets.astype(np.int64),

@@ -187,6 +187,7 @@ def _notes(result: "EvalResult") -> list[str]:
     else:
         first = result.describe_settings(rows[0])
     notes = [f"* best. {first}" if len(rows) > 1 else first]
+    notes += map(console.with_flags, result.scoring.text.notes)
     if result.lacks_recurrence:
         notes.append(f"no recurrence: {result.lacks_recurrence}.")
     if result.ended_by is not None:

@@ -10,8 +10,10 @@ from typer import Option
 from txlcli import console
 from txlcli.commands.options import Json, Run
 from txlcli.errors import TxlError, UsageError, VocabularyError
-from txlcli.system.input_files import MAX_SETTINGS, read_stdin
+from txlcli.system.input_files import MAX_SETTINGS
 from txlcli.workflows.generate_options import GenerateOptions
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.user_text import STDIN, UserText
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def generate(
     if json and (interactive or raw):
         raise UsageError("--json prints one object; leave out --interactive and --raw")
     if options.prompt is not None:
-        options = replace(options, prompt=_read_prompt(options.prompt))
+        options = replace(options, prompt=_read_prompt(options.prompt, workspace.reporter))
     from txlcli.workflows import generate as workflow
 
     if interactive:
@@ -58,11 +60,16 @@ def generate(
         show(workflow.prepare(run_name, options, workspace), raw=raw)
 
 
-def _read_prompt(prompt: str) -> str:
+def _read_prompt(prompt: str, reporter: Reporter) -> str:
     """Return the prompt of the command line, or of stdin for "-", without the end of its last line."""
-    is_stdin = prompt == "-"
-    # Python passes undecodable bytes of a command line as lone surrogates.
-    data = read_stdin(MAX_SETTINGS) if is_stdin else prompt.encode("utf-8", "surrogateescape")
+    is_stdin = prompt == STDIN
+    if is_stdin:
+        read = UserText(STDIN, label="the prompt").read(most=MAX_SETTINGS)
+        data = read.data
+        for note in read.notes:
+            reporter.say(note)
+    else:
+        data = prompt.encode("utf-8", "surrogateescape")  # undecodable bytes of a command line are lone surrogates
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -228,7 +228,8 @@ class FieldType:
         is_bool = isinstance(value, bool)
         if not isinstance(value, accepted) or is_bool != (self.item is bool):
             return False
-        if Path in self.items or os.PathLike in self.items:
+        is_text = bytes in self.items and isinstance(value, str | bytes)
+        if not is_text and (Path in self.items or os.PathLike in self.items):
             return _is_path(value)
         if self.item is str and self.words:
             return value in self.words

@@ -67,10 +67,15 @@ def read_bytes(path: Path, most: int) -> bytes:
 def read_stream(file: IO[bytes], most: int, name: str) -> bytes:
     """Read a stream of at most `most` bytes; `name` begins the error."""
     data = file.read(most + 1)
-    if len(data) > most:
-        size = f"{most // MIB} MiB" if most >= MIB else f"{most // KIB} KiB"
-        raise UsageError(f"{name}: larger than {size}, the limit of such a text; give a smaller one")
+    check_size(len(data), most, name)
     return data
+
+
+def check_size(size: int, most: int, name: str) -> None:
+    """Reject more than `most` bytes; `name` begins the error."""
+    if size > most:
+        limit = f"{most // MIB} MiB" if most >= MIB else f"{most // KIB} KiB"
+        raise UsageError(f"{name}: larger than {limit}, the limit of such a text; give a smaller one")
 
 
 def read_stdin(most: int) -> bytes:

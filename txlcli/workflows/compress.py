@@ -1,7 +1,8 @@
 """Compresses files with the predictions of a run, and restores them.
 
-The bytes of any file can be coded: symbols that the vocabulary lacks are escaped, if the vocabulary has bytes or
-characters. Words and SentencePiece models are accepted for texts that they restore exactly.
+The bytes of any text can be coded, and those of files of unknown formats: symbols that the vocabulary lacks are
+escaped, if the vocabulary has bytes or characters. Words and SentencePiece models are accepted for texts that they
+restore exactly.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from txlcli.system.atomic_files import check_output, errors_of_writing, replacin
 from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.compress_options import CompressOptions, DecompressOptions
 from txlcli.workflows.evaluation.scoring import one_lane
-from txlcli.workflows.user_text import read_user_text
+from txlcli.workflows.user_text import read_unchanged
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE = 1 << 13
@@ -80,7 +81,7 @@ def compress(
     workspace = replace(workspace, **EXACT)
     _check_target(target, source, options)
     check_replaceable(target, compressed_file.MAGIC.decode())
-    data = read_user_text(str(source), str(source)).data
+    data = read_unchanged(source)
     opened = workspace.open_run(run_name)
     ids = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)

@@ -135,6 +135,19 @@ class Options:
             raise UsageError(f"{because}; leave out {given[0]}")
 
 
+def check_encoding(name: str | None) -> None:
+    """Reject an encoding that Python does not know."""
+    try:
+        "".encode(name or "utf-8")
+    except (LookupError, ValueError):
+        raise UsageError(f'`encoding` "{name}" is not known; give one of Python, such as cp1252') from None
+
+
+column_option = partial(
+    option,
+    "Column or key of rows with the text, or its number in a CSV without a header [default: text, or the only one].",
+)
+encoding_option = partial(option, "Encoding of the text, such as utf-16 or cp1252 [default: UTF-8].")
 attention_option = partial(option, "Attention backend; all compute the same function.")
 compile_option = partial(
     option, "Fuse the operations of layers with torch.compile; auto does so on a GPU if faster overall."

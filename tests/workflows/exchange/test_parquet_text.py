@@ -16,7 +16,8 @@ JOINED = "the fox\n\nnaïve\n語 🦊\nthe fox\n".encode()
 def read(path, column=None, *, only_utf8=False):
     (file,) = containers.find(path, column, None)
     path.with_suffix(".txt").unlink(missing_ok=True)
-    written = containers.extract(file, path.with_suffix(".txt"), only_utf8=only_utf8)
+    with path.with_suffix(".txt").open("ab") as output:
+        written = containers.extract(file, output, only_utf8=only_utf8)
     data = path.with_suffix(".txt").read_bytes()
     assert len(data) == written.size
     return data, written.missing

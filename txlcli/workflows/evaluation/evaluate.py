@@ -108,7 +108,7 @@ def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
     facts["the checkpoint"] = opened.checkpoint.fingerprint()
     digest = scoring.text.digest
     if options.text is not None:
-        digest = hashlib.sha256(options.text.data).hexdigest()
+        digest = hashlib.sha256(scoring.text.targets.tobytes()).hexdigest()
     facts["the text (SHA-256)"] = str(digest)
     return facts
 

@@ -12,11 +12,14 @@ from txlcli.workflows.options import (
     PlotOptions,
     Split,
     attention_option,
+    check_encoding,
+    column_option,
     compile_option,
+    encoding_option,
     flag_option,
     option,
 )
-from txlcli.workflows.user_text import UserText, read_user_text
+from txlcli.workflows.user_text import STDIN, UserText
 
 AUTO: Literal["auto"] = "auto"
 LengthOption = Literal["mem_len", "attn_len"]
@@ -67,10 +70,12 @@ class EvalOptions(PlotOptions):
     batch_size: PositiveInt | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
     positions: PositiveInt | None = option("Score the first N tokens only.")
     text: UserText | None = option(
-        "Score a text file instead of a split; - is stdin.",
+        "Score a text instead of a split, from a file that prepare reads; - is stdin.",
         metavar="FILE",
-        read=read_user_text,
+        read=UserText.of_option,
     )
+    column: str | None = column_option()
+    encoding: str | None = encoding_option()
     losses: Path | None = option(
         "Write the loss of every token to this file.",
         metavar="FILE.h5",
@@ -124,6 +129,9 @@ class EvalOptions(PlotOptions):
             self.exclude("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html", because=because)
         if self.text is not None:
             self.exclude("split", because="`text` is scored instead of a split")
+        else:
+            self.exclude("column", "encoding", because="without `text`, a split is scored")
+        check_encoding(self.encoding)
         if self.losses is not None:
             self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
         if self.html is not None:
@@ -180,7 +188,7 @@ class EvalOptions(PlotOptions):
             return
         because = "several processes divide the lanes, or the windows, of the model alone"
         self.exclude("cache", "dynamic", "html", "reset_at_documents", because=because)
-        if self.text is not None and self.text.name == "stdin":
+        if self.text is not None and self.text.name == STDIN:
             raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
         batch_size = self.batch_size or default_batch_size
         reads_lanes = self.text is None and self.attn_len is None and not self.protocols

@@ -15,6 +15,7 @@ from txlcli.workflows.evaluation.search import LengthSearch
 
 NOT_RECORDED = (
     "run",
+    "notes",
     "position",
     "slowdown_windows",
     "paper",
@@ -54,6 +55,7 @@ class EvalResult:
             "unit": text.unit,
             "metric": opened.run.metric,
             "conventions": text.conventions,
+            "notes": list(text.notes),
             "split_sha256": text.digest,
             "may_be_learned": text.may_be_trained_on,
             "seg_len": settings.seg_len if in_segments else None,

@@ -10,7 +10,7 @@ from txlcli.config import recipe
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.corpora import CORPORA
 from txlcli.corpora.locate import printable
-from txlcli.corpora.signatures import HEAD, conversion, encoding_of, format_in
+from txlcli.corpora.signatures import HEAD, conversion, encoding_of
 from txlcli.data.token_store import TokenStore, corpus_name, prepare_command
 from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
@@ -18,7 +18,7 @@ from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.user_text import UserText
+from txlcli.workflows.user_text import ReadText, UserText
 from txlcli.workflows.workspace import Workspace
 
 
@@ -41,6 +41,8 @@ class ScoredText:
     """Corpus of the store; None for a user's text."""
     split: str | None = None
     """Split that this is all or the beginning of; None for a user's text."""
+    notes: tuple[str, ...] = ()
+    """Remarks on text that may not be what it seems."""
     whole: bool = True
     """True if every token that can be predicted is scored."""
     digest: str | None = None
@@ -52,7 +54,8 @@ class ScoredText:
 def read_text(opened: OpenRun, options: EvalOptions, workspace: Workspace) -> ScoredText:
     """Return the user's text that the options name, or a split of the run's store."""
     if options.text is not None:
-        return encode_text(opened, options.text, options.positions, workspace.reporter)
+        read = options.text.read(column=options.column, encoding=options.encoding)
+        return encode_text(opened, read, options.positions, workspace.reporter, source=options.text)
     return split_text(opened, options.split or "test", options.positions, workspace)
 
 
@@ -149,10 +152,12 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
     return getattr(published, split, None)
 
 
-def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
-    """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data."""
+def encode_text(
+    opened: OpenRun, read: ReadText, positions: int | None, reporter: Reporter, *, source: UserText
+) -> ScoredText:
+    """Encode a user's text, or its first positions; `source` is where it was read from."""
     vocab = opened.vocab
-    data = _as_prepared(source, vocab, reporter)
+    data = _as_prepared(read.data, source, vocab)
     vocab.check_has_text()
     try:
         ids = vocab.encode(data)
@@ -165,8 +170,12 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     unknown = 0
     if vocab.unknown is not None:
         unknown = int((targets == vocab.unknown).sum())
+    notes = list(read.notes)
     if unknown:
-        reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
+        remark = f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>"
+        reporter.say(remark)
+        if 2 * unknown > len(targets):
+            notes.append(remark)
     whole = len(targets) == _predictable(len(ids), vocab)
     size = None
     if vocab.tokenizer == "byte" and not vocab.dropped:
@@ -174,7 +183,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     elif vocab.tokenizer == "sentencepiece" and whole and not unknown:
         size = len(data)
     return ScoredText(
-        title=printable(source.name),
+        title=printable(source.title),
         inputs=inputs,
         targets=targets,
         words=_scored_words(words, vocab) if whole else None,
@@ -182,6 +191,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         unit="piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer,
         conventions={},
         whole=whole,
+        notes=tuple(notes),
     )
 
 
@@ -195,15 +205,11 @@ def _count_words(data: bytes, tokens: int, opened: OpenRun) -> int:
     return words
 
 
-def _as_prepared(source: UserText, vocab: Vocab, reporter: Reporter) -> bytes:
-    """Return a user's text with the end that `txl prepare` gives a split; reject or note another encoding."""
-    data = source.data.removeprefix(codecs.BOM_UTF8)
+def _as_prepared(data: bytes, source: UserText, vocab: Vocab) -> bytes:
+    """Return a user's text with the end that `txl prepare` gives a split; reject another encoding."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     encoding = encoding_of(data[:HEAD])
-    if vocab.tokenizer == "byte":
-        found = encoding or format_in(data[:HEAD], "packed", "rows", "other")
-        if found:
-            reporter.say(f"{source.label} seems to be {found}; its bytes are scored as they are")
-    elif encoding:
+    if encoding:
         raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
     if vocab.tokenizer == "char" and vocab.unknown is None and "\n" not in vocab.ids_of:
         return data.removesuffix(b"\n").removesuffix(b"\r")  # added by editors; text8 has no line ends

@@ -6,24 +6,25 @@ Everything is read in blocks and written as UTF-8 into a text file, so that memo
 import codecs
 import csv
 import io
+import itertools
 import json
 import mmap
-import re
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as arrow
 
 from txlcli.corpora.compressed import COMPRESSIONS, open_compressed
 from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.locate import is_companion, text_files
-from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of
+from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of, reject_other_than_text
 from txlcli.corpora.unpack import DAMAGE, max_bytes, too_large
-from txlcli.errors import CorpusInputError, shortened
+from txlcli.errors import CorpusInputError, UsageError, shortened
+from txlcli.system.input_files import check_size, read_bytes
 from txlcli.workflows.exchange import parquet_text
 
 BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
@@ -53,6 +54,8 @@ class TextFile:
     """Column of the text; empty for a file without rows."""
     is_pieces: bool = False
     """True if the rows are pieces of one text."""
+    has_header: bool = True
+    """False for a CSV whose first row is text, so that `column` is a number from 1."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class Written:
 def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFile, ...]:
     """Return the user files whose text must be extracted, in the order of their names; none for plain text.
 
-    If files of a directory have rows, only these are read. CSV and JSON lines in a directory that also has text are
-    plain text, unless `column` is given.
+    If files of a directory have rows, only these are read. CSV and JSON in a directory that also has text are plain
+    text, unless `column` is given; JSON documents next to JSON lines or CSV describe these.
     """
     files = []
     for path in text_files(source):
@@ -80,7 +83,8 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
             files.append(_describe(path, encoding))
     with_rows = [file for file in files if file.format in ("Parquet", "Arrow")]
     if not with_rows and (column is not None or not any(map(_is_plain_text, files))):
-        with_rows = [file for file in files if _has_records(file, column)]
+        records = [file for file in files if file.format in BY_ENDING.values()]
+        with_rows = [file for file in records if file.format != "JSON" or column is not None] or records
     if with_rows:
         return tuple(_with_column(file, column) for file in with_rows)
     if any(file.packing or file.encoding for file in files):
@@ -90,13 +94,6 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
 
 def _is_plain_text(file: TextFile) -> bool:
     return file.format == TEXT and not is_companion(file.path)
-
-
-def _has_records(file: TextFile, column: str | None) -> bool:
-    """Return True for a file of records; a JSON file may be anything, unless a column is named."""
-    if file.format == "JSON":
-        return column is not None
-    return file.format in BY_ENDING.values()
 
 
 def _describe(path: Path, encoding: str | None) -> TextFile:
@@ -117,23 +114,36 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     names, is_pieces = _columns(file)
     if not names:
         raise CorpusInputError(
-            f"{file.path}: no column has text; write the text as a column of strings, or as a text file"
+            f"{file.path}: no column has text; write the text as a column of strings, or as a text file, and token ids "
+            "to a .bin"
         )
-    has_one = len(names) == 1
-    if file.format in DELIMITERS and column is None and has_one and re.search(r"[;,|\t]", names[0]):
-        raise CorpusInputError(
-            f'{file.path}: its only column is "{shortened(names[0])}"; if these are several, write the file with the '
-            f"delimiter of {file.format}, else give that name as `column`"
-        )
-    chosen = column or (names[0] if has_one else TEXT)
+    if file.format in DELIMITERS and column not in names and (column or TEXT not in names):
+        return _with_numbered_column(file, column, names)
+    chosen = column or (names[0] if len(names) == 1 else TEXT)
     if names.count(chosen) > 1:
         raise CorpusInputError(
             f'{file.path}: several columns are called "{shortened(chosen)}"; rename all but one of them'
         )
     if chosen not in names:
-        listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_COLUMNS_LISTED])
-        raise CorpusInputError(f'{file.path}: no column "{shortened(chosen)}" has text; give `column` one of: {listed}')
+        raise CorpusInputError(
+            f'{file.path}: no column "{shortened(chosen)}" has text; give `column` one of: {_listed(names)}'
+        )
     return replace(file, column=chosen, is_pieces=is_pieces)
+
+
+def _with_numbered_column(file: TextFile, column: str | None, first_row: list[str]) -> TextFile:
+    """Return a CSV without a header and the number of the column of its text, which the user must give."""
+    if column and column.isdecimal() and 1 <= int(column) <= len(first_row):
+        return replace(file, column=column, has_header=False)
+    raise CorpusInputError(
+        f"{file.path}: its first row is {_listed(first_row)}; give `column` one of these names if that row is a "
+        f"header, else the number of the column, such as 1; columns end with the delimiter of {file.format}"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    """Return the names of columns for a message."""
+    return ", ".join(f'"{shortened(name)}"' for name in names[:MAX_COLUMNS_LISTED])
 
 
 def _columns(file: TextFile) -> tuple[list[str], bool]:
@@ -198,11 +208,11 @@ def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
 
 def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the number of each line, or of each item of an array, from 1, and its object."""
-    if file.format == "JSON":
+    unit = "line"
+    if file.format == "JSON" and not _begins_with_object(file):
         unit = "item"
-        values = _json_items(stream)
+        values = _json_items(file, stream)
     else:
-        unit = "line"
         values = _json_lines(stream)
     for number, value in values:
         if not isinstance(value, dict):
@@ -212,6 +222,13 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[in
         yield number, value
 
 
+def _begins_with_object(file: TextFile) -> bool:
+    """Return True if the first line of a JSON file is an object, so that the others are, too."""
+    with _open_text(file) as stream:
+        lines = itertools.dropwhile(str.isspace, _lines(stream))
+        return isinstance(_parsed(next(lines, "")), dict)
+
+
 def _json_lines(stream: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
     """Yield the number of each line that is not blank, and its value."""
     for number, line in enumerate(_lines(stream), 1):
@@ -219,12 +236,15 @@ def _json_lines(stream: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
             yield number, _parsed(line)
 
 
-def _json_items(stream: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each item of an array, and the item."""
-    array = _parsed(stream.read(MAX_ROW_LEN))
-    if not isinstance(array, list):
-        array = [None]  # an item that is not an object
-    yield from enumerate(array, 1)
+def _json_items(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each item of an array, and the item; a document is one item."""
+    text = stream.read(MAX_ROW_LEN + 1)
+    if len(text) > MAX_ROW_LEN:
+        raise CorpusInputError(
+            f"{file.path}: an array of more than {MAX_ROW_LEN >> 20} MiB; write its items as JSON lines"
+        )
+    value = _parsed(text)
+    yield from enumerate(value if isinstance(value, list) else [value], 1)
 
 
 def _parsed(text: str) -> Any:
@@ -270,7 +290,11 @@ def _delimited_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
     csv.field_size_limit(MAX_ROW_LEN)
     reader = csv.reader(_lines(stream), delimiter=DELIMITERS[file.format], strict=True)
     header = next(reader, [])
-    index = header.index(file.column)
+    if file.has_header:
+        index = header.index(file.column)
+    else:
+        index = int(file.column) - 1
+        yield header[index]
     for fields in reader:
         if not fields:
             continue
@@ -326,9 +350,9 @@ def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
 
 
 def extract(
-    file: TextFile, target: Path, *, only_utf8: bool, blank: bytes = b"\n", with_starts: bool = False
+    file: TextFile, output: BinaryIO, *, only_utf8: bool, blank: bytes = b"\n", with_starts: bool = False
 ) -> Written:
-    """Append the text of a file to `target`, with no more bytes than an archive may unpack to.
+    """Append the text of a file to an open one, with no more bytes than an archive may unpack to.
 
     A line end follows each row that has none, unless the rows are pieces; an empty row becomes the line `blank`. With
     `only_utf8`, other bytes are rejected.
@@ -340,28 +364,45 @@ def extract(
     n_rows = 0
     missing = 0
     size = 0
-    with target.open("ab") as output:
-        try:
-            for row in _rows(file):
-                n_rows += 1
-                if row is None:
-                    missing += 1
-                    continue
-                if only_utf8:
-                    decoder.decode(row, final=has_rows)
-                if has_rows and with_starts:
-                    starts.append(size)
-                size += output.write(_as_line(row, blank) if has_rows else row)
-                if size > limit:
-                    raise too_large(file.path)
-        except UnicodeDecodeError:
-            place = "its text"
-            if file.column:
-                place = f'row {n_rows:,} of the column "{shortened(file.column)}"'
-            raise CorpusInputError(
-                f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
-            ) from None
+    try:
+        for row in _rows(file):
+            n_rows += 1
+            if row is None:
+                missing += 1
+                continue
+            if only_utf8:
+                decoder.decode(row, final=has_rows)
+            if has_rows and with_starts:
+                starts.append(size)
+            size += output.write(_as_line(row, blank) if has_rows else row)
+            if size > limit:
+                raise too_large(file.path)
+    except UnicodeDecodeError:
+        place = "its text"
+        if file.column:
+            place = f'row {n_rows:,} of the column "{shortened(file.column)}"'
+        raise CorpusInputError(
+            f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
+        ) from None
     return Written(size, missing, starts)
+
+
+def read_file(path: Path, column: str | None, encoding: str | None, most: int) -> bytes:
+    """Return the text of a file of at most `most` bytes, as `txl prepare` reads it."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give a file")
+    files = find(path, column, encoding)
+    if column is not None and not any(file.column for file in files):
+        raise UsageError(f"{path}: `column` has no effect on text without rows; leave it out")
+    if not files:
+        reject_other_than_text(path)
+        return read_bytes(path, most)
+    check_size(path.stat().st_size, most, str(path))
+    output = io.BytesIO()
+    for file in files:
+        extract(file, output, only_utf8=False)
+    check_size(output.tell(), most, f"{path}: its text")
+    return output.getvalue()
 
 
 def _as_line(row: bytes, blank: bytes) -> bytes:

@@ -1,11 +1,21 @@
 """Options of `txl prepare`, without PyTorch."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
 from txlcli.config.ranges import AtLeastTwo, NotNegativeFloat, PositiveInt
-from txlcli.errors import UsageError
-from txlcli.workflows.options import Options, flag_option, force_option, option
+from txlcli.corpora.documents import UNITS
+from txlcli.errors import UnknownNameError, UsageError
+from txlcli.workflows.options import (
+    Options,
+    check_encoding,
+    column_option,
+    encoding_option,
+    flag_option,
+    force_option,
+    option,
+)
 
 IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "uint32-be", "int32-be", "int64-be"]
 """Types of the ids of a file without a header; -be is big-endian."""
@@ -37,18 +47,19 @@ class PrepareOptions(Options):
         "[default: uint16].",
         metavar="TYPE",
     )
-    column: str | None = option("Column or key of rows with the text [default: text, or the only one].")
-    documents: Literal["files", "records", "blank-lines"] | None = option(
-        "Store where documents begin, and cut splits between them: files, records, or texts between blank lines."
+    column: str | None = column_option()
+    documents: str | None = option(
+        "Store where documents begin, and cut splits between them: files, records, texts between blank lines, or up to "
+        "a mark such as '<|endoftext|>'.",
+        metavar="files|records|blank-lines|MARK",
     )
-    encoding: str | None = option("Encoding of the text, such as utf-16 or cp1252 [default: UTF-8].")
+    encoding: str | None = encoding_option()
     force: bool = force_option()
 
     def _check(self) -> None:
-        try:
-            "".encode(self.encoding or "utf-8")
-        except (LookupError, ValueError):
-            raise UsageError(f'`encoding` "{self.encoding}" is not known; give one of Python, such as cp1252') from None
+        check_encoding(self.encoding)
+        if self.documents not in (None, *UNITS) and re.fullmatch(r"[\w-]*", self.documents or ""):
+            raise UnknownNameError("unit of documents", str(self.documents), UNITS)
         shares = self.split
         if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
             raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")

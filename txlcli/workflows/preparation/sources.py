@@ -101,7 +101,8 @@ def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> "list[Wri
                 reject_other_than_text(file.path, is_utf8=plan.options.encoding is None)
             target = work / file.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
-            text = containers.extract(file, target, only_utf8=only_utf8, with_starts=with_starts)
+            with target.open("ab") as output:
+                text = containers.extract(file, output, only_utf8=only_utf8, with_starts=with_starts)
             if plan.documents and with_starts:
                 plan.documents.offsets[target] = text.starts
             written.append(text)
@@ -187,9 +188,9 @@ def _unpack_or_copy(path: Path, plan: PreparationPlan) -> None:
     if file is not None and file.rows_of:
         from txlcli.workflows.exchange import containers
 
-        with plan.reporter.progress(f"reading {path.name}"):
+        with plan.reporter.progress(f"reading {path.name}"), (work / file.rows_of).open("ab") as output:
             for rows in containers.find(path, None, None):
-                containers.extract(rows, work / file.rows_of, only_utf8=False, blank=BLANK)
+                containers.extract(rows, output, only_utf8=False, blank=BLANK)
     elif format_of(path):
         with plan.reporter.progress(f"unpacking {path.name}"):
             unpack(path, work, plan.corpus.has_file)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from txlcli import corpora
 from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule, cards
+from txlcli.corpora.documents import UNITS
 from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError
@@ -34,7 +35,8 @@ def conventions_of(plan: PreparationPlan, text: Text) -> dict[str, str]:
             described[subject] = convention
     described |= text.conventions
     if options.documents:
-        described["documents"] = options.documents
+        is_unit = options.documents in UNITS
+        described["documents"] = options.documents if is_unit else f"up to each {options.documents}"
     if any(len(pieces) > 1 for pieces in text.splits.values()):
         described["files"] = "joined, with a line end after a file that ends without one"
     if options.split:

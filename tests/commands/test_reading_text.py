@@ -1,0 +1,88 @@
+"""A file is the same text wherever it is read: txl prepare, txl eval --text, run.score, prompts."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+import txlcli
+from tests.commands.novel import done, json_of, refusal
+from tests.commands.test_containers import CONTAINERS, TEXT
+from tests.samples import sampled
+from txlcli.errors import CorpusInputError
+
+ONE_LANE = ("--batch-size", 1)
+CONTENT = ("stream", "0f3a9c", "text.gz", "text.xz", "any name", "text.txt.zst")
+"""Containers that are recognized without their names."""
+
+
+def scored(*source, stdin=None):
+    (row,) = json_of("eval", "byte", "--text", *source, *ONE_LANE, stdin=stdin)["rows"]
+    return row["tokens"], row["loss_nats"], row["bits_per_byte"]
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_the_text_in_a_container_is_scored_as_the_plain_text(here, name):
+    (here / "plain.txt").write_bytes(TEXT)
+    (here / name).write_bytes(CONTAINERS[name])
+    plain = scored("plain.txt")
+    assert plain[0] == len(TEXT) - 1
+    assert scored(name) == plain
+    if name in CONTENT:
+        assert scored("-", stdin=CONTAINERS[name]) == plain
+    score = txlcli.load("byte").score(Path(name))
+    assert (len(score.loss_nats), score.bits_per_byte) == (plain[0], pytest.approx(plain[2], rel=1e-6))
+
+
+def test_another_encoding_and_a_column_are_read_as_prepare_reads_them(here):
+    (here / "plain.txt").write_text("naïve fox\n" * 40)
+    (here / "wide.txt").write_text("naïve fox\n" * 40, encoding="utf-16")
+    (here / "rows.csv").write_text("title,body\n" + "a,naïve fox\n" * 40)
+    assert scored("wide.txt", "--encoding", "utf-16") == scored("plain.txt")
+    assert scored("rows.csv", "--column", "body") == scored("plain.txt")
+    assert "--column" in refusal("eval", "byte", "--text", "rows.csv", code=1)
+    assert "no effect" in refusal("eval", "byte", "--text", "plain.txt", "--column", "body")
+    assert "a split is scored" in refusal("eval", "byte", "--encoding", "utf-16")
+    assert "not known" in refusal("eval", "byte", "--text", "wide.txt", "--encoding", "utf-17")
+
+
+UNREADABLE = {
+    "wide.txt": "the fox\n".encode("utf-16") * 9,
+    "picture": b"\x89PNG\r\n\x1a\n" + bytes(99),
+    "cut.gz": gzip.compress(TEXT)[:-9],
+    "more.gz": gzip.compress(TEXT) + b"more",
+    "ids.jsonl": b'{"ids": [1, 2]}\n' * 9,
+    "array.npy": b"\x93NUMPY" + bytes(99),
+}
+
+
+@pytest.mark.parametrize(("name", "run"), sampled(2, UNREADABLE, ["byte", "char"]))
+def test_what_prepare_rejects_is_not_scored_either(here, name, run):
+    (here / name).write_bytes(UNREADABLE[name])
+    refusal("prepare", name, "--tokenizer", "byte", code=1)
+    refusal("eval", run, "--text", name, "-q", code=1)
+    with pytest.raises(CorpusInputError):
+        txlcli.load(run).score(here / name)
+
+
+def test_a_prompt_from_stdin_may_be_compressed_and_is_rejected_if_it_is_not_text(here):
+    prompt = ("generate", "byte", "--prompt", "-", "--greedy", "--tokens", 5)
+    plain = json_of(*prompt, stdin="the fox\n")
+    assert json_of(*prompt, stdin=gzip.compress(b"the fox\n")) == plain
+    assert "utf-16" in refusal(*prompt, stdin="the fox".encode("utf-16"), code=1)
+
+
+def test_text_that_is_json_or_numbers_has_a_note_wherever_it_is_read(here):
+    for name, text, word in (
+        ("rows.txt", '{"text": "a"}\n' * 40, "JSON"),
+        ("codes.txt", "65 66 10 255 0\n" * 40, "from 0 to 255"),
+        ("ids.txt", "[5012, 7, 7, 50256]\n" * 40, "token ids"),
+        ("marked.txt", "the fox<|endoftext|>\nthe owl<|endoftext|>\n" * 40, "<|endoftext|>"),
+    ):
+        (here / name).write_text(text)
+        told = json_of("prepare", name, "-q")
+        (note,) = [note for note in told["notes"] if word in note]
+        assert note in json_of("eval", "byte", "--text", name, "-q")["notes"]
+    assert "token ids" in done("eval", "byte", "--text", "ids.txt", "-q").stdout
+    (here / "poem.txt").write_text("12 men and 7 foxes\n" * 40)
+    assert json_of("prepare", "poem.txt")["notes"] == []
