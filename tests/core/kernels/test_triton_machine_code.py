@@ -18,7 +18,7 @@ from txlcli.core.kernels import attention_triton, normalizer_triton, updates_tri
 from txlcli.core.kernels.updates import chunks_of
 
 B, H, L, K = 2, 4, 64, 128
-FEW_BYTES = 32
+FEW_BYTES = 40
 """Where the assembler keeps to fewer registers by itself, so that more programs run at once."""
 MAX_REGISTERS = 255
 PRODUCTS = {"forward": 2, "backward_of_keys": 4, "backward_of_queries": 1}
