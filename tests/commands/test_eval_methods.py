@@ -163,7 +163,7 @@ def test_a_cache_longer_than_a_lane_and_dynamic_evaluation_in_fp16_are_rejected(
     assert "exceeds the 30 tokens of a lane" in refusal("eval", "byte", "--cache", 40, *SHORT)
     workspace = Workspace(**HERE)
     as_on_a_gpu = dataclasses.replace(workspace.open_run("byte"), precision="fp16")  # a CPU refuses it before
-    with pytest.raises(UsageError, match=r"^`dynamic` trains the model, which fp16 is too coarse for; add `pre"):
+    with pytest.raises(UsageError, match="fp16 is too coarse"):
         evaluate.evaluate(as_on_a_gpu, EvalOptions(dynamic=True), workspace)
 
 

@@ -262,6 +262,6 @@ def test_a_directory_is_filled_by_one_export_at_a_time(here):
 
 def test_a_store_with_more_ids_than_llm_c_can_state_is_rejected(tmp_path):
     many = np.broadcast_to(np.uint8(0), (token_files.MAX_LLM_C_IDS + 1,))
-    with pytest.raises(ExportError, match=r"2,147,483,648 ids are more than an llm\.c file can declare"):
+    with pytest.raises(ExportError, match="2,147,483,648 ids"):
         token_files.write("llm.c", tmp_path / "train.bin", many, 7)
     assert not list(tmp_path.iterdir())

@@ -55,18 +55,18 @@ def test_a_name_is_registered_once():
 
 
 def test_rotary_rejects_an_odd_head_width():
-    with pytest.raises(RecipeError, match='\\[model\\] d_head must be even with position = "rotary", not 5'):
+    with pytest.raises(RecipeError, match='d_head must be even with position = "rotary"'):
         TransformerSettings(**SHAPE, position="rotary")
     assert TransformerSettings(**SHAPE | {"d_head": 4}, position="rotary").encoding.score_terms == ()
 
 
 def test_a_registered_optimizer_is_accepted():
     sizes = {"seg_len": 5, "mem_len": 7, "batch_size": 3, "max_steps": 11}
-    with pytest.raises(RecipeError, match="optimizer must be one of adam, adamw, lamb, muon, sgd, not 'lion'"):
+    with pytest.raises(RecipeError, match=r"optimizer must be one of .* not 'lion'"):
         section("train", {**sizes, "optimizer": "lion"})
     register(OPTIMIZERS, "lion", frozenset({"momentum"}))
     assert section("train", {**sizes, "optimizer": "lion", "momentum": 0.5}).momentum == 0.5
     with pytest.raises(RecipeError, match='momentum must be left out unless optimizer = "muon" or "sgd" or "lion"'):
         section("train", {**sizes, "momentum": 0.5})
-    with pytest.raises(RecipeError, match=r'weight_decay must be left out unless optimizer = "adam" or "adamw" or "la'):
+    with pytest.raises(RecipeError, match='weight_decay must be left out unless optimizer = "adam"'):
         section("train", {**sizes, "optimizer": "lion", "weight_decay": 0.1})

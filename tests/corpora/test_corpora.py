@@ -73,7 +73,7 @@ def test_a_text_with_symbols_that_are_not_in_text8_is_rejected(tmp_path, other, 
 @pytest.mark.parametrize("data", [b"\x01 the\n" * 50, b"text\xff" * 60, b"text " * 50 + b"\0", b"text\r\n" * 50])
 def test_a_file_with_bytes_that_are_not_in_enwik8_is_rejected(tmp_path, data):
     (tmp_path / "enwik8").write_bytes(data)
-    with pytest.raises(CorpusError, match="which enwik8 does not have: this is another file; give enwik8 or a prefix"):
+    with pytest.raises(CorpusError, match="which enwik8 does not have"):
         corpora.CORPORA["enwik8"].read(tmp_path / "enwik8", PLAIN)
 
 
@@ -372,7 +372,7 @@ def test_empty_text_is_rejected(tmp_path, content):
 def test_a_link_to_a_file_that_does_not_exist_is_named(tmp_path):
     write_named(tmp_path, "a.txt")
     (tmp_path / "b.txt").symlink_to("gone.txt")
-    with pytest.raises(CorpusError, match=r"b\.txt: a link to a file that does not exist; remove it, or restore that"):
+    with pytest.raises(CorpusError, match=r"b\.txt: a link to a file that does not exist"):
         own.read(tmp_path, PLAIN)
 
 
@@ -399,5 +399,5 @@ def test_backups_readmes_pictures_and_two_versions_of_a_text_are_not_joined_to_i
     assert note.startswith("README: part of the text")
     write_named(tmp_path, "train.txt.raw")
     for options in (PLAIN, ReadOptions(shares=(90, 5, 5))):
-        with pytest.raises(CorpusError, match=r"train\.txt and train\.txt\.raw are two versions of one text; keep one"):
+        with pytest.raises(CorpusError, match=r"train\.txt and train\.txt\.raw are two versions"):
             own.read(tmp_path, options)

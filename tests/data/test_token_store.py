@@ -106,7 +106,7 @@ def test_ids_are_a_read_only_memory_map_of_the_smallest_type(tmp_path):
 
 
 def test_a_missing_store_names_the_command(tmp_path):
-    with pytest.raises(StoreError, match=r'no token store at .*enwik8\.h5; run "txl prepare enwik8" first'):
+    with pytest.raises(StoreError, match='run "txl prepare enwik8" first'):
         TokenStore.open(tmp_path / "enwik8.h5")
 
 
@@ -137,7 +137,7 @@ def test_other_files_are_rejected(tmp_path):
     with h5py.File(write(tmp_path / "newer.h5"), "r+") as file:
         file.attrs["version"] = 2
     for name in ("foreign.h5", "newer.h5"):
-        with pytest.raises(StoreError, match="is an HDF5 file, but not a token store of this version of txl"):
+        with pytest.raises(StoreError, match="not a token store of this version"):
             TokenStore.open(tmp_path / name)
 
 
@@ -149,14 +149,14 @@ def test_changed_ids_sentences_and_vocabularies_are_detected(tmp_path):
     assert store.ids("test").tolist() == [3, 0]
     verified_elsewhere = TokenStore.open(tmp_path / "tiny.h5", is_verified=True)
     assert verified_elsewhere.ids("train")[3] == 1
-    with pytest.raises(StoreError, match=r"tiny\.h5: the train split is damaged \(wrong checksum\)"):
+    with pytest.raises(StoreError, match="the train split is damaged"):
         store.ids("train")
-    with pytest.raises(StoreError, match=r"the list of sentences of the test split is damaged \(wrong checksum\)"):
+    with pytest.raises(StoreError, match="the list of sentences of the test split is damaged"):
         store.sentence_starts("test")
     with h5py.File(tmp_path / "tiny.h5", "r+") as file:
         file["vocabulary"][0] = 0
     store = TokenStore.open(tmp_path / "tiny.h5")
-    with pytest.raises(StoreError, match=r"tiny\.h5: the vocabulary is damaged \(this is not a vocabulary of txl"):
+    with pytest.raises(StoreError, match="the vocabulary is damaged"):
         _ = store.vocab
 
 
@@ -254,7 +254,7 @@ def test_packed_arrays_that_are_larger_than_the_file_are_rejected(tmp_path, part
         del file[part]
         file.create_dataset(part, shape=(1 << 40,), dtype=np.uint8, chunks=(1 << 20,), compression="gzip")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(StoreError, match="declares 1,099,511,627,776 bytes, more than the file has"):
+    with pytest.raises(StoreError, match="declares 1,099,511,627,776 bytes"):
         contents(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 

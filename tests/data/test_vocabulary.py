@@ -65,7 +65,7 @@ def test_the_largest_possible_vocab_size_and_empty_text_are_named(model_type):
     assert train(SENTENCES, size=largest, model_type=model_type)
     with pytest.raises(UsageError, match="too large"):
         train(SENTENCES, size=largest + 1, model_type=model_type)
-    with pytest.raises(CorpusInputError, match=r"can be trained on; give more text, or choose another `tokenizer`$"):
+    with pytest.raises(CorpusInputError, match="give more text"):
         train(["", " "], size=300, model_type=model_type)
 
 
@@ -95,7 +95,7 @@ def test_words_joined_by_single_blanks_decode_to_the_text(text):
 
 
 def test_a_symbol_missing_from_the_vocabulary_is_named():
-    with pytest.raises(VocabularyError, match=r'\(char, 2 symbols\) lacks "\?"; leave it out of the text'):
+    with pytest.raises(VocabularyError, match=r'lacks "\?"'):
         Vocab("char", ["a", "b"]).encode("ab?")
     with pytest.raises(VocabularyError, match="lacks byte 0x0a"):
         Vocab.of_bytes(b"abc").encode("a\nb")
@@ -191,7 +191,7 @@ def test_a_model_that_changes_text_is_rejected(options, is_rejected):
     if not is_rejected:
         assert Vocab.from_json(text).tokenizer == "sentencepiece"
     else:
-        with pytest.raises(VocabularyError, match="the SentencePiece model removes blanks or changes characters"):
+        with pytest.raises(VocabularyError, match="removes blanks or changes characters"):
             Vocab.from_json(text)
 
 

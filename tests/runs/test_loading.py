@@ -95,7 +95,7 @@ def test_a_given_precision_replaces_that_of_training(tmp_path):
 def test_a_run_without_a_checkpoint_is_rejected(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.directory / run_directory.LAST).unlink()
-    with pytest.raises(RunError, match="no such checkpoint; the run has not saved one yet"):
+    with pytest.raises(RunError, match="no such checkpoint"):
         open_run(tmp_path)
 
 

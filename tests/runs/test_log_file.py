@@ -33,7 +33,7 @@ def test_reports_are_read_as_they_were_written(path):
 @pytest.mark.parametrize("line", [json.dumps(REPORTS[0]), '{"step": 1, "checksum": "0123456789abcdef"}', "[]", "3", ""])
 def test_a_line_without_its_checksum_is_damaged(path, line):
     path.write_text(log_file.to_line(REPORTS[0]) + line + "\n")
-    with pytest.raises(RunError, match="line 2 is damaged; delete that line to read the others"):
+    with pytest.raises(RunError, match="line 2 is damaged"):
         read(path)
 
 

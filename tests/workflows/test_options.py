@@ -163,11 +163,11 @@ def test_other_values_and_combinations_are_rejected(options, given, message):
 def test_processes_that_cannot_share_the_work_are_rejected():
     for name, value in (("dynamic", True), ("cache", 9), ("reset_at_documents", True), ("html", Path("a.html"))):
         message = rejection(EvalOptions(**{name: value}).check_processes, 2, 2)
-        assert message == f"several processes divide the lanes, or the windows, of the model alone; leave out `{name}`"
+        assert f"leave out `{name}`" in message
     options = EvalOptions(text=STDIN)
     options.check_processes(1, 1)
     message = rejection(options.check_processes, 2, 2)
-    assert message == "`text` -: several processes cannot share stdin; give a file instead"
+    assert "cannot share stdin" in message
 
 
 def test_more_processes_than_lanes_are_rejected_before_they_start():

@@ -53,5 +53,5 @@ def test_an_operation_without_a_deterministic_kernel_is_rejected_in_one_line():
 def test_several_gpus_are_rejected():
     check_deterministic(CPU, processes=2)
     check_deterministic(CUDA, processes=1)
-    with pytest.raises(UsageError, match=r"^train.deterministic is for one GPU, .* or `overrides` train.determ"):
+    with pytest.raises(UsageError, match=r"train\.deterministic is for one GPU"):
         check_deterministic(CUDA, processes=2)

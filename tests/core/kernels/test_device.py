@@ -32,18 +32,18 @@ def product_dtype(device, precision):
 
 @without_cuda
 def test_cuda_is_rejected_if_it_is_not_available():
-    with pytest.raises(UsageError, match=r"^`device` cuda: PyTorch finds no CUDA device here; use `device` cpu$"):
+    with pytest.raises(UsageError, match="no CUDA device"):
         pick_device("cuda")
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has a GPU of Apple's")
 def test_a_gpu_of_apples_is_rejected_if_there_is_none_and_computes_in_fp32():
-    with pytest.raises(UsageError, match=r"^`device` mps: PyTorch finds no GPU of Apple's here; use `device` cpu$"):
+    with pytest.raises(UsageError, match="no GPU of Apple's"):
         pick_device("mps")
     mps = torch.device("mps")
     check_precision("fp32", mps)
     for precision in ("bf16", "fp16"):
-        with pytest.raises(UsageError, match=f"^precision {precision} needs a CPU or a CUDA device; use fp32 with"):
+        with pytest.raises(UsageError, match="needs a CPU or a CUDA device"):
             check_precision(precision, mps)
     assert [float64_device(device).type for device in (mps, CPU)] == ["cpu", "cpu"]
 
@@ -78,7 +78,7 @@ def test_auto_is_cuda_if_it_is_available():
 
 @pytest.mark.parametrize(("precision", "others"), [("fp16", "bf16 or fp32"), ("tf32", "fp32 or bf16")])
 def test_some_precisions_need_cuda(precision, others):
-    with pytest.raises(UsageError, match=f"^precision {precision} needs a CUDA device; use {others} on the CPU$"):
+    with pytest.raises(UsageError, match=f"use {others} on the CPU"):
         check_precision(precision, CPU)
     check_precision("fp16", CUDA)
 
@@ -93,8 +93,7 @@ def test_tf32_needs_a_recent_gpu(monkeypatch, capability, rejected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     if not rejected:
         return check_precision("tf32", CUDA)
-    message = r"^precision tf32 needs a GPU of compute capability 8\.0 or higher, not 7\.5; use fp32 or fp16$"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=r"compute capability 8\.0 or higher, not 7\.5"):
         check_precision("tf32", CUDA)
     return None
 

@@ -97,5 +97,5 @@ def test_probabilities_that_are_not_numbers_are_rejected(options):
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     tokens = generate(make_decoder(model, batch_size=1, mem_len=M, seg_len=L), torch.arange(3), options, seed=1)
-    with pytest.raises(RunError, match="the model's probabilities are not numbers: its weights have diverged; use an"):
+    with pytest.raises(RunError, match="probabilities are not numbers"):
         next(tokens)

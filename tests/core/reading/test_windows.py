@@ -82,7 +82,7 @@ def test_with_a_stride_the_last_predictions_of_each_window_count_once(count, str
 
 def test_positions_that_were_not_learned_are_rejected():
     model = small_model(position="learned", n_positions=N)
-    with pytest.raises(UsageError, match="learned 7 positions, so it cannot read 8 tokens at once; take"):
+    with pytest.raises(UsageError, match="learned 7 positions"):
         make_reader(model, windows(attn_len=N + 1))
 
 

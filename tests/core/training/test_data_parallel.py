@@ -448,7 +448,7 @@ def test_processes_exchange_tensors_of_any_shape_and_plain_values(two):
 
 
 def test_more_processes_than_lanes_are_rejected(tmp_path):
-    with pytest.raises(RecipeError, match=r"batch_size = 6 is too small for 7 processes; use fewer of them"):
+    with pytest.raises(RecipeError, match="too small for 7 processes"):
         new_training(tmp_path, model=new_model_of(seed=1), world=World(rank=0, size=7))
     with pytest.raises(RecipeError, match=r"too small for 4 processes x 2 parts"):
         new_training(tmp_path, model=new_model_of(seed=1), accumulate=2, world=World(rank=0, size=4))
@@ -459,7 +459,7 @@ def test_more_processes_than_gpus_are_rejected(monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match=r"4 processes need 4 CUDA devices, and this machine has 2; use fewer of"):
+    with pytest.raises(UsageError, match="4 CUDA devices, and this machine has 2"):
         distributed.join(torch.device("cuda"))
 
 

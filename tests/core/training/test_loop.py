@@ -460,7 +460,7 @@ def test_if_steps_are_not_checked_a_report_checks_the_gradients_of_all(tmp_path)
     training = new_training(tmp_path, valid=False, max_steps=6)
     training.checks_every_step = False  # as on CUDA
     multiply_gradients(training, 1e30, steps=[2])  # the clipped gradient is 0, so no loss shows it
-    with pytest.raises(TrainingError, match=r"^the gradient is not finite at a step up to 3; lower train\.lr"):
+    with pytest.raises(TrainingError, match="the gradient is not finite at a step up to 3"):
         run(training, report_every=3)
     assert training.step == 3
 
@@ -514,7 +514,7 @@ def test_more_skipped_steps_in_a_row_than_allowed_end_the_training(tmp_path, wha
 def test_in_fp16_gradients_that_always_overflow_end_the_training(tmp_path):
     training = new_training(tmp_path, precision="fp16", valid=False, max_steps=60)
     multiply_gradients(training, math.inf)
-    with pytest.raises(TrainingError, match=r"^gradients overflow in fp16 up to step 18, even without loss scaling; "):
+    with pytest.raises(TrainingError, match="overflow in fp16 up to step 18"):
         run(training, report_every=30)
     assert list(tmp_path.iterdir()) == []
 

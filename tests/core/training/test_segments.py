@@ -55,7 +55,7 @@ def test_a_file_that_is_truncated_meanwhile_is_an_error_and_one_that_is_replaced
     path.write_bytes(b"new")
     assert segments.at(StreamPosition(0, 1))[:, 0].tolist() == [9_000, 18_999]
     os.truncate(tmp_path / "old", 8_000)
-    with pytest.raises(StoreError, match=r"/ids was truncated during training; prepare it again, and resume$"):
+    with pytest.raises(StoreError, match="/ids was truncated during training"):
         segments.at(StreamPosition(0, 1))
 
 

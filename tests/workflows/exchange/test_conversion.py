@@ -258,7 +258,7 @@ def test_the_vocabulary_size_is_read_from_the_embedding(system):
     theirs = stored_weights(system, draw_weights(div_val=2), div_val=2)
     untied = {name: tensor for name, tensor in theirs.items() if "emb_layers" not in name}
     for tensors in (theirs, untied):  # stored under either name, or both
-        with pytest.raises(VocabularyError, match=f"here: the weights have {V} ids and the vocabulary {V - 1}; "):
+        with pytest.raises(VocabularyError, match=f"{V} ids and the vocabulary {V - 1}"):
             padding_of(tensors, V - 1, "here")
 
 
@@ -287,4 +287,5 @@ ARCHS = {"compressive": "compressed_len", "rmt": "segment_len"}
 )
 def test_a_setting_that_a_system_does_not_have_is_named(system, changed, setting, needed):
     message = missing_setting(model_settings(**changed), system)
-    assert message == f"[model] {setting} is not a setting of {SYSTEMS[system]}, which needs {needed}"
+    assert message.startswith(f"[model] {setting} ")
+    assert message.endswith(f"needs {needed}")

@@ -78,14 +78,14 @@ def test_without_clamp_len_the_largest_distance_is_the_sum_of_the_lengths(tmp_pa
 
 
 def test_a_directory_without_configuration_is_rejected(tmp_path):
-    with pytest.raises(RunError, match=f"^{tmp_path} has no config.json; give a Hugging Face folder, or a file of"):
+    with pytest.raises(RunError, match=r"has no config\.json"):
         huggingface.read_keys(tmp_path)
 
 
 @pytest.mark.parametrize("data", [b'{"model_type": "transfo-xl"', b"[1]", b"\xff\xfe", b"", b"[" * 100_000])
 def test_damaged_json_is_rejected(tmp_path, data):
     (tmp_path / "config.json").write_bytes(data)
-    with pytest.raises(RunError, match=r"config.json: not readable as a configuration \(.*\); download it again$"):
+    with pytest.raises(RunError, match="not readable as a configuration"):
         huggingface.read_keys(tmp_path)
 
 

@@ -362,7 +362,7 @@ def test_ids_with_an_index_in_a_directory_need_no_names_of_splits(tmp_path):
     assert read(tmp_path) == ("Megatron", {"": IDS})
     (tmp_path / "data.bin").unlink()
     assert token_files.find(tmp_path, IdType()) is None
-    with pytest.raises(CorpusError, match=r"an index of Megatron is not text; put the \.bin of the same name"):
+    with pytest.raises(CorpusError, match="an index of Megatron"):
         signatures.reject_other_than_text(tmp_path / "data.idx")
 
 

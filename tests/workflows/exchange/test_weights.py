@@ -132,7 +132,7 @@ def test_shards_are_read_by_their_index(tmp_path, ending):
     read = weights.read(index)
     assert {name: tensor.tolist() for name, tensor in read.items()} == {n: t.tolist() for n, t in TENSORS.items()}
     (tmp_path / files["r_w_bias"]).unlink()
-    with pytest.raises(RunError, match=f"^no file at {tmp_path / files['r_w_bias']}; give "):
+    with pytest.raises(RunError, match=f"no file at {tmp_path / files['r_w_bias']}"):
         weights.read(index)
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_index_is_rejected(tmp_path, content):
     ],
 )
 def test_names_of_another_model_are_rejected(tmp_path, names):
-    with pytest.raises(RunError, match=f"none of its {len(names)} tensors is named like the position keys"):
+    with pytest.raises(RunError, match=f"none of its {len(names)} tensors"):
         weights.system_of(dict.fromkeys(names, torch.ones(1)), tmp_path / "m")
 
 

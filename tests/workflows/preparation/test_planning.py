@@ -96,7 +96,7 @@ def test_a_file_given_as_data_dir_is_reported():
 def test_a_missing_source_is_reported():
     with pytest.raises(CorpusInputError) as refused:
         make_plan("ptb", PrepareOptions(source=Path("nowhere")), Path("data"))
-    assert str(refused.value) == "no file or folder at nowhere; give `source` an archive, folder or file of ptb"
+    assert "no file or folder at nowhere" in str(refused.value)
 
 
 @pytest.mark.parametrize(

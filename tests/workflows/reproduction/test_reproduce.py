@@ -31,14 +31,14 @@ def test_a_directory_that_a_killed_process_began_is_used(tmp_path, left):
 
 def test_a_directory_with_other_files_is_rejected(tmp_path):
     (tmp_path / "text.txt").touch()
-    with pytest.raises(UsageError, match="exists and is not a reproduction; give another `out`"):
+    with pytest.raises(UsageError, match="not a reproduction"):
         begin(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
 def test_a_report_at_another_scale_is_rejected(tmp_path):
     (tmp_path / "reproduction.json").write_text('{"scale": "paper", "sections": {}}')
-    with pytest.raises(UsageError, match="is a reproduction at paper scale; give another `out`"):
+    with pytest.raises(UsageError, match="at paper scale"):
         begin(tmp_path)
 
 
@@ -51,7 +51,7 @@ def test_a_damaged_report_is_named(tmp_path, sections):
 
 def test_a_report_that_cannot_be_stored_is_an_error(tmp_path):
     (tmp_path / ".reproduction.json.new").mkdir()  # the name of the temporary file
-    with pytest.raises(TxlError, match=r"json: cannot be written \(.*\); check the folder and the free space$"):
+    with pytest.raises(TxlError, match="json: cannot be written"):
         begin(tmp_path)
 
 
@@ -64,5 +64,5 @@ def test_items_are_selected_in_the_papers_order():
 
 @pytest.mark.parametrize(("name", "likely"), [("tabel6", "table6"), ("figure1", "figure7")])
 def test_unknown_items_are_rejected(name, likely):
-    with pytest.raises(UnknownNameError, match=f'unknown table or figure "{name}"; did you mean "{likely}"'):
+    with pytest.raises(UnknownNameError, match=f'did you mean "{likely}"'):
         select_items([name])

@@ -26,7 +26,7 @@ def test_trainings_that_start_together_get_different_directories(here):
 def test_a_run_in_training_cannot_be_replaced_and_is_discarded_without_a_checkpoint(here):
     def interrupt(report):
         message = refusal("train", "tiny.toml", "--name", "new", "--force", code=1)
-        assert message == "runs/new is being written by another process; wait for it, or choose another --name"
+        assert "runs/new is being written by another process" in message
         raise ValueError
 
     options = TrainOptions(name="new")
