@@ -4,6 +4,7 @@ Axes: B batch, E tokens that are read again, L segment, M memory, d model width,
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -98,9 +99,8 @@ class Step:
         objective = self._objective(batch)
         precision = self.settings.precision
         with autocast(self.model.device, precision), self._compiling(batch, memory):
-            loss, reported, memory[:] = self.parallel.call(
-                lambda: self.model.objective(batch.inputs, batch.targets, memory, objective)
-            )
+            compute = functools.partial(self.model.objective, batch.inputs, batch.targets, memory, objective)
+            loss, reported, memory[:] = self.parallel.call(compute)
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         share = len(batch.inputs) / self.settings.batch_size
         with float32_products(self.model.device, precision):
@@ -223,5 +223,6 @@ class Step:
         self.parallel.receive_updates()
         model = self.model.eval()
         with autocast(model.device, self.settings.precision), model.uncompiled():
-            hidden, _ = self.parallel.call(lambda: model(inputs, memory, mem_len=self.settings.mem_len))
+            compute = functools.partial(model, inputs, memory, mem_len=self.settings.mem_len)
+            hidden, _ = self.parallel.call(compute)
             return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
