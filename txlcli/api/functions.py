@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,6 +32,11 @@ from txlcli.workflows.training.run import TrainingResult, train_recipe
 from txlcli.workflows.workspace import Device, Workspace
 
 SPINNING = "PyTorch was imported before txlcli, so that its threads spin while they wait; import txlcli first"
+
+
+def _workspace(runs_dir: PathLike, data_dir: PathLike, device: Device, on_progress: OnProgress | None) -> Workspace:
+    """Return the directories, the device and the reporter that a job gets."""
+    return Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=Reporter(on_progress))
 
 
 @checked
@@ -87,9 +93,7 @@ def train(
         TrainingError: training cannot continue, such as after a loss that is not finite.
         Interrupted: Ctrl-C; the message says what was saved.
     """
-    workspace = Workspace(
-        data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=Reporter(on_progress)
-    )
+    workspace = _workspace(runs_dir, data_dir, device, on_progress)
     if not THREADS_SLEEP and pick_device(device).type == "cpu":
         workspace.reporter.say(SPINNING)
     source = None if recipe is None else os.fspath(recipe)
@@ -120,13 +124,7 @@ def load(
         RunError, UnknownNameError: the run does not exist or cannot be opened.
         UsageError: the device or the precision is not available.
     """
-    workspace = Workspace(
-        data_dir=Path(data_dir),
-        runs_dir=Path(runs_dir),
-        device=device,
-        precision=precision,
-        reporter=Reporter(on_progress),
-    )
+    workspace = replace(_workspace(runs_dir, data_dir, device, on_progress), precision=precision)
     run_name = None if run is None else os.fspath(run)
     return LoadedRun(workspace.open_run(run_name), workspace)
 
@@ -199,9 +197,7 @@ def recl(
         UsageError: the runs have different texts, or the options do not fit them.
     """
     given = options or ReclOptions()
-    workspace = Workspace(
-        data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=Reporter(on_progress)
-    )
+    workspace = _workspace(runs_dir, data_dir, device, on_progress)
     result = recl_workflow.run([os.fspath(run) for run in runs], given, workspace)
     if given.plot is not None:
         recl_command.plot_gains(given.plot, result)
@@ -236,8 +232,6 @@ def difference(
         RunError, UnknownNameError: a run does not exist or cannot be opened.
         UsageError: the texts or the memory lengths differ.
     """
-    workspace = Workspace(
-        data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=Reporter(on_progress)
-    )
+    workspace = _workspace(runs_dir, data_dir, device, on_progress)
     given = options or DifferenceOptions()
     return difference_workflow.run(os.fspath(first), os.fspath(second), given, workspace)

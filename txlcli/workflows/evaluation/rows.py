@@ -32,7 +32,7 @@ DOCUMENTS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalRow:
+class EvalRow(Result):
     """Result for one setting."""
 
     mem_len: int
