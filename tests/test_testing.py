@@ -216,6 +216,16 @@ def test_a_bias_of_one_axis_breaks_the_contract_of_encodings():
         check_encoding("one-axis")
 
 
+def test_an_encoding_that_decides_by_the_values_of_its_weights_cannot_be_exported():
+    class Decides(SlopesEncoding):
+        def score_terms(self, reach, *, max_distance, like):
+            assert self.log_factors.max() < 9
+            return super().score_terms(reach, max_distance=max_distance, like=like)
+
+    with registered_encoding("deciding", Decides), pytest.raises(ContractError, match="exported as a program"):
+        check_encoding("deciding")
+
+
 @pytest.mark.parametrize(("cls", "declared"), [(SinusoidEncoding, False), (Encoding, True)])
 def test_absolute_positions_that_are_declared_wrongly_break_the_contract(cls, declared):
     class Own(cls):

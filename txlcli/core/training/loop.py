@@ -46,6 +46,9 @@ class Training:
 
     Each of several processes has one of these and runs the same steps. What depends on one of them (a signal, the
     time) is agreed on between steps; only rank 0 writes files.
+
+    A view of the given model is trained, which computes as the settings say. It shares the weights, unless it divides
+    them (train.parallel = "fsdp").
     """
 
     def __init__(
