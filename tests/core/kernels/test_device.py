@@ -12,11 +12,13 @@ from txlcli.core.kernels.device import (
     check_precision,
     describe,
     float64_device,
+    own_gpu,
     pick_device,
     useful_threads,
 )
 from txlcli.core.kernels.modes import autocast, float32_products, threads
 from txlcli.errors import UsageError
+from txlcli.system.launcher import Place
 from txlcli.system.memory import is_out_of_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -34,6 +36,17 @@ def product_dtype(device, precision):
 def test_cuda_is_rejected_if_it_is_not_available():
     with pytest.raises(UsageError, match="no CUDA device"):
         pick_device("cuda")
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, ["0", "1", "2"]), ("7,GPU-5,2", ["7", "GPU-5", "2"])])
+def test_each_process_of_a_machine_sees_its_own_gpu(visible, expected):
+    places = [Place(world_size=6, rank=3 + rank, local_rank=rank, local_world_size=3) for rank in range(3)]
+    assert [own_gpu(place, 3, visible) for place in places] == expected
+
+
+def test_more_processes_than_gpus_are_rejected():
+    with pytest.raises(UsageError, match=r"4 processes need 4 CUDA devices, and this machine has 2"):
+        own_gpu(Place(world_size=8, rank=5, local_rank=1, local_world_size=4), 2, None)
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has a GPU of Apple's")

@@ -1,5 +1,7 @@
 """Devices: which one tensors are on, how much memory it has, and which layouts and dtypes its products read."""
 
+import functools
+import os
 import platform
 import resource
 from collections.abc import Callable
@@ -21,6 +23,8 @@ CUDA_MULTIPLE = 8
 """Elements of which rows of a matrix should be a multiple on CUDA: fast 16-bit kernels need rows of whole 16 bytes."""
 WEIGHTS_PER_THREAD = 1 << 24
 """Weights times tokens read at a time that keep one thread busy: with fewer, threads wait for each other most of it."""
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""Variable with the GPUs that a process sees."""
 FreeBytes = Callable[[], int | None]
 STATM = Path("/proc/self/statm")
 
@@ -28,19 +32,43 @@ STATM = Path("/proc/self/statm")
 def pick_device(name: str) -> torch.device:
     """Return the device called "auto", "cpu", "cuda" or "mps" (Apple's GPUs); auto is CUDA if it is available.
 
-    With several processes, each gets the CUDA device of its local rank.
+    Each of several processes of a machine sees its own CUDA device only, as number 0: compiled code, which the
+    processes share, is made for a number. This must be the first use of CUDA.
     """
     if name not in DEVICES:
         raise UnknownNameError("device", name, DEVICES)
+    if name in ("auto", "cuda"):
+        _see_own_gpu()
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("`device` cuda: PyTorch finds no CUDA device here; use `device` cpu")
     if name == "mps" and not torch.backends.mps.is_available():
         raise UsageError("`device` mps: PyTorch finds no GPU of Apple's here; use `device` cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and launcher.local_rank() < torch.cuda.device_count():
-        torch.cuda.set_device(launcher.local_rank())
     return torch.device(name)
+
+
+@functools.cache  # afterwards one is visible
+def _see_own_gpu() -> None:
+    """Let this process see one of the GPUs of the machine, if it is one of several processes."""
+    place = launcher.place()
+    gpus = torch.cuda.device_count()
+    if not gpus or place.world_size == 1:
+        return
+    os.environ[VISIBLE_GPUS] = own_gpu(place, gpus, os.environ.get(VISIBLE_GPUS))
+    if torch.accelerator.device_count() > 1:  # CUDA was in use before
+        torch.cuda.set_device(place.local_rank)
+
+
+def own_gpu(place: launcher.Place, gpus: int, visible: str | None) -> str:
+    """Return the GPU of a process as CUDA's variable names it, given their number and the variable of all processes."""
+    if place.local_world_size > gpus:
+        raise UsageError(
+            f"{place.local_world_size} processes need {place.local_world_size} CUDA devices, and this machine has "
+            f"{gpus}; use fewer of them"
+        )
+    names = visible.split(",") if visible else [str(number) for number in range(gpus)]
+    return names[place.local_rank]
 
 
 def check_precision(precision: str, device: torch.device) -> None:

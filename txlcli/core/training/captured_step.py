@@ -6,6 +6,7 @@ Axes: B batch, E tokens that are read again, L segment, M memory.
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -172,31 +173,37 @@ class CapturedStep:
         exchange = self.step.weights
         if not isinstance(exchange, Exchange):
             return self._captured(compute, inputs)
-        rehearsed = None
-        error = None
-        try:
-            with exchange.paused():
-                rehearsed = self._captured(compute, inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as raised:
-            error = raised
-            self.step.notes.append(f"a step cannot be rehearsed: {first_line(error)}")
-        if self._world.any_of(error is not None):  # the compiler may be what failed
-            self.step.stop_compiling()
-        if not self._all_have(rehearsed):
+        began = time.perf_counter()
+        is_possible = self._world.in_turn("rehearsal", lambda: self._rehearse(exchange, compute, inputs))
+        if not self._all(is_possible):
+            self.step.stop_compiling()  # the compiler may be what failed
             return None
-        del rehearsed
+        if self.step.compiles:
+            seconds = time.perf_counter() - began
+            self.step.notes.append(
+                f"layers compiled in {seconds:.0f} s: by one process, while the others waited for it"
+            )
         exchange.connect()
         graph = self._captured(compute, inputs, warm_up=0)
-        return graph if self._all_have(graph) else None
+        return graph if self._all(graph is not None) else None
 
-    def _all_have(self, graph: Replay[Gradients] | None) -> bool:
-        """Return True if no process has failed to capture a graph; note why another one has."""
-        own = "" if graph is not None else self.step.notes[-1]
+    def _rehearse(self, exchange: Exchange, compute: Callable[[], Gradients], inputs: list[Tensor]) -> bool:
+        """Capture the first graph without the exchange; return False if that fails."""
+        try:
+            with exchange.paused():
+                return self._captured(compute, inputs) is not None
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.step.notes.append(f"a step cannot be rehearsed: {first_line(error)}")
+            return False
+
+    def _all(self, is_possible: bool) -> bool:
+        """Return True if no process fails; note why another one does."""
+        own = "" if is_possible else self.step.notes[-1]
         reasons = self._world.gather_objects(own)
-        others = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason and not own]
-        self.step.notes += others[:1]
+        if is_possible:
+            self.step.notes += [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason][:1]
         return not any(reasons)
 
     def _check_shapes(self, before: Memory, after: Memory) -> None:

@@ -133,6 +133,22 @@ class World:
         encoded = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
         return [json.loads(text.numpy().tobytes()) for text in self.all_gather(encoded)]
 
+    def in_turn(self, name: str, function: Callable[[], Result]) -> Result:
+        """Call a function in the first process of each machine, and then in its others: they read what it compiles.
+
+        Return the result when all processes are done, however long that takes.
+        """
+        if self.store is None:
+            return function()
+        first = self.rank - launcher.local_rank()
+        if self.rank != first:
+            self.store.wait([f"{name}/{first}"], JOIN_TIMEOUT)
+        try:
+            return function()
+        finally:
+            self.store.set(f"{name}/{self.rank}", "")
+            self.store.wait([f"{name}/{rank}" for rank in range(self.size)], JOIN_TIMEOUT)
+
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise a DisagreementError in all processes if a fact, given by name, or PyTorch's release differs.
 
@@ -256,8 +272,6 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
     size = place.world_size
     if size == 1:
         return SINGLE_PROCESS
-    if device.type == "cuda":
-        _check_devices(place.local_world_size)
     timeout = timedelta(seconds=rank_timeout_s)
     with signals.handling(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
         try:
@@ -278,15 +292,6 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
                 "MASTER_ADDR and MASTER_PORT"
             ) from error
     return World(rank, size, distributed.group.WORLD, steps, store, next_step)
-
-
-def _check_devices(processes: int) -> None:
-    """Check that each process of this machine has a GPU of its own."""
-    devices = torch.cuda.device_count()
-    if processes > devices:
-        raise UsageError(
-            f"{processes} processes need {processes} CUDA devices, and this machine has {devices}; use fewer of them"
-        )
 
 
 def _store(rank: int, size: int) -> distributed.Store:

@@ -6,17 +6,18 @@ last. A CUDA graph captures the exchange with the step, on the stream of the pro
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress, groupby
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
 from txlcli.core.kernels.private import foreach
 from txlcli.core.training.distributed import even_parts
-from txlcli.core.training.flat import CLIP_EPS, Weights, aligned, matrices_of, swapped_in, views_of
+from txlcli.core.training.flat import Weights, aligned, clip_factor, large_updates, matrices_of, swapped_in, views_of
 from txlcli.core.training.parallel import DataParallel
 
 LAYER_BUCKETS = 5
@@ -55,22 +56,33 @@ def _layer(name: str) -> int:
     return int(name.split(".")[1])
 
 
-@dataclass
-class _Bucket:
-    """Parameters whose gradients are sent together, in flat buffers of one layout."""
+class _Buffers(NamedTuple):
+    """Flat buffers of one layout, in which each parameter has the same place."""
 
-    parameters: list[nn.Parameter]
-    leaves: list[Tensor]
-    """What passes read: the parameters, or copies of them in 16 bits."""
-    runs: dict[int, slice]
-    """The part of the buffers that each owner updates."""
     gradients: Tensor
     """Sums of the micro-batches, then of all processes, in float32."""
     sent: Tensor
     """The gradients as they are sent: the same buffer, or one in bf16."""
-    masters: Tensor | None
-    """The parameters, if other buffers are copied from them."""
-    copies: Tensor | None
+    masters: Tensor
+    """The parameters."""
+    copies: Tensor
+    """What passes read: the parameters, or copies of them in 16 bits."""
+
+    def part(self, at: slice) -> "_Buffers":
+        """Return a part of each buffer."""
+        return _Buffers(*(buffer[at] for buffer in self))
+
+
+@dataclass
+class _Bucket:
+    """Parameters whose gradients are sent together."""
+
+    parameters: list[Tensor]
+    leaves: list[Tensor]
+    """What passes read: the parameters, or their copies."""
+    buffers: _Buffers
+    of_owner: dict[int, slice]
+    """The part of the buffers that each owner updates."""
     missing: int = 0
     """Gradients that the backward pass at work has not computed yet."""
 
@@ -102,54 +114,78 @@ class Exchange(Weights):
         self._is_first = self._is_last = True
         self._complete = 0
         """Number of buckets that are complete."""
-        has_copy = {module.weight for module in matrices_of(self._model)} if dtype else set[Tensor]()
-        self._buckets = list[_Bucket]()
-        parameters = dict(self._model.named_parameters())
-        self._parameters = list(parameters.values())
+        self._parameters = dict(self._model.named_parameters())
         self._own = set(parallel.own_weights().values())
-        for names in bucket_names({name: parameter.shape for name, parameter in parameters.items()}):
-            copied = [name for name in names if parameters[name] in has_copy]
-            uncopied = [name for name in names if parameters[name] not in has_copy]
-            if copied:
-                self._buckets.append(self._bucket({name: parameters[name] for name in copied}, dtype))
-            if uncopied:
-                self._buckets.append(self._bucket({name: parameters[name] for name in uncopied}, None))
+        self._matrices = [module.weight for module in matrices_of(self._model)] if dtype else []
+        self._buckets = self._make_buckets(dtype or torch.float32)
         self._leaves = dict[Tensor, Tensor]()
         """The copies, by the parameters that passes read them in place of."""
         for bucket in self._buckets:
-            if bucket.copies is not None:
+            if bucket.leaves is not bucket.parameters:
                 self._leaves |= zip(bucket.parameters, bucket.leaves, strict=True)
             for leaf in bucket.leaves:
                 leaf.register_post_accumulate_grad_hook(partial(self._on_gradient, bucket))
+        self._update_large = None
+        if self._matrices and not self._owners:
+            sizes = [aligned(matrix) for matrix in self._matrices]
+            buffer, copies = self._of_matrices[2:]
+            self._update_large = large_updates(parallel, self._matrices, buffer=buffer, copies=copies, sizes=sizes)
+        self.refresh()
 
-    def _bucket(self, parameters: dict[str, nn.Parameter], dtype: torch.dtype | None) -> _Bucket:
-        """Return a bucket of these parameters, with copies in a dtype, if one is given."""
-        by_owner = sorted(parameters, key=self._owner)
-        runs = {}
+    def _make_buckets(self, dtype: torch.dtype) -> list[_Bucket]:
+        """Return the buckets, those of the matrices with copies in a dtype as parts of the same buffers."""
+        matrices = set(self._matrices)
+        groups = list[list[str]]()
+        for names in bucket_names({name: parameter.shape for name, parameter in self._parameters.items()}):
+            by_owner = sorted(names, key=self._owner)
+            groups.append([name for name in by_owner if self._parameters[name] in matrices])
+            groups.append([name for name in by_owner if self._parameters[name] not in matrices])
+        self._matrices = [self._parameters[name] for name in chain(*groups) if self._parameters[name] in matrices]
+        self._of_matrices = self._make_buffers(self._matrices, dtype)
+        buckets = []
         begin = 0
-        for owner, names in groupby(by_owner, self._owner):
-            end = begin + sum(aligned(parameters[name]) for name in names)
-            runs[owner] = slice(begin, end)
-            begin = end
-        in_order = [parameters[name] for name in by_owner]
-        gradients = in_order[0].detach().new_zeros(begin)
-        is_sent_whole = self._sent_dtype == gradients.dtype
-        bucket = _Bucket(
-            parameters=in_order,
-            leaves=list(in_order),
-            runs=runs,
-            gradients=gradients,
-            sent=gradients if is_sent_whole else torch.zeros_like(gradients, dtype=self._sent_dtype),
-            masters=torch.zeros_like(gradients) if dtype or self._owners else None,
-            copies=torch.zeros_like(gradients, dtype=dtype) if dtype else None,
-        )
-        if bucket.masters is not None:
-            for parameter, master in zip(in_order, views_of(bucket.masters, in_order), strict=True):
+        for names in filter(None, groups):
+            if self._parameters[names[0]] in matrices:
+                end = begin + sum(aligned(self._parameters[name]) for name in names)
+                buffers = self._of_matrices.part(slice(begin, end))
+                begin = end
+            else:
+                buffers = self._make_buffers([self._parameters[name] for name in names], torch.float32)
+            buckets.append(self._make_bucket(names, buffers))
+        return buckets
+
+    def _make_buffers(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> _Buffers:
+        """Return buffers for parameters, with copies in a dtype, to which their values move if others read them."""
+        size = sum(map(aligned, parameters))
+        gradients = torch.zeros(size, device=self._model.device, dtype=self._model.dtype)
+        sent = gradients
+        if self._sent_dtype != gradients.dtype:
+            sent = torch.zeros_like(gradients, dtype=self._sent_dtype)
+        masters = gradients[:0]
+        copies = masters
+        if dtype != gradients.dtype or self._owners:
+            masters = torch.zeros_like(gradients)
+            copies = masters
+            for parameter, master in zip(parameters, views_of(masters, parameters), strict=True):
                 master.copy_(parameter.detach())
                 parameter.data = master
-        if bucket.copies is not None:
-            bucket.leaves = [view.detach().requires_grad_() for view in views_of(bucket.copies, in_order)]
-        return bucket
+        if dtype != gradients.dtype:
+            copies = torch.zeros_like(gradients, dtype=dtype)
+        return _Buffers(gradients, sent, masters, copies)
+
+    def _make_bucket(self, names: list[str], buffers: _Buffers) -> _Bucket:
+        """Return the bucket of parameters that are ordered by owner."""
+        parameters: list[Tensor] = [self._parameters[name] for name in names]
+        leaves = parameters
+        if buffers.copies.dtype != buffers.gradients.dtype:
+            leaves = [view.detach().requires_grad_() for view in views_of(buffers.copies, parameters)]
+        of_owner = {}
+        begin = 0
+        for owner, own in groupby(names, self._owner):
+            end = begin + sum(aligned(self._parameters[name]) for name in own)
+            of_owner[owner] = slice(begin, end)
+            begin = end
+        return _Bucket(parameters, leaves, buffers, of_owner)
 
     def _owner(self, name: str) -> int:
         return self._owners.get(name, 0)
@@ -158,14 +194,14 @@ class Exchange(Weights):
         """Return the part of the buffers of a bucket that this process updates."""
         if not self._owners:
             return slice(None)
-        return bucket.runs.get(self._world.rank, slice(0))
+        return bucket.of_owner.get(self._world.rank, slice(0))
 
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
         """Let the passes of a micro-batch run inside this block, and send the gradients of the last one."""
         if is_first:
             self._given.clear()
-            self._read_weights()
+            self._receive_weights()
         self._is_first = is_first
         self._is_last = is_last
         self._complete = 0
@@ -195,23 +231,25 @@ class Exchange(Weights):
         for bucket in self._buckets:
             self._send(bucket)
         self._wait(self._works)
-        self._read_weights()
+        self._receive_weights()
 
     @torch.no_grad()
-    def _read_weights(self) -> None:
-        """Cast the copies once more, and receive the weights that other processes have updated."""
-        works = list[distributed.Work]()
-        for bucket in reversed(self._buckets):
-            read = bucket.masters
-            if bucket.masters is not None and bucket.copies is not None:
+    def refresh(self) -> None:
+        """Cast the matrices that this process updates once more, after a change."""
+        for bucket in self._buckets:
+            if bucket.leaves is not bucket.parameters:
                 own = self._own_part(bucket)
-                read = bucket.copies
-                read[own].copy_(bucket.masters[own])
-            if not self._owners or self._is_paused:
-                continue
-            assert read is not None
-            for owner, part in bucket.runs.items():
-                works.append(self._broadcast(read[part], owner))
+                bucket.buffers.copies[own].copy_(bucket.buffers.masters[own])
+
+    @torch.no_grad()
+    def _receive_weights(self) -> None:
+        """Receive what the passes read of the weights that other processes have updated."""
+        if not self._owners or self._is_paused:
+            return
+        works = []
+        for bucket in reversed(self._buckets):
+            for owner, part in bucket.of_owner.items():
+                works.append(self._broadcast(bucket.buffers.copies[part], owner))
         self._wait(works)
 
     @staticmethod
@@ -236,7 +274,7 @@ class Exchange(Weights):
     def _add(self, bucket: _Bucket) -> None:
         """Add the gradients of a micro-batch to those of earlier ones, and send the sum after the last."""
         self._complete += 1
-        target = bucket.gradients if self._accumulates else bucket.sent
+        target = bucket.buffers.gradients if self._accumulates else bucket.buffers.sent
         has_gradient = [leaf.grad is not None for leaf in bucket.leaves]
         gradients = [leaf.grad for leaf in bucket.leaves if leaf.grad is not None]
         self._given.update(compress(bucket.parameters, has_gradient))
@@ -266,16 +304,17 @@ class Exchange(Weights):
 
     def _send(self, bucket: _Bucket) -> None:
         """Begin to add up the gradients of all processes: in each of them, or in the owner of each."""
-        if self._accumulates and bucket.sent is not bucket.gradients:
-            bucket.sent.copy_(bucket.gradients)
+        gradients, sent, *_ = bucket.buffers
+        if self._accumulates and sent.dtype != gradients.dtype:
+            sent.copy_(gradients)
         if self._is_paused:
             return
         group = self._world.steps
         if not self._owners:
-            self._works.append(distributed.all_reduce(bucket.sent, group=group, async_op=True))
+            self._works.append(distributed.all_reduce(sent, group=group, async_op=True))
             return
-        for owner, part in bucket.runs.items():
-            self._works.append(distributed.reduce(bucket.sent[part], dst=owner, group=group, async_op=True))
+        for owner, part in bucket.of_owner.items():
+            self._works.append(distributed.reduce(sent[part], dst=owner, group=group, async_op=True))
 
     @torch.no_grad()
     def _receive(self) -> None:
@@ -283,9 +322,10 @@ class Exchange(Weights):
         self._wait(self._works)
         for bucket in self._buckets:
             own = self._own_part(bucket)
-            if bucket.sent is not bucket.gradients:
-                bucket.gradients[own].copy_(bucket.sent[own])
-            for parameter, view in zip(bucket.parameters, views_of(bucket.gradients, bucket.parameters), strict=True):
+            gradients, sent, *_ = bucket.buffers
+            if sent.dtype != gradients.dtype:
+                gradients[own].copy_(sent[own])
+            for parameter, view in zip(bucket.parameters, views_of(gradients, bucket.parameters), strict=True):
                 if parameter in self._given and parameter in self._own:
                     parameter.grad = view
         if self._owners and self._parallel.settings.precision == "fp16":
@@ -296,29 +336,36 @@ class Exchange(Weights):
         norm = self.total_norm()
         zero_or_nan = norm - norm
         for bucket in self._buckets:
-            bucket.gradients[self._own_part(bucket)] += zero_or_nan
+            bucket.buffers.gradients[self._own_part(bucket)] += zero_or_nan
 
     def total_norm(self) -> Tensor:
         """Return the norm of all gradients together (0-d); with owners, each process knows the norms of its own."""
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        parameters = self._parameters.values()
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = iter(foreach.norm(gradients) if gradients else [])
-        zero = self._parameters[0].new_zeros(())
+        zero = torch.zeros((), device=self._model.device)
         # In the order of a single process, whose result has the same bits.
-        of_all = torch.stack([zero if parameter.grad is None else next(norms) for parameter in self._parameters])
+        of_all = torch.stack([zero if parameter.grad is None else next(norms) for parameter in parameters])
         if self._owners:
             self.add_up(of_all)
         return torch.linalg.vector_norm(of_all)
 
     @torch.no_grad()
     def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
-        """Clip all gradients by their norm (0-d), and step the optimizer."""
-        max_norm = self._parallel.settings.clip
-        if max_norm is not None:
-            own = [bucket.gradients[self._own_part(bucket)] for bucket in self._buckets]
-            factor = (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+        """Clip all gradients by their norm (0-d), step the optimizer, and cast the matrices."""
+        factor = clip_factor(self._parallel.settings.clip, norm)
+        if self._update_large is not None and all(parameter.grad is not None for parameter in self._matrices):
+            self._update_large(self._of_matrices.gradients, factor)
+            with self._update_large.hidden():
+                foreach.mul_([each.grad for each in self._parameters.values() if each.grad is not None], factor)
+                self._parallel.optimizer.step()
+            return
+        if self._parallel.settings.clip is not None:
+            own = [bucket.buffers.gradients[self._own_part(bucket)] for bucket in self._buckets]
             foreach.mul_([gradients for gradients in own if gradients.numel()], factor)
         scaler.step(self._parallel.optimizer)
         scaler.update()
+        self.refresh()
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes."""

@@ -51,6 +51,23 @@ def swapped_in(model: LanguageModel, leaves: Mapping[Tensor, Tensor]) -> Iterato
             swap_parameter(module, "weight", weight)
 
 
+def clip_factor(max_norm: float | None, norm: Tensor) -> Tensor:
+    """Return the factor (0-d) that clips gradients of this norm (0-d); 1 without a largest norm."""
+    return torch.ones_like(norm) if max_norm is None else (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+
+
+def large_updates(
+    parallel: DataParallel, weights: Sequence[Tensor], *, buffer: Tensor, copies: Tensor, sizes: Sequence[int]
+) -> LargeUpdates | None:
+    """Return what updates matrices, which have these sizes in the buffers; None if the optimizer does."""
+    settings = parallel.settings
+    update = OPTIMIZERS[settings.optimizer].update_large
+    waits = settings.precision == "fp16"  # the scaler skips steps
+    if update is None or waits or not runs_triton(buffer.device, buffer.dtype):
+        return None
+    return LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies, sizes=sizes)
+
+
 class Weights:
     """The parameters of a model. Forward and backward passes read them themselves, and products cast them."""
 
@@ -123,23 +140,12 @@ class FlatMatrices(Weights):
             gradient = self._gradients[at].view_as(weight)
             gradient_of_copy = self._gradients_of_copies[at].view_as(weight)
             self._matrices.append(_Matrix(weight, leaf, gradient, gradient_of_copy))
-        self._update_large = self._large_updates(sizes)
+        self._update_large = large_updates(parallel, weights, buffer=self._masters, copies=self._copies, sizes=sizes)
         settings = parallel.settings
         # `update` casts the gradients of the copies, unless they are added up or unscaled before.
         is_clipped = settings.clip is not None or self._update_large is not None
         self._casts_late = is_clipped and settings.accumulate == 1 and settings.precision != "fp16"
         self.refresh()
-
-    def _large_updates(self, sizes: Sequence[int]) -> LargeUpdates | None:
-        """Return what updates the matrices, which have these sizes in the buffers; None if the optimizer does."""
-        settings = self._parallel.settings
-        update = OPTIMIZERS[settings.optimizer].update_large
-        waits = settings.precision == "fp16"  # the scaler skips steps
-        if update is None or waits or not runs_triton(self._masters.device, self._masters.dtype):
-            return None
-        weights = [matrix.parameter for matrix in self._matrices]
-        optimizer = self._parallel.optimizer
-        return LargeUpdates(optimizer, update, weights, buffer=self._masters, copies=self._copies, sizes=sizes)
 
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
@@ -185,8 +191,7 @@ class FlatMatrices(Weights):
     @torch.no_grad()
     def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
         """Clip all gradients by their norm (0-d), step the optimizer, and cast the matrices."""
-        max_norm = self._parallel.settings.clip
-        factor = torch.ones_like(norm) if max_norm is None else (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+        factor = clip_factor(self._parallel.settings.clip, norm)
         if self._update_large is not None and all(matrix.parameter.grad is not None for matrix in self._matrices):
             self._update_large(self._gradients_of_copies if self._casts_late else self._gradients, factor)
             with self._update_large.hidden():
