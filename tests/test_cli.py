@@ -160,3 +160,19 @@ def test_the_wheel_holds_every_package():
         listed = set(tomllib.load(file)["tool"]["setuptools"]["packages"])
     in_tree = {".".join(path.relative_to(root).parent.parts) for path in (root / "txlcli").rglob("__init__.py")}
     assert listed == in_tree | {"txlcli.corpora", "txlcli.recipes"}  # links to directories beside txlcli
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["eval", "--text", "a.txt", "--text", "b.txt"],
+        ["train", "ptb", "--name", "a", "--name=a"],
+        ["prepare", "a.txt", "--tokenizer", "byte", "--tokenizer", "char"],
+        ["eval", "--same-length", "--no-same-length"],
+        ["runs", "list", "--runs-dir", "a", "--runs-dir", "b"],
+    ],
+)
+def test_an_option_of_one_value_is_rejected_if_it_is_given_twice(line):
+    result = txl(*line)
+    assert result.exit_code == 2
+    assert "is given twice" in result.stderr

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from txlcli import __version__, console
 from txlcli.commands import (
@@ -90,6 +90,21 @@ class TxlGroup(TyperGroup):
                     text = self.commands[name].get_short_help_str(formatter.width)
                     rows.append((name.ljust(width), text))
                 formatter.write_dl(rows)
+
+
+class TxlCommand(TyperCommand):
+    """A command that rejects an option of one value that is given twice; the parser would forget the first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            for parameter in order:
+                repeatable = parameter.multiple if parameter.param_type_name == "option" else True
+                is_switch = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
+                if order.count(parameter) > 1 and not repeatable and not is_switch:
+                    raise UsageError(f"{parameter.opts[0]} is given twice, and takes one value; leave out one of them")
+        return super().parse_args(ctx, args)
 
 
 def _report(error: BaseException) -> int | None:
@@ -233,6 +248,7 @@ for commands in COMMANDS.values():
         if isinstance(command, typer.Typer):
             for inner in command.registered_commands:
                 inner.callback = with_options(cast(Callable[..., None], inner.callback))
+                inner.cls = TxlCommand
             app.add_typer(command, name=name)
         else:
-            app.command(name)(with_options(command))
+            app.command(name, cls=TxlCommand)(with_options(command))

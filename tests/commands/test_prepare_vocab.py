@@ -55,3 +55,12 @@ def test_a_byte_missing_from_the_vocabulary_is_named(here):
     assert store("text").ids("train")[:4].tolist() == [0, 1, 1, 0]
     (here / "text.txt").write_text("ab\nbac\n" * 30)
     assert "lacks byte 0x63" in refusal("prepare", "text.txt", "--vocab", "vocab.json", "--force", code=1)
+
+
+def test_a_split_that_is_mostly_unknown_has_a_note(untouched):
+    (untouched / "words.txt").write_text("<unk>\nthe\n")
+    (untouched / "text.txt").write_text("the fox jumps over\n" * 40)
+    told = json_of("prepare", "text.txt", "--vocab", "words.txt", "--name", "text", "-q", "--split", "100,0,0")
+    assert any("120 of the 160 tokens of train are not in the vocabulary" in note for note in told["notes"])
+    shown = done("prepare", "text.txt", "--vocab", "words.txt", "--name", "text", "-q", "--force").stdout
+    assert "not in the vocabulary" in shown

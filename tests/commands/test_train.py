@@ -191,6 +191,14 @@ def test_a_dry_run_writes_nothing(here):
     assert sorted(here.rglob("*")) == before
 
 
+def test_a_warm_up_that_is_longer_than_the_training_has_a_note(here):
+    longer = ("--set", "train.warmup_steps=40", "--set", "train.max_steps=4")
+    assert "never reaches train.lr" in train(*longer).stderr
+    plan = json.loads(train(*longer, "--dry-run", "--json").stdout)
+    assert "40 is longer than the training run of 4 steps" in plan["notes"][0]
+    assert "never reaches" not in train(*longer[2:], "--dry-run").stderr
+
+
 @pytest.mark.slow
 def test_a_dry_run_of_fewer_steps_forecasts_these(here):
     whole, part = (json.loads(train("--dry-run", "--json", *limit).stdout) for limit in ([], ["--max-steps", 3]))

@@ -69,7 +69,7 @@ def show(result: "PreparedStore") -> None:
     if store.changes:
         changes = [f"{name.replace('_', ' ')}: {count:,}" for name, count in store.changes.items()]
         console.show_line(f"skipped or changed: {', '.join(changes)}")
-    for note in store.notes:
+    for note in result.notes:
         console.show_line(f"note: {console.with_flags(note)}")
     if result.next:
         console.show_line(f"next: {result.next}")

@@ -60,6 +60,28 @@ class Vocab:
         """Create a vocabulary of ids whose text is not known; each is written as its number."""
         return cls("ids", [str(number) for number in range(size)])
 
+    @classmethod
+    def of_model(cls, model: bytes) -> "Vocab":
+        """Create a vocabulary of a SentencePiece model that restores every text, as txl trains them."""
+        from txlcli.data import sentencepiece_model
+
+        try:
+            sentencepiece_model.check(model)
+        except ValueError as error:
+            raise VocabularyError(str(error)) from error
+        vocab = cls(
+            "sentencepiece",
+            boundary=sentencepiece_model.BOUNDARY,
+            unknown=sentencepiece_model.UNKNOWN,
+            model=model,
+        )
+        fixed = ["<eos>", "<unk>", *(f"<0x{value:02X}>" for value in range(256))]
+        if list(vocab.symbols[: len(fixed)]) != fixed:
+            raise VocabularyError(
+                "the SentencePiece model lacks the line end, <unk> and the 256 bytes as its first pieces"
+            )
+        return vocab
+
     def __post_init__(self) -> None:
         if self.model:
             self.symbols = self.sentencepiece.symbols

@@ -1,13 +1,16 @@
 """Reading a vocabulary from files of every format, and refusing other files."""
 
+import io
 import pickle
 import re
 from collections import Counter, OrderedDict
 
 import pytest
+import sentencepiece
 import torch
 
 from tests.errors import rejection
+from txlcli.data.sentencepiece_model import train
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import VocabularyError
 from txlcli.workflows.exchange import vocabularies
@@ -99,6 +102,37 @@ def test_the_most_complete_file_of_a_directory_is_chosen(tmp_path):
     for name in ("vocab.txt", "vocab.pkl", "vocab.bin", "vocab.json"):
         (tmp_path / name).touch()
         assert vocabularies.find(tmp_path) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("pieces", "word"),
+    [
+        (["<unk>\t0", "\u2581the\t-1.5", "ing\t-2", "\u2581fox\t-3"], "SentencePiece"),
+        (["[UNK]", "the", "##ing", "fox"], "WordPiece"),
+        (["the 7", "\u0120fox 3", "a 2"], "byte-level BPE"),
+        (["<s>", "th@@ 4", "e 3"], "BPE"),
+    ],
+)
+def test_a_list_of_parts_of_words_is_not_a_list_of_words(tmp_path, pieces, word):
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    assert f"pieces of {word}" in refusal(tmp_path / "vocab.txt")
+
+
+def test_a_sentencepiece_model_is_a_vocabulary_if_it_restores_all_text(tmp_path):
+    model = train(["the fox jumps over the lazy owl"] * 9, size=283, model_type="bpe")
+    (tmp_path / "own.model").write_bytes(model)
+    vocab = vocabularies.read(tmp_path / "own.model")
+    text = "the  fox\n\tna\u00efve \U0001f98a"
+    assert vocab.decode(vocab.encode(text)) == text
+    assert vocab.fingerprint == Vocab("sentencepiece", boundary=0, unknown=1, model=model).fingerprint
+    other = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the fox jumps"] * 9), model_writer=other, vocab_size=16, minloglevel=2
+    )
+    (tmp_path / "other.model").write_bytes(other.getvalue())
+    assert "removes blanks" in refusal(tmp_path / "other.model")
+    (tmp_path / "other.model").write_bytes(b"no model")
+    assert "not a SentencePiece model" in refusal(tmp_path / "other.model")
 
 
 def refusal(path):

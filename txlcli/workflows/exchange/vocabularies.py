@@ -4,7 +4,7 @@ from pathlib import Path
 
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import UsageError, VocabularyError
-from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
+from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_bytes, read_text
 from txlcli.workflows.exchange import pickles
 
 BOUNDARIES = ("<eos>", "<S>")
@@ -12,7 +12,13 @@ UNKNOWNS = ("<unk>", "<UNK>")
 FILES = ("vocab.json", "vocab.bin", "vocab.pkl", "vocab.txt")
 """Names of vocabulary files; the last three are Hugging Face's."""
 PICKLES = (".pkl", ".pickle", ".bin", ".pt", ".pth")
+MODEL = ".model"
+"""Ending of SentencePiece models."""
 AS_TEXT = "give the words as a text file in UTF-8, one per line"
+PIECES = {"\u2581": "SentencePiece", "##": "WordPiece", "\u0120": "byte-level BPE", "@@": "BPE"}
+"""What the words of a list are if many of them begin or end like this: parts of words, which no text has."""
+MIN_PIECES = 0.05
+"""Share of such words that tells."""
 
 
 def find(directory: Path) -> Path | None:
@@ -25,15 +31,18 @@ def find(directory: Path) -> Path | None:
 
 
 def read(path: Path) -> Vocab:
-    """Read a vocabulary: txl's JSON, a torch or plain pickle with idx2sym, or a list of words."""
+    """Read a vocabulary: txl's JSON, a SentencePiece model, a torch or plain pickle with idx2sym, or a word list."""
     if not check_regular(path).is_file():
         raise VocabularyError(f"no vocabulary file at {path}; give `vocab` a file")
     try:
+        if path.suffix == MODEL:
+            return Vocab.of_model(read_bytes(path, MAX_VOCABULARY))
         if path.suffix == ".json":
             return Vocab.from_json(read_text(path, MAX_VOCABULARY))
         return _read_words(path)
     except VocabularyError as error:
-        raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
+        next_step = "train one with `tokenizer` sentencepiece" if path.suffix == MODEL else AS_TEXT
+        raise VocabularyError(f"{path}: {error}; {next_step}") from error
     except UsageError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
@@ -58,6 +67,7 @@ def _read_words(path: Path) -> Vocab:
         words = list(dict.fromkeys(line[0] for line in lines if line))
     if not words or not all(isinstance(word, str) for word in words):
         raise VocabularyError("does not hold a list of words")
+    _reject_pieces(words)
     return Vocab(
         "word",
         words,
@@ -65,6 +75,14 @@ def _read_words(path: Path) -> Vocab:
         unknown=_first_index(words, UNKNOWNS),
         lower_case=lower_case,
     )
+
+
+def _reject_pieces(words: list[str]) -> None:
+    """Reject a list of parts of words: without the model that divides words into them, all text is unknown."""
+    for mark, tokenizer in PIECES.items():
+        marked = sum(1 for word in words if word.startswith(mark) or word.endswith(mark))
+        if marked > MIN_PIECES * len(words):
+            raise VocabularyError(f"a list of pieces of {tokenizer}, which encodes no text without its model")
 
 
 def _first_index(words: list[str], symbols: tuple[str, ...]) -> int | None:

@@ -56,6 +56,18 @@ class PreparedStore:
             return None
         return command_line("train", self.store.name, data_dir=self.store.path.parent)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes of the store, and one for each split that is mostly unknown."""
+        notes = list(self.store.notes)
+        for split, info in self.store.splits.items():
+            if 2 * info.unknown > info.tokens:
+                notes.append(
+                    f"{info.unknown:,} of the {info.tokens:,} tokens of {split} are not in the vocabulary; check that "
+                    "it is a vocabulary of this text"
+                )
+        return tuple(notes)
+
     def excerpt(self, split: str) -> str:
         """Return the beginning of a split as one line."""
         text = " ".join(self.store.vocab.decode(self.store.ids(split)[:EXCERPT_TOKENS]).split())
@@ -80,6 +92,7 @@ class PreparedStore:
         return {
             "store": str(store.path),
             **store.to_json(),
+            "notes": list(self.notes),
             "vocabulary_size": store.vocab.size,
             "fingerprint": store.fingerprint,
             "splits": splits,

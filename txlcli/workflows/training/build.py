@@ -130,6 +130,8 @@ class Builder:
             run = replace(run, directory=files.enter_context(claimed))  # others may have begun since
         plan = self._plan(run, segments)
         self.reporter.say(f"training {plan}")
+        for note in plan.notes:
+            self.reporter.say(note)
         training = self._build(plan, segments, valid, weights)
         if self.world.is_rank_zero:
             created = run_directory.created(run, store.vocab.to_json(), force=request.options.force)

@@ -144,6 +144,8 @@ def run(request: Request, workspace: Workspace, *, processes: int) -> TrainingFo
     train = settings.train
     check_device(settings, device, processes=processes)
     out_of_memory.warn(plan, workspace.reporter)
+    for note in plan.notes:
+        workspace.reporter.say(note)
     of_one = of_one_process(train, processes)
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
     flops = plan.flops_per_token

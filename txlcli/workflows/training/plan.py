@@ -16,6 +16,7 @@ from txlcli.core.measures.gpus import ExpectedShare, data_sheet_flops_per_s, exp
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World, of_one_process
+from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import TrainingSegments, band_shares
 from txlcli.data.token_store import TokenStore
 from txlcli.runs.run_directory import Run
@@ -86,6 +87,18 @@ class Plan:
             return expected._replace(share=0.75 * expected.share)
         return expected
 
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on settings that do not have the effect that they seem to have."""
+        train = self.run.settings.train
+        if train.warmup_steps <= train.max_steps:
+            return []
+        highest = scheduled_lr(train, train.max_steps)
+        return [
+            f"train.warmup_steps {train.warmup_steps:,} is longer than the training run of {train.max_steps:,} steps: "
+            f"the learning rate ends at {highest:.3g} and never reaches train.lr {train.lr:g}"
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Return the beginning of the object that `txl train --dry-run --json` prints."""
         run = self.run
@@ -107,6 +120,7 @@ class Plan:
             "processes": self.processes,
             "device": self.devices,
             "folder": str(run.directory),
+            "notes": self.notes,
         }
 
     def __str__(self) -> str:
