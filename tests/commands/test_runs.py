@@ -364,5 +364,7 @@ def test_runs_without_a_checkpoint_are_pruned(here):
     assert "every run" in done("runs", "prune").stderr
     for path in Path("runs/char").glob("*.safetensors"):
         path.unlink()
+    with run_directory.locked(Path("runs/char")):  # it was just started
+        assert json_of("runs", "prune", "--yes") == {"deleted": [], "kept": []}
     assert json_of("runs", "prune", "--yes") == {"deleted": ["runs/char"], "kept": []}
     assert set(listed()) == {"byte", "word", "sentencepiece"}

@@ -183,9 +183,12 @@ def prune(options: DeleteOptions, where: RunsDir, json: Json = False) -> None:
 
     Example: txl runs prune
     """
-    directories = [path for path in run_directory.newest_first(where.runs_dir) if not run_directory.has_weights(path)]
+    directories = []
+    for directory in run_directory.newest_first(where.runs_dir):
+        if not run_directory.has_weights(directory) and not run_directory.is_busy(directory):
+            directories.append(directory)
     if not directories:
-        console.say(f"every run in {where.runs_dir} has a checkpoint")
+        console.say(f"every run in {where.runs_dir} has a checkpoint, or is being trained")
     _delete(directories, options, json=json)
 
 

@@ -326,6 +326,12 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
+def is_busy(directory: Path) -> bool:
+    """Return True if another process is writing a run."""
+    with locks.if_free(directory.parent / LOCKS / directory.name) as free:
+        return free is False
+
+
 @contextlib.contextmanager
 def claimed(directories: Iterable[Path]) -> Iterator[Path]:
     """Lock the first of these directories that no other process has locked, while the block runs."""
