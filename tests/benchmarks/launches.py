@@ -2,10 +2,11 @@
 
 python -m tests.benchmarks.launches [RECIPE ...] [--json]
 
-A fake device counts the kernels of a training step with a full memory, of a segment of evaluation and of a single
-token, with compiled layers, in bf16, by default for enwik8, ptb-memory and wt103: per layer, from models of two and of
-three layers, and for everything else together. The training step is also counted as one of two processes takes it,
-with train.parallel = "ddp" and "zero", and with the bytes that these exchange. Needs Linux, g++ and Triton.
+A fake device counts the kernels of a training step with a full memory, of a segment of evaluation with its losses, and
+of a token that is sampled and read, with compiled layers, in bf16, by default for enwik8, ptb-memory and wt103: per
+layer, from models of two and of three layers, and for everything else together. "By the host" are the launches that
+remain where CUDA graphs read the text, each of which is one. The training step is also counted as one of two processes
+takes it, with train.parallel = "ddp" and "zero", and with the bytes that these exchange. Needs Linux, g++ and Triton.
 """
 
 import ctypes
@@ -50,6 +51,7 @@ def _divide(two, three):
         "other_kernels": two[0].total() - LAYERS[0] * of_layer.total(),
         "bytes_per_layer": size,
         "other_bytes": two[1] - LAYERS[0] * size,
+        "launched": two[3],
         "sent_per_layer": sent,
         "other_sent": two[2] - LAYERS[0] * sent,
         "names": dict(of_layer.most_common()),
@@ -98,7 +100,7 @@ def _training(recipe, n_layers, mode):
         training.update()
         with Kernels() as kernels:
             training.update()
-    return kernels.names, kernels.bytes, kernels.sent
+    return kernels.names, kernels.bytes, kernels.sent, None
 
 
 def _ids(bands, count):
@@ -109,25 +111,59 @@ def _ids(bands, count):
     return np.resize([0] * (8 - len(firsts)) + firsts, count)
 
 
+class Graphs:
+    """Stands in for CUDA graphs: a replay calls its function again, and counts the kernels that the host launches."""
+
+    def __init__(self, kernels):
+        self._kernels = kernels
+        self._repeated = 0
+
+    def __call__(self, run, device, *, warm_up=0):
+        def replay():
+            before = self._kernels.names.total()
+            result = run()
+            repeated = self._kernels.names.total() - before
+            self._repeated += max(0, repeated - 1)  # none while nothing is counted
+            return result
+
+        return replay
+
+    @property
+    def launched(self):
+        """Launches of the host: kernels outside of graphs, and graphs."""
+        return self._kernels.names.total() - self._repeated
+
+
 def _reading(recipe, n_layers):
+    """Count a segment with its losses, and a token that is sampled and read."""
     import torch
 
     from tests.core.fake_cuda.device import CUDA, Kernels, pretending
-    from tests.core.tape import call_again
     from txlcli.core.reading.decoder import Decoder
+    from txlcli.core.reading.sampling import Sampling, generate
 
     settings, found = _settings(recipe, n_layers), {}
     how = {"evaluation": (settings.eval, 10), "single token": (dataclasses.replace(settings.eval, seg_len=1), 1)}
     for work, (evaluation, lanes) in how.items():
         with pretending():
             model = _model(settings).eval().on(reading_compile="on", precision="bf16")
-            decoder = Decoder(model, dataclasses.replace(evaluation, batch_size=lanes), capture_graph=call_again)
-            tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
-            for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):
-                decoder.read(tokens)
-            with Kernels() as kernels:
-                decoder.read(tokens)
-        found[work] = kernels.names, kernels.bytes, kernels.sent
+            kernels = Kernels()
+            graphs = Graphs(kernels)
+            decoder = Decoder(model, dataclasses.replace(evaluation, batch_size=lanes), capture_graph=graphs)
+            if work == "evaluation":
+                tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
+                targets = tokens.to(model.targets_device)
+                for _ in range((evaluation.mem_len + 2 * decoder.housekeeping_interval) // evaluation.seg_len + 1):
+                    decoder.losses(decoder.read(tokens), targets)
+                with kernels:
+                    decoder.losses(decoder.read(tokens), targets)
+            else:
+                text = generate(decoder, torch.zeros(1, dtype=torch.long), Sampling(), seed=1)
+                for _ in range(3):
+                    next(text)
+                with kernels:
+                    next(text)
+        found[work] = kernels.names, kernels.bytes, kernels.sent, graphs.launched
     return found
 
 
@@ -138,6 +174,7 @@ def show(results):
         [
             *(result["recipe"], work),
             *(f"{counts['kernels_per_layer']}", f"{counts['other_kernels']}"),
+            str(counts["launched"] or ""),
             *(f"{counts['bytes_per_layer'] / 1e9:.3g} GB", f"{counts['other_bytes'] / 1e9:.3g} GB"),
             *(f"{counts['sent_per_layer'] / 1e6:.3g} MB", f"{counts['other_sent'] / 1e6:.3g} MB"),
         ]
@@ -150,6 +187,7 @@ def show(results):
         "work",
         "kernels per layer",
         "others",
+        "by the host",
         "bytes per layer",
         "others",
         "sent per layer",

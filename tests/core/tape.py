@@ -62,7 +62,7 @@ def capture(run, device, *, warm_up=2):
         out = run()
     tape.undo()
     for result in filter(torch.is_tensor, tree_leaves(out)):
-        result.data.fill_(float("nan"))
+        result.data.fill_(float("nan") if result.is_floating_point() else -1)
 
     def replay():
         with torch.no_grad():

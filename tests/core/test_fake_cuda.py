@@ -97,12 +97,7 @@ def test_two_deterministic_training_steps_use_no_operation_without_a_determinist
 @in_every_precision("reading", one_precision_each(2))
 def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of, group, pairs):
     pairs = that_read_differently(pairs)
-    # Whether a tail may hold one of the likeliest tokens is asked before it is computed.
-    with_tails = {"copy to the host": 1, "_local_scalar_dense": 4}
-    assert outcomes_of(group) == {
-        **of_each(pairs, [{}, {"_local_scalar_dense": 1}]),
-        **of_each([pair for pair in pairs if pair[0] == "adaptive softmax"], [{}, with_tails]),
-    }
+    assert outcomes_of(group) == of_each(pairs, [{}, {"_local_scalar_dense": 1}])
 
 
 @pytest.mark.slow
@@ -146,12 +141,12 @@ def test_a_part_of_the_fast_path_that_fails_is_left_out_and_training_goes_on(out
 @pytest.mark.parametrize(
     ("case", "of_layer", "others"),
     [
-        ("relative fp32, batch 1", 13, 12),
-        ("relative fp32, batch 3", 13, 12),
-        ("relative bf16, batch 1", 15, 12),
-        ("relative bf16, batch 3", 15, 12),
-        ("sinusoid fp32, batch 1", 13, 23),
-        ("sinusoid bf16, batch 3", 15, 23),
+        ("relative fp32, batch 1", 13, 9),
+        ("relative fp32, batch 3", 13, 9),
+        ("relative bf16, batch 1", 15, 9),
+        ("relative bf16, batch 3", 15, 9),
+        ("sinusoid fp32, batch 1", 13, 20),
+        ("sinusoid bf16, batch 3", 15, 20),
     ],
 )
 def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, others):

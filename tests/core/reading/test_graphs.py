@@ -161,3 +161,20 @@ def test_with_too_many_phases_nothing_is_captured():
     mem_len = 4 * L * MAX_PHASES + 4
     _, _, captures = both_ways(small_model(n_layers=1), mem_len + 3 * (MAX_PHASES + 1) * L, mem_len=mem_len)
     assert captures.captured == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (5, 11), "div_val": 2}], ids=["softmax", "adaptive softmax"])
+@torch.inference_mode()
+def test_losses_of_whole_segments_are_computed_by_graphs(changes):
+    """Targets are of the head alone, then of the tails alone: these get more rows, and other graphs."""
+    model, captures = small_model(**changes), Captures()
+    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=0, capture_graph=captures)
+    hidden = decoder.read(draw_tokens(B, L))
+    before = captures.captured
+    for highest, lowest in ((5, 0), (5, 0), (5, 0), (19, 11), (19, 11), (19, 0), (11, 0)):
+        targets = draw_tokens(B, L, seed=highest) % (highest - lowest) + lowest
+        torch.testing.assert_close(decoder.losses(hidden, targets), model.losses(hidden, targets), rtol=0, atol=1e-12)
+    assert captures.captured == before + (3 if changes else 1)
+    for part in (slice(2), slice(3, 4)):
+        expected = model.losses(hidden[:, part], targets[:, part])
+        assert torch.equal(decoder.losses(hidden[:, part], targets[:, part]), expected)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from tests.core import tape
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from txlcli.core.reading.sampling import NO_TOKEN, Sampling, generate, sample
 from txlcli.errors import RunError
@@ -16,7 +17,8 @@ ODDS = torch.tensor([0.05, 0.4, 0.25, 0.3])  # likeliest first: 1, 3, 2, 0
 def drawn(options, count=2000, odds=ODDS, seed=1):
     generator = torch.Generator().manual_seed(seed)
     candidates = odds.log().topk(options.candidates(len(odds)))
-    tokens = [sample(*candidates, options, generator) for _ in range(count)]
+    noise = torch.empty_like(candidates.values)
+    tokens = [sample(*candidates, options, noise.exponential_(generator=generator)) for _ in range(count)]
     return torch.bincount(torch.cat(tokens), minlength=len(odds)) / count
 
 
@@ -49,13 +51,22 @@ def test_tokens_come_as_often_as_they_should(options, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0.04)  # four standard deviations of 2,000 draws
 
 
+def test_a_seed_gives_the_tokens_of_multinomial():
+    odds = torch.rand(200, generator=torch.Generator().manual_seed(2), dtype=torch.float64).sort(descending=True).values
+    ours, pytorchs = (torch.Generator().manual_seed(5) for _ in range(2))
+    noise = torch.empty_like(odds)
+    for _ in range(50):
+        token = sample(odds.log(), torch.arange(200), Sampling(), noise.exponential_(generator=ours))
+        assert token == torch.multinomial(odds / odds.sum(), 1, generator=pytorchs)
+
+
 def test_the_likeliest_stays_however_small_the_share():
     for top_p in (1e-9, 1e-50, 5e-324):  # some are 0 in float32
         assert drawn(Sampling(top_k=None, top_p=top_p), count=20).tolist() == [0, 1, 0, 0]
 
 
-def decoder(model, mem_len=M):
-    return make_decoder(model, batch_size=1, mem_len=mem_len, seg_len=L)
+def decoder(model, mem_len=M, **how):
+    return make_decoder(model, batch_size=1, mem_len=mem_len, seg_len=L, **how)
 
 
 def first(count, tokens):
@@ -71,6 +82,16 @@ def test_a_seed_decides_the_text_whatever_was_read_before():
     assert one == again
     assert one != other
     assert all(0 <= token < V for token in one)
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (5, 11)}], ids=["softmax", "adaptive softmax"])
+@pytest.mark.parametrize("options", [Sampling(), Sampling(top_k=3, top_p=0.8), Sampling(greedy=True)], ids=str)
+def test_graphs_sample_the_same_text(changes, options):
+    model, context = small_model(**changes), draw_tokens(1, 9)[0]
+    captured = decoder(model, capture_graph=tape.capture)
+    for seed in (3, 4):
+        expected = first(30, generate(decoder(model), context, options, seed=seed))
+        assert first(30, generate(captured, context, options, seed=seed)) == expected
 
 
 @pytest.mark.parametrize("length", [1, 4, L, 12, 31])
@@ -92,7 +113,7 @@ def test_each_token_is_drawn_from_the_model_with_its_memory(length):
 
 @pytest.mark.parametrize("options", [Sampling(), Sampling(greedy=True), Sampling(top_p=0.5)])
 def test_probabilities_that_are_not_numbers_are_rejected(options):
-    assert sample(torch.full((3,), torch.nan), torch.arange(3), options, torch.Generator()).tolist() == [NO_TOKEN]
+    assert sample(torch.full((3,), torch.nan), torch.arange(3), options, torch.ones(3)).tolist() == [NO_TOKEN]
     model = small_model()
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)

@@ -7,6 +7,7 @@ Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands,
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -253,6 +254,11 @@ class AdaptiveSoftmax(nn.Module):
         if embedding is None or len(self.tables):
             return self.tables[number]
         return embedding.tables[number]
+
+
+def tail_capacity(expected: float, limit: int) -> int:
+    """Return how many rows a tail has in a CUDA graph for this expected number of targets, with a margin."""
+    return min(limit, math.ceil(1.25 * expected + 6 * math.sqrt(expected)))
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ The weights do not change here, so keys and values stay as they were projected, 
 are projected once. It computes the same function as `TransformerXL.forward` with memory. The memory that training
 carries is `core.model.layer.HiddenMemory`.
 
-On CUDA, graphs read single tokens and whole segments: they repeat the same kernels on the same memory. For a token, its
-slot in the buffers and how far it sees are numbers on the device; it scores up to a quarter more keys. A segment finds
+On CUDA, graphs read single tokens and whole segments, from the embedding to the final norm, and compute the losses of
+segments: they repeat the same kernels on the same memory. For a token, its slot in the buffers and how far it sees are
+numbers on the device; it scores up to a quarter more keys. A segment finds
 the keys of the past in one of a few places of the sliding buffer, its phases, once the memory is full: the slack of the
 buffer is a multiple of the segment, so that they recur.
 
@@ -15,23 +16,27 @@ Axes: B batch, C capacity of the buffers, L segment, M memory, H heads, D head w
 import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from txlcli.core.backend import Attend
+from txlcli.core.backend import Attend, ScoreTerms
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
-from txlcli.core.kernels.device import check_free_memory, product_dtype, row_multiple
+from txlcli.core.kernels.device import check_free_memory, product_dtype, row_multiple, send
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.layer import Layer, Past, rotated
+from txlcli.core.model.softmax import tail_capacity
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.reader import Reader
 
+MIN_TAIL = 64
+"""A tail of the softmax has room for one of so many targets, at least."""
 MAX_PHASES = 16
 """Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
 MIN_FLOPS_TO_COMPILE = 2.4e15
@@ -122,7 +127,7 @@ class Replays:
     """A function of tensors that is captured as CUDA graphs, which read their inputs from the same memory.
 
     Args:
-        run: of tensors whose shapes and dtypes are the same in each call.
+        run: of tensors whose shapes and dtypes are the same in each call, and of numbers (n,), if there are any.
         capture_graph: makes a graph; on a CPU it may return the function that it gets.
     """
 
@@ -134,27 +139,28 @@ class Replays:
         self.has_captured = False
         """True if there is a graph; a function that could not be captured is called as it is."""
 
-    def __call__(self, phase: int, embedded: Tensor, *inputs: Tensor | int) -> Tensor:
-        """Return a copy of the result for embeddings (B, l, d), tensors and numbers, which are given as (1,).
+    def __call__(self, phase: int, *tensors: Tensor, numbers: Sequence[int] = ()) -> Tensor:
+        """Return a copy of the result for tensors on the device, and numbers (n,) that change with each call.
 
         There is one graph for each phase, captured when the phase occurs for the second time.
         """
+        device = tensors[0].device
+        given = list(tensors)
+        if numbers:
+            on_host = torch.tensor(numbers)
+            given.append(on_host.pin_memory() if device.type == "cuda" else on_host)
         if not self._inputs:
-            number = torch.zeros(1, dtype=torch.long, device=embedded.device)
-            for given in (embedded, *inputs):
-                self._inputs.append(number.clone() if isinstance(given, int) else given.clone())
-        for own, given in zip(self._inputs, (embedded, *inputs), strict=True):
-            if isinstance(given, int):
-                own.fill_(given)
-            else:
-                own.copy_(given)
+            self._inputs = [tensor.to(device, copy=True) for tensor in given]
+        else:
+            for own, tensor in zip(self._inputs, given, strict=True):
+                own.copy_(tensor, non_blocking=True)
         run = partial(self._run, *self._inputs)
         if phase not in self._replays:
             self._replays[phase] = None
             return run()
         replay = self._replays[phase]
         if replay is None:
-            replay = self._capture_graph(run, embedded.device)
+            replay = self._capture_graph(run, device)
             self._replays[phase] = replay
             self.has_captured |= replay is not run
         return replay().clone()
@@ -193,15 +199,27 @@ class Decoder(Reader):
         """Positions that the buffer holds before it slides."""
         self._range = BufferRange()
         self._allocate()
+        self._capture_graph = capture_graph
+        self._repeated = dict[Hashable, Replays]()
         if capture_graph is not None:
-            read_segment = partial(self._through_layers, reach=self.reach, count=self.seg_len)
+            read_segment = partial(self._read_segment, reach=self.reach, count=self.seg_len)
             self._token = Replays(self._read_token, capture_graph)
             self._segment = Replays(read_segment, capture_graph)
+            self._losses = Replays(self._losses_of, capture_graph)
+            self._tail_sizes = [0] * (len(self.model.softmax.bands) - 1)
         self.reset()
 
     @property
     def has_captured(self) -> bool:
         return self.replays_tokens and (self._token.has_captured or self._segment.has_captured)
+
+    def repeated(self, function: Callable[..., Tensor], options: Hashable) -> Callable[..., Tensor]:
+        if self._capture_graph is None:
+            return super().repeated(function, options)
+        key = function, options
+        if key not in self._repeated:
+            self._repeated[key] = Replays(super().repeated(function, options), self._capture_graph)
+        return partial(self._repeated[key], 0)
 
     @torch.inference_mode()
     def _allocate(self) -> None:
@@ -235,61 +253,99 @@ class Decoder(Reader):
         length = tokens.shape[1]
         self._make_room(length)
         with self._autocast:
-            positions = self._positions(length)
-            hidden = self._read(self.model.embed(tokens, positions), positions, count)
+            hidden = self._read(tokens, count)
         self._read_before += length
         mem_len = self.capacity if self._in_segment else self.mem_len
         self._range.advance(length, mem_len=mem_len)
-        normed: Tensor = self.model.final_norm(hidden)
-        return normed
+        return hidden
 
-    def _read(self, embedded: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Return the last layer's output (B, count, d) for embeddings (B, l, d): by a graph if one reads them."""
-        length = embedded.shape[1]
+    def _read(self, tokens: Tensor, count: int) -> Tensor:
+        """Return the last hidden states (B, count, d) of tokens (B, l): by a graph if one reads them."""
+        length = tokens.shape[1]
         remembered = self._range.count
         before = self._read_before
         reach = min(remembered + length, self._limit or remembered + length)
         if length == 1 and self.replays_tokens:
             # `count` is 0 or 1.
-            return self._token(0, embedded, positions, before, self._range.end, reach)[:, 1 - count :]
-        stream = torch.arange(before, before + length, device=self.device)
+            return self._token(0, tokens, numbers=(before, self._range.end, reach))[:, 1 - count :]
         recurs = length == count == self.seg_len and remembered == self.mem_len  # a phase of the buffer
         if recurs and self._replays_segments:
-            return self._segment(self._range.start, embedded, positions, stream)
+            return self._segment(self._range.start, tokens, numbers=(before,))
         # A segment that is not complete has a length that occurs once.
         is_usual = length == self.seg_len or not self.model.backend.compiles_parts
         compiler = contextlib.nullcontext() if is_usual else self.model.uncompiled()
         with compiler:
-            return self._through_layers(embedded, positions, stream, reach=reach, count=count)
+            return self._read_segment(tokens, before, reach=reach, count=count)
 
-    def _through_layers(self, hidden: Tensor, positions: Tensor, stream: Tensor, *, reach: int, count: int) -> Tensor:
-        """Return the last layer's output (B, count, d) for embeddings (B, l, d), at positions (l,) of the stream."""
-        rotation = self.model.encoding.rotation(stream)
-        terms = rotated([layer_terms.nearest(reach) for layer_terms in self._terms], rotation)
-        return last_output(self.model.run_layers(hidden, self._buffers, terms, positions, count=count))
+    def _read_segment(self, tokens: Tensor, before: Tensor | int, *, reach: int, count: int) -> Tensor:
+        """Return the last hidden states (B, count, d) of tokens (B, l), given the number of those before, (1,)."""
+        offsets = torch.arange(tokens.shape[1], device=self.device)
+        stream = offsets + before
+        positions = self._positions(stream, offsets)
+        terms = [layer_terms.nearest(reach) for layer_terms in self._terms]
+        return self._through_layers(tokens, self._buffers, terms, stream, positions, count)
 
-    def _read_token(self, hidden: Tensor, position: Tensor, stream: Tensor, at: Tensor, reach: Tensor) -> Tensor:
-        """Return the last layer's output (B, 1, d) for embeddings (B, 1, d).
+    def _read_token(self, tokens: Tensor, numbers: Tensor) -> Tensor:
+        """Return the last hidden states (B, 1, d) of tokens (B, 1).
 
-        Args:
-            hidden: embeddings.
-            position: in the segment, (1,).
-            stream: position since the text began, (1,).
-            at: slot in the buffers, (1,).
-            reach: distances that are seen, (1,).
+        `numbers` (3,) are the position since the text began, the slot in the buffers, and the distances that are seen.
         """
+        stream, at, reach = numbers.split(1)
         attend = SlotAttention(at - self._slots, reach)
-        terms = rotated(self._token_terms, self.model.encoding.rotation(stream))
-        pasts = (FixedSlots(buffer, at, attend) for buffer in self._buffers)
-        return last_output(self.model.run_layers(hidden, pasts, terms, position))
+        pasts = [FixedSlots(buffer, at, attend) for buffer in self._buffers]
+        positions = self._positions(stream, torch.zeros_like(stream))
+        return self._through_layers(tokens, pasts, self._token_terms, stream, positions, count=1)
 
-    def _positions(self, length: int) -> Tensor:
-        """Return positions (l,) in the segment of the next tokens.
+    def _through_layers(
+        self,
+        tokens: Tensor,
+        pasts: Sequence[Past],
+        terms: Sequence[ScoreTerms],
+        stream: Tensor,
+        positions: Tensor,
+        count: int,
+    ) -> Tensor:
+        """Return the last hidden states (B, count, d) of tokens (B, l), at positions (l,) of the stream and segment."""
+        terms = rotated(terms, self.model.encoding.rotation(stream))
+        embedded = self.model.embed(tokens, positions)
+        hidden = last_output(self.model.run_layers(embedded, pasts, terms, positions, count=count))
+        normed: Tensor = self.model.final_norm(hidden)
+        return normed
+
+    def _positions(self, stream: Tensor, offsets: Tensor) -> Tensor:
+        """Return positions (l,) in the segment, given those in the stream and in this call.
 
         Without memory every call reads a new segment, except by tokens.
         """
-        first = self._read_before % self.seg_len if self.mem_len or self.by_tokens else 0
-        return torch.arange(first, first + length, device=self.device) % self.seg_len
+        return stream % self.seg_len if self.mem_len or self.by_tokens else offsets
+
+    @torch.inference_mode()
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """See `Reader.losses`; a graph computes those of whole segments."""
+        if not self.replays_tokens or targets.shape != (self.settings.batch_size, self.seg_len):
+            return super().losses(hidden, targets)
+        ids = targets.flatten()
+        if self._tail_sizes:
+            ids = send(torch.cat([ids, *self._rows_of_tails(ids)]), self.device)
+        return self._losses(0, hidden, ids)
+
+    def _losses_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return the losses (B, L), given targets and the rows of those in each tail, one after another."""
+        targets, *rows = ids.split([hidden.shape[0] * hidden.shape[1], *self._tail_sizes])
+        with self._autocast:
+            return self.model.losses(hidden, targets.view(hidden.shape[:2]), rows)
+
+    def _rows_of_tails(self, targets: Tensor) -> list[Tensor]:
+        """Return `Objective.tail_rows` of targets (T,) on the host; where a tail has too few, it gets more."""
+        count = len(targets)
+        padded = []
+        for number, rows in enumerate(self.model.softmax.rows_of_tails(targets)):
+            if len(rows) > self._tail_sizes[number]:
+                assert self._capture_graph is not None
+                self._tail_sizes[number] = tail_capacity(max(len(rows), count / MIN_TAIL), count)
+                self._losses = Replays(self._losses_of, self._capture_graph)  # sizes of a graph do not change
+            padded.append(F.pad(rows, (0, self._tail_sizes[number] - len(rows)), value=count))
+        return padded
 
     def _make_room(self, length: int) -> None:
         """Slide the buffers if they have no room for `length` more positions."""

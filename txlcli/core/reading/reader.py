@@ -7,6 +7,8 @@ Axes: B batch, L segment, d model width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -90,6 +92,17 @@ class Reader(ABC):
     @abstractmethod
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         """Read a segment or a part of it (B, l); return the last hidden states of its last `count` positions."""
+
+    replays_tokens = False
+    """True if CUDA graphs read single tokens."""
+
+    def repeated(self, function: Callable[..., Tensor], options: Hashable) -> Callable[..., Tensor]:
+        """Return a function of tensors that calls another one with this reader, options, and them.
+
+        Their shapes must not change. If graphs read tokens, the function must wait for nothing: its kernels are
+        repeated.
+        """
+        return partial(function, self, options)
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:

@@ -47,8 +47,11 @@ def reader_of_one_text(model: LanguageModel, settings: EvalSettings) -> Reader:
     return make_reader(model, settings, by_tokens=depends_on_segments(model))
 
 
-def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torch.Generator) -> Tensor:
+def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, noise: Tensor) -> Tensor:
     """Sample one of the candidates, (1,), given their log-probabilities (k,) and ids (k,), likeliest first.
+
+    The noise (k,) is from the exponential distribution: the candidate whose probability divided by it is largest is
+    chosen, as torch.multinomial does, so that a CUDA graph may read other noise each time.
 
     It is NO_TOKEN if the probabilities are not numbers, which the caller finds without waiting for the device twice.
     """
@@ -60,8 +63,8 @@ def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torc
         before = probabilities.cumsum(dim=-1) - probabilities
         top_p = max(options.top_p, torch.finfo(before.dtype).tiny)  # less would be 0, and drop the first token, too
         probabilities = probabilities.masked_fill(before >= top_p, 0.0)
-    chosen = torch.multinomial(probabilities, 1, generator=generator)
-    return tokens[chosen].masked_fill(unknown, NO_TOKEN)
+    chosen = (probabilities / noise).argmax(dim=-1, keepdim=True)
+    return tokens.gather(0, chosen).masked_fill(unknown, NO_TOKEN)
 
 
 def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -> Iterator[int]:
@@ -76,13 +79,14 @@ def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -
 
 def continue_text(reader: Reader, context: Tensor, options: Sampling, generator: torch.Generator) -> Iterator[int]:
     """Read more context (T,) after all that was read, then yield sampled tokens, each of which is read, too."""
-    candidates = options.candidates(reader.model.vocab_size)
     hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    noise = torch.empty(options.candidates(reader.model.vocab_size), dtype=exact, device=reader.device)
+    choose = reader.repeated(sample_next, options)
     few = useful_threads(reader.model, tokens=1)
     while True:
-        with threads(few):
-            log_probs, tokens = reader.likeliest(hidden[0, -1:], candidates)
-            token = sample(log_probs, tokens, options, generator)
+        with threads(few), torch.inference_mode():
+            token = choose(hidden[0, -1:], noise.exponential_(generator=generator))
             number = int(token)
             if number == NO_TOKEN:
                 raise RunError(
@@ -91,3 +95,12 @@ def continue_text(reader: Reader, context: Tensor, options: Sampling, generator:
                 )
             hidden = reader.read(token[None])
         yield number
+
+
+def sample_next(reader: Reader, options: Sampling, hidden: Tensor, noise: Tensor) -> Tensor:
+    """Sample the token after a position (1, d), given noise (k,) for the k likeliest candidates."""
+    if reader.replays_tokens:  # whether a tail holds a candidate would have to be known on the host
+        log_probs, tokens = reader.log_probs(hidden[None])[0, 0].topk(len(noise))
+    else:
+        log_probs, tokens = reader.likeliest(hidden, len(noise))
+    return sample(log_probs, tokens, options, noise)

@@ -5,7 +5,6 @@ Axes: B batch, E tokens that are read again, L segment, M memory.
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -21,6 +20,7 @@ from txlcli.core.kernels.device import product_dtype, send
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
+from txlcli.core.model.softmax import tail_capacity
 from txlcli.core.training.exchange import Exchange
 from txlcli.core.training.flat import FlatMatrices, Weights
 from txlcli.core.training.optimizer import OPTIMIZERS
@@ -127,7 +127,7 @@ class CapturedStep:
             count = lanes.numel()
             tails = self.step.model.softmax.rows_of_tails(lanes.flatten())
             for tail, share in zip(tails, self._tail_shares, strict=True):
-                room = _capacity(count * share, count) - len(tail)
+                room = tail_capacity(count * share, count) - len(tail)
                 if room < 0:
                     return None
                 rows.append(F.pad(tail, (0, room), value=count))
@@ -281,11 +281,6 @@ class CapturedStep:
 def _tensors(batch: Batch, memories: list[Memory]) -> list[Tensor]:
     """Return all tensors that the first graph reads, but the length of a segment."""
     return [batch.inputs, batch.targets, *batch.tail_rows, *chain(*memories)]
-
-
-def _capacity(expected: float, limit: int) -> int:
-    """Return how many rows a tail of the softmax has for this expected number of targets, with a margin."""
-    return min(limit, math.ceil(1.25 * expected + 6 * math.sqrt(expected)))
 
 
 def make_step(
