@@ -132,10 +132,11 @@ def test_a_part_of_the_fast_path_that_fails_is_left_out_and_training_goes_on(out
         "a capture": "triton, compiled, not captured",
         "compiling": "triton, not compiled, captured",
         "launching": "triton, not compiled, captured",
+        "the update": "triton, compiled, captured",
         "attention": "tiles, not compiled, captured",
     }
-    lines = {failure: len(told) for failure, (_, *told) in outcomes.items()}
-    assert lines == {"nothing": 0, "a capture": 1, "compiling": 0, "launching": 1, "attention": 1}  # one is a warning
+    told = {failure for failure, (_, *lines) in outcomes.items() if lines}
+    assert told == {"a capture", "launching", "attention"}  # warnings tell of the others
 
 
 @pytest.mark.parametrize(

@@ -52,3 +52,4 @@ def show():
         for requirement in requirements:
             version, fits = installed(requirement)
             print(f"# {requirement}: here {version}" if fits else f"{requirement}  # here {version or 'missing'}")
+    print("# ptb also needs the store data/ptb.h5, which `txl prepare ptb` writes")

@@ -324,6 +324,7 @@ GROUPS = {
         "a capture": partial(path_after_failure, captured_operator="mm"),
         "compiling": partial(path_after_failure, kernels_of_compiler="compile"),
         "launching": partial(path_after_failure, kernels_of_compiler="launch"),
+        "the update": partial(path_after_failure, operator="txl::adam"),
         "attention": partial(path_after_failure, operator="txl::attention_backward"),
     },
     "tokens": {

@@ -1,13 +1,14 @@
 """The weights that a training step reads: as they are, or the matrices of the layers as copies in one flat buffer."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from txlcli.core.kernels.compilation import runs_triton
+from txlcli.core.kernels.compilation import first_line, runs_triton
 from txlcli.core.kernels.private import foreach, swap_parameter
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.linear import Linear
@@ -65,7 +66,22 @@ def large_updates(
     waits = settings.precision == "fp16"  # the scaler skips steps
     if update is None or waits or not runs_triton(buffer.device, buffer.dtype):
         return None
-    return LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies, sizes=sizes)
+    large = LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies, sizes=sizes)
+    problem = _problem_of(large)
+    if problem is not None:
+        warnings.warn(f"updates without Triton's kernels, which take longer: {problem}", stacklevel=2)
+    return None if parallel.world.any_of(problem is not None) else large
+
+
+def _problem_of(large: LargeUpdates) -> str | None:
+    """Return why the kernels of an update do not run here; None if they do."""
+    try:
+        large.rehearse()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of Triton's compiler, or of the driver
+        return first_line(error)
+    return None
 
 
 class Weights:

@@ -99,6 +99,25 @@ class LargeUpdates:
             assert table.grad is not None
             self._update(flat, table.grad.flatten(), factor, self._groups[table])
 
+    @torch.no_grad()
+    def rehearse(self) -> None:
+        """Let each kernel run before the first step, with gradients and a rate of zero; nothing has changed then.
+
+        An error shows that a kernel does not run here.
+        """
+        for parameter, flat in [(self._matrices[0], self._of_matrices), *self._of_tables.items()]:
+            self._rehearse(flat, torch.zeros_like(flat.weights), self._groups[parameter])
+            if flat.copies is not None:
+                self._rehearse(flat, torch.zeros_like(flat.copies), self._groups[parameter])
+
+    def _rehearse(self, flat: FlatParameters, gradients: Tensor, group: dict[str, Any]) -> None:
+        zero = gradients.new_zeros((), dtype=torch.float32)
+        if flat.steps is not None:
+            flat.steps.fill_(1)  # a rate is divided by a bias that is zero before the first step
+        self._update(flat, gradients, zero, {**group, "lr": zero})
+        for state in filter(torch.is_tensor, (flat.steps, flat.means, flat.squares)):
+            state.zero_()
+
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
         """Let these parameters have no gradient inside this block, so that an optimizer updates the others only."""
