@@ -37,7 +37,9 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
     all_bands = []
     for number, (first, end) in enumerate(edges):
         width = settings.embed_width // settings.div_val**number
-        shared = number > 0 if settings.tie_projections is None else settings.tie_projections[number]
+        shared = number > 0
+        if settings.tie_projections is not None:
+            shared = settings.tie_projections[number]
         projection = _projection(settings, number, width)
         all_bands.append(Band(first=first, end=end, width=width, projection=projection, shared=shared))
     return all_bands

@@ -94,7 +94,9 @@ class Vocab:
     @property
     def keeps_line_ends(self) -> bool:
         """True if a token stands for each line end of a text; otherwise they are dropped."""
-        return self.boundary is not None if self.tokenizer == "word" else b"\n" not in self.dropped
+        if self.tokenizer == "word":
+            return self.boundary is not None
+        return b"\n" not in self.dropped
 
     @cached_property
     def sentencepiece(self) -> "SentencePieceModel":

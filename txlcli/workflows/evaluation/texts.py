@@ -136,7 +136,9 @@ def _predictable(tokens: int, vocab: Vocab) -> int:
 
 def _scored_words(words: int, vocab: Vocab) -> int:
     """Return the number of scored words of a text; without a boundary, nothing predicts a first word."""
-    return words - 1 if vocab.tokenizer == "word" and vocab.boundary is None else words
+    if vocab.tokenizer == "word" and vocab.boundary is None:
+        return words - 1
+    return words
 
 
 def _published(run: Run, store: TokenStore, split: str) -> float | None:

@@ -58,11 +58,13 @@ def keys_of(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     model["tie_biases"] = not config["untie_r"]
     n_tails = len(config["cutoffs"])
     model["tie_projections"] = config.get("tie_projs") or [False, *[bool(config["proj_share_all_but_first"])] * n_tails]
+    max_distance = config["clamp_len"]
+    if max_distance <= 0:  # a model without it was trained on the distances of its own lengths, and on no others
+        max_distance = config["tgt_len"] + config["mem_len"]
     evaluation = {
         "seg_len": config["tgt_len"],
         "mem_len": config["mem_len"],
-        # A model without clamp_len was trained on the distances of its own lengths, and on no others.
-        "max_distance": config["clamp_len"] if config["clamp_len"] > 0 else config["tgt_len"] + config["mem_len"],
+        "max_distance": max_distance,
         "same_length": "m" if config["same_length"] else "off",
     }
     return {"model": model, "eval": evaluation}

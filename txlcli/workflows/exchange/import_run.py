@@ -138,7 +138,9 @@ def _vocabulary(
     """Return the vocabulary of the weights, and the token store with it; None if there is no such store."""
     path = options.vocab or vocabularies.find(source)
     name = options.store or settings.corpus.store
-    store = workspace.open_store(name) if options.store or workspace.store_path(name).exists() else None
+    store: TokenStore | None = None
+    if options.store or workspace.store_path(name).exists():
+        store = workspace.open_store(name)
     if path is None:
         if store is None:
             raise VocabularyError(

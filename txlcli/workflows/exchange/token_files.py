@@ -337,7 +337,10 @@ def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: N
         for start in range(0, count, BLOCK):
             file.write(ids[start : start + BLOCK].astype(dtype).tobytes())
     if format == "megatron":
-        firsts = np.arange(0, count, LONGEST_DOCUMENT) if starts is None else starts.astype(np.int64)
+        if starts is None:
+            firsts = np.arange(0, count, LONGEST_DOCUMENT)
+        else:
+            firsts = starts.astype(np.int64)
         _write_index(path.with_suffix(IDX), dtype, firsts, count)
 
 

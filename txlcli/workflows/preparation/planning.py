@@ -229,7 +229,9 @@ def _reject_unused(
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
     built = None if tokens or tokenizer == corpus.unit else tokenizer  # tokenizer of a vocabulary that is built
     has_header = tokens is None or tokens.format != token_files.WITHOUT_HEADER
-    has_splits = "" not in tokens.splits if tokens else bool(corpus.files or corpus.symbols)
+    has_splits = bool(corpus.files or corpus.symbols)
+    if tokens:
+        has_splits = "" not in tokens.splits
     is_own_text = corpus is corpora.OWN_TEXT and not tokens
     has_released_convention = bool(corpus.released_conventions) and not built
     has_size = tokens is not None or built in ("word", "sentencepiece")
