@@ -56,6 +56,9 @@ class LanguageModel(nn.Module, ABC):
     """True if the memory leaves out the padding of a segment, which CUDA graphs add with train.seg_len_jitter. Training
     steps of other models run without graphs then."""
 
+    before_layer: Callable[[int], None] | None = None
+    """Called with the number of each layer before it reads its weights, which training may still receive."""
+
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
         self.settings = settings
@@ -101,7 +104,10 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def has_idle_weights(self) -> bool:
-        """True if some weights take no part in some training steps, and so have no gradient there."""
+        """True if some weights take no part in some training steps, and so have no gradient there.
+
+        Which these are must not depend on the text: several processes have gradients of the same weights.
+        """
         return False
 
     @property

@@ -263,6 +263,8 @@ class TransformerXL(LanguageModel):
             if read is None and self.backend.attend_context is not None:
                 read = layer.memory_input(hidden)
             of_layer = count if number == last else None
+            if self.before_layer is not None:
+                self.before_layer(number)
             output = self.call_layer(call_layer, layer, hidden, past, layer_terms, of_layer, read)
             yield output
             hidden = output.hidden

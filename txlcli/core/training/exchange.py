@@ -7,7 +7,7 @@ last. A CUDA graph captures the exchange with the step, on the stream of the pro
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, compress, groupby
 from typing import NamedTuple
@@ -83,6 +83,10 @@ class _Bucket:
     buffers: _Buffers
     of_owner: dict[int, slice]
     """The part of the buffers that each owner updates."""
+    layers: set[int]
+    """Layers that the bucket belongs to; none if other parts of the model read it, too."""
+    received: list[distributed.Work] = field(default_factory=list)
+    """Weights that are on their way."""
     missing: int = 0
     """Gradients that the backward pass at work has not computed yet."""
 
@@ -108,6 +112,8 @@ class Exchange(Weights):
         self._accumulates = parallel.settings.accumulate > 1
         self._is_paused = False
         self._works = list[distributed.Work]()
+        self._announced = set[int]()
+        """Layers before which the model has called `before_layer`."""
         self._given = set[Tensor]()
         """Parameters that have a gradient in the step at work."""
         self._is_active = False
@@ -185,7 +191,9 @@ class Exchange(Weights):
             end = begin + sum(aligned(self._parameters[name]) for name in own)
             of_owner[owner] = slice(begin, end)
             begin = end
-        return _Bucket(parameters, leaves, buffers, of_owner)
+        of_layers = [name for name in names if name.startswith("layers.")]
+        layers = {_layer(name) for name in of_layers} if of_layers == names else set[int]()
+        return _Bucket(parameters, leaves, buffers, of_owner, layers)
 
     def _owner(self, name: str) -> int:
         return self._owners.get(name, 0)
@@ -208,7 +216,7 @@ class Exchange(Weights):
         for bucket in self._buckets:
             bucket.missing = len(bucket.leaves)
         self._is_active = True
-        with swapped_in(self._model, self._leaves):
+        with swapped_in(self._model, self._leaves), self._called_before_layers():
             yield
         while self._complete < len(self._buckets):  # some weights take no part in some steps
             self._add(self._buckets[self._complete])
@@ -232,6 +240,8 @@ class Exchange(Weights):
             self._send(bucket)
         self._wait(self._works)
         self._receive_weights()
+        for bucket in self._buckets:
+            self._wait(bucket.received)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -243,14 +253,37 @@ class Exchange(Weights):
 
     @torch.no_grad()
     def _receive_weights(self) -> None:
-        """Receive what the passes read of the weights that other processes have updated."""
+        """Begin to receive what the passes read of the weights that other processes have updated.
+
+        The weights of a layer are awaited before the layer, once the model is known to announce it.
+        """
         if not self._owners or self._is_paused:
             return
-        works = []
         for bucket in reversed(self._buckets):
             for owner, part in bucket.of_owner.items():
-                works.append(self._broadcast(bucket.buffers.copies[part], owner))
-        self._wait(works)
+                bucket.received.append(self._broadcast(bucket.buffers.copies[part], owner))
+        for bucket in self._buckets:
+            if not bucket.layers or not bucket.layers <= self._announced:
+                self._wait(bucket.received)
+
+    @contextlib.contextmanager
+    def _called_before_layers(self) -> Iterator[None]:
+        """Let the model announce its layers inside this block."""
+        model = self._model
+        model.before_layer = self._before_layer
+        try:
+            yield
+        finally:
+            model.before_layer = None
+            for bucket in self._buckets:
+                self._wait(bucket.received)
+
+    def _before_layer(self, number: int) -> None:
+        """Wait for the weights of a layer."""
+        self._announced.add(number)
+        for bucket in self._buckets:
+            if number in bucket.layers:
+                self._wait(bucket.received)
 
     @staticmethod
     def _wait(works: list[distributed.Work]) -> None:
