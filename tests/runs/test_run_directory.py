@@ -275,13 +275,17 @@ def test_a_resumed_run_removes_the_reports_after_its_checkpoint(runs_dir):
     for step in (1, 2, 3, 4):
         run.append_metrics({"kind": "train", "step": step})
         run.append_metrics({"kind": "valid", "step": step})
-    run.drop_metrics_after(2, validated=2)
+    run.drop_metrics_after(2, reported=2, validated=2)
     left = [("train", 1), ("valid", 1), ("train", 2), ("valid", 2)]
     assert [(line["kind"], line["step"]) for line in metrics_of(run)] == left
     run.append_metrics({"kind": "train", "step": 3})
     assert metrics_of(run)[-1] == {"kind": "train", "step": 3}
-    run.drop_metrics_after(3, validated=1)  # the checkpoint was written before the validation of step 2 counted
+    run.drop_metrics_after(
+        3, reported=3, validated=1
+    )  # the checkpoint was written before the validation of step 2 counted
     assert [(line["kind"], line["step"]) for line in metrics_of(run)] == [*left[:3], ("train", 3)]
+    run.drop_metrics_after(3, reported=1, validated=1)  # a resumed run completes the interval of steps 2 and 3
+    assert [(line["kind"], line["step"]) for line in metrics_of(run)] == [*left[:2]]
 
 
 @pytest.mark.parametrize("half", ['{"ste', '{"step": 2, "loss_nats": 1.', "3", "{}"])
@@ -290,7 +294,7 @@ def test_a_truncated_last_line_is_removed(runs_dir, half):
     run.append_metrics({"kind": "train", "step": 1})
     with (run.directory / "metrics.jsonl").open("a") as file:
         file.write(half)
-    run.drop_metrics_after(2, validated=0)
+    run.drop_metrics_after(2, reported=2, validated=0)
     run.append_metrics({"kind": "train", "step": 3})
     assert metrics_of(run) == [{"kind": "train", "step": 1}, {"kind": "train", "step": 3}]
 

@@ -20,6 +20,7 @@ class SavedState:
     average: dict[str, Any]
     lr_scale: PositiveFloat
     scaler: dict[str, Any]
+    interval: dict[str, Any]
     compiled: bool
     model: dict[str, Any]
     run_id: str | None

@@ -172,10 +172,10 @@ class Run:
                     f"{path}: belongs to another run than {self.directory / CARD}; restore both from one copy"
                 )
 
-    def drop_metrics_after(self, step: int, *, validated: int) -> None:
-        """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`."""
+    def drop_metrics_after(self, step: int, *, reported: int, validated: int) -> None:
+        """Remove reports that a resumed run repeats: of steps after `reported`, of validations after `validated`."""
         path = self.directory / METRICS
-        last = {"train": step, "valid": min(step, validated)}
+        last = {"train": min(step, reported), "valid": min(step, validated)}
         kept = [report for report in log_file.read(path) if report["step"] <= last[report["kind"]]]
         if path.exists():
             write_text(path, "".join(map(log_file.to_line, kept)))

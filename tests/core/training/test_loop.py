@@ -603,6 +603,23 @@ def test_the_speed_of_steps_excludes_validations_and_saves(tmp_path, valid_every
     assert training.now > 100
 
 
+@pytest.mark.parametrize("stop", [4, 5, 6, 7])
+def test_reports_cover_the_same_steps_with_saves_a_stop_and_a_resumption(tmp_path, stop):
+    lengths = {"max_steps": 11, "valid_every": 7}
+    whole = steps_of(run(new_training(tmp_path / "whole", **lengths), report_every=3))
+    assert [report.step for report in whole] == [3, 6, 7, 9, 11]
+    saving = steps_of(run(new_training(tmp_path / "saving", **lengths, save_minutes=ALWAYS), report_every=3))
+    assert losses_of(saving) == losses_of(whole)
+    first = steps_of(run(new_training(tmp_path / "stopped", **lengths), report_every=3, until=stop))
+    training = new_training(tmp_path / "stopped", **lengths)
+    saved = checkpoint.load(training.saver.last_path)
+    training.model.load_state_dict(saved.group("model"))
+    training.restore(saved)
+    complete = [report for report in first if report.step <= training.reported]
+    rest = steps_of(run(training, report_every=3))
+    assert losses_of([*complete, *rest]) == losses_of(whole)
+
+
 def test_training_ends_after_validations_without_improvement(tmp_path):
     rising = {"optimizer": "sgd", "lr": 3.0, "clip": None, "schedule": "constant", "valid_every": 1, "max_steps": 12}
     losses = losses_of(valids_of(run(new_training(tmp_path / "whole", **rising))))

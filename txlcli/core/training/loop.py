@@ -92,6 +92,7 @@ class Training:
         self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu"
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
+        self._interval = Interval(self.device, clock)
         self._mark_saved()
         if not world.is_rank_zero:
             torch.manual_seed(self.seed_of_step())
@@ -119,16 +120,20 @@ class Training:
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
         try:
             self._mark_saved()
+            self._interval.restart_clock()
             while True:
                 self.saver.raise_error()
                 stop, save_is_due = self.world.max_of(should_stop(), self._clock() > self._next_save)
                 validation_is_due = self.validation_is_due()
+                if validation_is_due:
+                    yield from self._report_steps(closes=True)
                 if self.step > self._saved_step and (validation_is_due or save_is_due):
-                    yield from self._report_steps()  # checks that the loss is finite
+                    started = self._clock()
                     self.save_last()  # also before a validation, which may take long or run out of memory
+                    self._interval.exclude(self._clock() - started)  # speeds do not include a save
                 if validation_is_due and not stop:
                     yield from self._validate(should_stop, on_valid_tokens)
-                    self._interval = Interval(self.device, self._clock)  # speeds do not include a validation
+                    self._interval.restart_clock()  # speeds do not include a validation
                     stop = self.world.any_of(should_stop())
                 if self.step >= last_step or stop or self.has_ended:
                     break
@@ -139,10 +144,11 @@ class Training:
                 for observe in on_step:
                     observe(self.step)
                 if self.step % report_every == 0 or self.step == last_step:
-                    yield from self._report_steps()
+                    closes = self.step % report_every == 0 or self.step == self.settings.max_steps
+                    yield from self._report_steps(closes=closes)
                 if self.settings.keep_every and self.step % self.settings.keep_every == 0:
                     self._write_weights(self.saver.last_path.with_name(f"step-{self.step}.safetensors"))
-            yield from self._report_steps()  # steps since the last report, if a stop came between two reports
+            yield from self._report_steps(closes=False)  # if a stop came between two reports
             self.save_last()
             self.saver.wait()
         finally:
@@ -251,15 +257,15 @@ class Training:
         targets = on_host if self.model.targets_device.type == "cpu" else on_device
         return on_device[:, :-1], targets[:, -seg_len:]
 
-    def _report_steps(self) -> Iterator[StepReport]:
-        """Report the steps since the previous report, if any, and begin a new interval."""
+    def _report_steps(self, *, closes: bool) -> Iterator[StepReport]:
+        """Report the steps since the previous report, if any, and begin a new interval if this one `closes`.
+
+        Otherwise a resumed run reports the interval as if there had been no stop.
+        """
         interval = self._interval
-        if not interval.tokens:
+        if not interval.has_steps:
             return
-        loss_nats, penalty, tokens_per_s = interval.means()
-        if not math.isfinite(loss_nats):
-            raise self._failed(f"the loss is not finite at step {self.step}")
-        self._check_gradients(interval.max_grad_norm)
+        loss_nats, penalty, tokens_per_s = self._checked_means()
         if not (self.settings.activation_penalty or self.settings.slowness_penalty):
             penalty = 0.0  # auxiliary losses are not penalties
         yield StepReport(
@@ -274,7 +280,17 @@ class Training:
             path=self.stepper.path,
         )
         self._skipped = 0
-        self._interval = Interval(self.device, self._clock)
+        interval.restart_clock()
+        if closes:
+            self._interval = Interval(self.device, self._clock, after=self.step)
+
+    def _checked_means(self) -> tuple[float, float, float]:
+        """Return the means of the interval, which must be finite."""
+        means = self._interval.means()
+        if not math.isfinite(means[0]):
+            raise self._failed(f"the loss is not finite at step {self.step}")
+        self._check_gradients(self._interval.max_grad_norm)
+        return means
 
     def _check_gradients(self, max_norm: Tensor) -> None:
         """Raise if the largest gradient norm of some steps is not finite; with fp16, only if no scale helps."""
@@ -347,16 +363,17 @@ class Training:
         return TrainingError(f"{what}; {next_step}")
 
     def _mark_saved(self) -> None:
-        """Restart the timer of saves, and the interval of reports, whose speed must not include a save."""
+        """Restart the timer of saves."""
         self._next_save = self._clock() + 60 * self.settings.save_minutes
         self._saved_step = self.step
-        self._interval = Interval(self.device, self._clock)
 
     def save_last(self) -> None:
         """Save everything that a resumed run needs, in the background; all processes must call this.
 
         The older file is kept if the weights, the memory or the loss that they give are not finite.
         """
+        if self._interval.has_steps:
+            self._checked_means()
         self.saver.wait()  # as in `_write_weights`
         tensors = self.gather()
         is_finite = all(
@@ -425,6 +442,7 @@ class Training:
             "average": {"kind": self.settings.average, **self.average.state()},
             "lr_scale": self.lr_scale,
             "scaler": self.train_step.scaler.state_dict(),
+            "interval": self._interval.state(),
         }
         if self.device.type == "cuda":
             state["compiled"] = self.train_step.compiles
@@ -455,6 +473,7 @@ class Training:
         self.position = StreamPosition(**state["place"])
         if self.position.segment >= self.segments.segments_in(self.position.epoch):
             raise ValueError(f"its epoch has no segment {self.position.segment}")
+        self._interval = self._restored_interval(state.get("interval"))
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.stale = state["stale"]
         if self.settings.schedule == "plateau":
@@ -467,6 +486,22 @@ class Training:
         self.train_step.weights.refresh()
         self.memories = self._own_memories(saved.group("memory"))
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
+
+    def _restored_interval(self, saved: dict[str, Any] | None) -> Interval:
+        """Return the interval of reports that a checkpoint saved; a new one for those of earlier versions."""
+        if saved is None:
+            return Interval(self.device, self._clock, after=self.step)
+        first, second = map(float, saved["sums"])
+        after = int(saved["after"])
+        tokens = int(saved["tokens"])
+        if not (0 <= after <= self.step and tokens >= 0):
+            raise ValueError(f"its interval of reports begins after step {after}")
+        return Interval(self.device, self._clock, after=after, sums=(first, second), tokens=tokens)
+
+    @property
+    def reported(self) -> int:
+        """Step up to which reports are complete; a resumed run reports later ones again."""
+        return self._interval.after
 
     def _own_memories(self, saved: dict[str, Tensor]) -> list[Memory]:
         """Return the memory of each micro-batch of this process, given that of all lanes by the number of a layer."""

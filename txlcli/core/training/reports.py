@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -52,17 +52,44 @@ Report = StepReport | ValidReport
 
 
 class Interval:
-    """Steps since the previous report; their losses stay on the device until the report reads them."""
+    """Steps since the previous report; their losses stay on the device until the report reads them.
 
-    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._sums = torch.zeros(2, device=float64_device(device), dtype=torch.float64)
+    A resumed run continues the interval that its checkpoint saved.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        after: int = 0,
+        sums: tuple[float, float] = (0.0, 0.0),
+        tokens: int = 0,
+    ) -> None:
+        self.after = after
+        """Step before the first one of the interval."""
+        self.tokens = tokens
+        self._sums = torch.tensor(sums, device=float64_device(device), dtype=torch.float64)
         self.grad_norm = torch.zeros((), device=device)
         """Of the last step, 0-d."""
         self.max_grad_norm = torch.zeros((), device=device)
         """Largest of all steps, 0-d; NaN if one of them is NaN."""
-        self.tokens = 0
         self._clock = clock
-        self._started = clock()
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Time the steps from now on only."""
+        self._started = self._clock()
+        self._tokens_before = self.tokens
+
+    def exclude(self, seconds: float) -> None:
+        """Leave out time that was not spent on steps."""
+        self._started += seconds
+
+    @property
+    def has_steps(self) -> bool:
+        """True if steps were added since the clock was started."""
+        return self.tokens > self._tokens_before
 
     def add(self, means: Tensor, grad_norm: Tensor, tokens: int) -> None:
         """Add one step: its mean loss and what was added to it, (2,), the norm of its gradient (0-d), its tokens."""
@@ -75,4 +102,8 @@ class Interval:
         """Return the mean loss in nats, the mean of what was added to it, and tokens per second."""
         nats, added = self._sums.tolist()  # waits for the device, so that only finished steps are timed
         seconds = self._clock() - self._started
-        return nats / self.tokens, added / self.tokens, self.tokens / seconds
+        return nats / self.tokens, added / self.tokens, (self.tokens - self._tokens_before) / seconds
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint saves."""
+        return {"after": self.after, "sums": self._sums.tolist(), "tokens": self.tokens}

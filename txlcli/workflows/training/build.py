@@ -351,6 +351,6 @@ def _record_changes(run: Run, stopped: Run, training: Training, reporter: Report
     if changes:
         run = replace(run, changes=(*run.changes, run_directory.Change(step, changes)))
     if training.world.is_rank_zero:
-        run.drop_metrics_after(step, validated=training.validated)
+        run.drop_metrics_after(step, reported=training.reported, validated=training.validated)
         run_directory.update(run)
     return run
