@@ -13,7 +13,10 @@ from tests.commands.processes import ended, on_linux, processes_in
 from txlcli.runs import history, run_directory
 
 ENDLESS = ["eval", "byte", "--text", "endless.txt", "--mem-len", "0,5", "--batch-size", 2, "--device", "cpu"]
-TIMES = {"ms_per_token", "one_lane_ms_per_token", "vanilla_ms_per_token", "slowdown"}
+TIMES = {
+    *("ms_per_token", "one_lane_ms_per_token", "vanilla_ms_per_token", "slowdown"),
+    *("processor_share", "times_trusted"),
+}
 
 
 def write_endless(name="endless.txt"):

@@ -12,10 +12,13 @@ SLOWDOWN_KEYS = (
     "attn_len seg_len xl_ms_per_token xl_low_high_ms xl_share_of_peak xl_single_low_high_ms "
     "vanilla_batched_low_high_ms xl_single_ms_per_token "
     "vanilla_ms_per_token vanilla_low_high_ms windows vanilla_batched_ms_per_token slowdown slowdown_batched "
-    "slowdown_single paper_slowdown"
+    "slowdown_single paper_slowdown processor_share times_trusted"
 )
 QUICK = ["--attn-len", 11, "--repeat", 1]
-THROUGHPUT_KEYS = "work tokens_per_s ms_per_token low_high_ms share_of_peak peak_memory_bytes tokens_per_step path"
+THROUGHPUT_KEYS = (
+    "work tokens_per_s ms_per_token low_high_ms share_of_peak peak_memory_bytes tokens_per_step path processor_share "
+    "times_trusted"
+)
 SMALL = [
     *("--set", "model.n_layers=1", "--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.d_head=3"),
     *("--set", "model.d_inner=5", "--set", "train.seg_len=5", "--set", "train.mem_len=5", "--set", "eval.mem_len=7"),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from tests.commands.novel import card, done, refusal, reports, txl
+from tests.commands.novel import card, done, json_of, refusal, reports, txl
 from tests.commands.test_quickstart import small_library
 from tests.core.training.test_loop import assert_equal
 from txlcli.config import recipe
@@ -357,3 +357,12 @@ def test_a_replaced_run_is_kept_until_the_new_one_has_weights(here):
     done("train", "tiny.toml", "--name", "byte", "--force", "--max-steps", 1)
     assert step_of(here / "runs/byte/last.safetensors") == 1
     assert not list((here / "runs").glob("*.replaced"))
+
+
+def test_a_forecast_measures_longer_only_if_it_is_told_to(here):
+    quick = json_of("train", "tiny.toml", "--dry-run")
+    measured = json_of("train", "tiny.toml", "--dry-run", "--measure")
+    assert quick["step_was_timed"]
+    assert measured["step_was_timed"]
+    assert quick["step_bytes"] == measured["step_bytes"]
+    assert "--dry-run" in refusal("train", "tiny.toml", "--measure")

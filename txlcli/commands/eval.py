@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from txlcli.workflows.evaluation.search import LengthSearch
 
 TIME = "ms per token, one batch lane"
+BUSY = "other programs used the processors (txl got {share:.0%} of one)"
+UNTRUSTED = f"{BUSY}: times and slowdowns cannot be trusted; repeat this on an idle machine."
 WINDOWS = "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding."
 
 
@@ -182,6 +184,8 @@ def _notes(result: "EvalResult") -> list[str]:
     """Return the notes: settings, what limits the result, how it was obtained."""
     rows = result.rows
     metric = result.scoring.opened.run.metric
+    busy = [row.processor_share for row in rows if row.processor_share is not None and not row.times_trusted]
+    notes_on_times = [UNTRUSTED.format(share=min(busy))] if busy else []
     if result.compares_protocols:
         first = f"change: of {metrics.METRIC_TITLES[metric]}, from the first row; the same weights and tokens."
     else:
@@ -193,7 +197,7 @@ def _notes(result: "EvalResult") -> list[str]:
     if result.ended_by is not None:
         notes.append("Stopped before the last row.")
     if result.compares_protocols:
-        return notes + _notes_on_protocols(result)
+        return notes + _notes_on_protocols(result) + notes_on_times
     if result.search is not None:
         notes.append(_describe_search(result.search))
     notes += [_describe_adaptation(row) for row in rows if row.adaptation]
@@ -206,7 +210,7 @@ def _notes(result: "EvalResult") -> list[str]:
             "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
             f"{SLOWDOWN_WINDOWS} windows)."
         )
-    return notes
+    return notes + notes_on_times
 
 
 def _notes_on_protocols(result: "EvalResult") -> list[str]:
@@ -250,7 +254,9 @@ def in_a_sentence(unit: str, rows: Sequence["EvalRow"]) -> str:
         sentence = f"Memory did not lower {before}"
     else:
         sentence = f"Memory lowered {before} to {_measure(best, metric)} with M = {best.mem_len}"
-    if best.slowdown is not None:
+    if best.slowdown is not None and not best.times_trusted:
+        sentence += f"; {BUSY.format(share=best.processor_share)}, so its speed was not compared"
+    elif best.slowdown is not None:
         times = metrics.format_ratio(best.slowdown).removesuffix("x")
         sentence += f"; reading with memory is {times} times as fast as recomputing"
     return f"{sentence}."

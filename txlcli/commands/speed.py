@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from txlcli import console
+from txlcli.commands.eval import UNTRUSTED
 from txlcli.commands.options import Json, argument
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
+from txlcli.system.processors import is_trusted
 from txlcli.workflows.speed_options import SpeedOptions
 from txlcli.workflows.workspace import RunWorkspace
 
@@ -62,7 +64,12 @@ def show(result: "SpeedResult") -> None:
         f"of peak: share of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
         "keys and distinct distances only."
     )
-    console.show_table(title, columns, cells, [note])
+    notes = [note]
+    by_row = [row.processor_share for row in result.slowdown] + [row.processor_share for row in result.throughput]
+    lowest = min((share for share in by_row if share is not None), default=None)
+    if not is_trusted(lowest):
+        notes.append(UNTRUSTED.format(share=lowest))
+    console.show_table(title, columns, cells, notes)
 
 
 def _throughput_cells(row: "ThroughputRow") -> list[str]:

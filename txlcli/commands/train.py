@@ -70,7 +70,7 @@ def _show_forecast(request: Request, launch: LaunchOptions, workspace: Workspace
     from txlcli.workflows.training import forecast
 
     processes = max(launch.processes, launcher.world_size())
-    cost = forecast.run(request, workspace, processes=processes)
+    cost = forecast.run(request, workspace, processes=processes, measures=launch.measure)
     console.show_result(cost, training_tables.show_forecast, json=json)
 
 
@@ -103,6 +103,8 @@ def _kept_by_a_signal(options: TrainOptions, workspace: DeviceWorkspace) -> str:
 
 def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
     """Reject options that contradict each other, or the program which started this process."""
+    if launch.measure and not launch.dry_run:
+        raise UsageError("`measure` belongs to `dry_run`; add it, or leave out `measure`")
     if launch.dry_run:
         options.exclude("profile", "max_minutes", "resume", because="`dry_run` takes no steps")
     if launch.seeds > 1 and (options.resume or launcher.is_started()):

@@ -2,6 +2,11 @@
 
 import os
 import sys
+import time
+from collections.abc import Callable
+
+TRUSTED_SHARE = 0.7
+"""Share of a processor from which times are those of an idle machine, nearly."""
 
 
 def available() -> int:
@@ -21,3 +26,25 @@ def let_threads_sleep() -> bool:
         return True
     os.environ["GOMP_SPINCOUNT"] = "2000"
     return "torch" not in sys.modules
+
+
+class ShareClock:
+    """Measures the share of a processor that the thread which makes it gets; other programs take the rest."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._start = clock()
+        self._cpu_start = cpu_clock()
+
+    def share(self) -> float:
+        """Return the share since the start, at most 1."""
+        seconds = self._clock() - self._start
+        return min(1.0, (self._cpu_clock() - self._cpu_start) / max(seconds, 1e-9))
+
+
+def is_trusted(share: float | None) -> bool:
+    """Return True if times that were measured with this share of a processor can be compared; None is a GPU's."""
+    return share is None or share >= TRUSTED_SHARE

@@ -33,6 +33,7 @@ from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_directory
 from txlcli.system.memory import is_out_of_memory
 from txlcli.system.plain_json import as_json
+from txlcli.system.processors import ShareClock, is_trusted
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.result import Result
 from txlcli.workflows.speed_options import SpeedOptions
@@ -67,6 +68,10 @@ class SlowdownRow:
     slowdown_batched: float
     slowdown_single: float
     paper_slowdown: int | None
+    processor_share: float | None
+    """Share of a processor that the process got; None on a GPU."""
+    times_trusted: bool
+    """False if other programs used the processors so much that times and slowdowns mean little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,9 @@ class ThroughputRow:
     peak_memory_bytes: int | None
     """Of tensors on CUDA; None on other devices."""
     tokens_per_step: int
+    processor_share: float | None
+    """As in `SlowdownRow`, as the next."""
+    times_trusted: bool
     path: str
     """How the work was computed, as "triton, compiled, captured"."""
 
@@ -218,6 +226,7 @@ class Bench:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
         in_windows = replace(settings, seg_len=attn_len, mem_len=0)
+        clock = ShareClock()
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
             segments = time_evaluation(self.model, settings, self._times)
@@ -227,6 +236,7 @@ class Bench:
             vanilla = time_vanilla(self.model, in_windows, self._times)
             bar.reach(3, "vanilla, batched windows")
             windows, batched = best_windows(self.model, in_windows, vanilla, self._times)
+        share = self._share(clock)
         return SlowdownRow(
             attn_len=attn_len,
             seg_len=settings.seg_len,
@@ -244,7 +254,13 @@ class Bench:
             slowdown_batched=batched.median / segments.median,
             slowdown_single=vanilla.median / tokens.median,
             paper_slowdown=SLOWDOWN_BY_ATTN_LEN.get(attn_len),
+            processor_share=share,
+            times_trusted=is_trusted(share),
         )
+
+    def _share(self, clock: ShareClock) -> float | None:
+        """Return the share of a processor that the process got; None on a GPU."""
+        return clock.share() if self.device.type == "cpu" else None
 
     def throughput(self) -> list[ThroughputRow]:
         """Time evaluation, one token at a time, and training: tokens/s, share of the peak rate, peak memory."""
@@ -301,8 +317,10 @@ class Bench:
         on_cuda = self.device.type == "cuda"
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
+        clock = ShareClock()
         with self._reporter.progress(work):
             timing = timed(self._times)
+        share = self._share(clock)
         rate = 1e3 / timing.median
         return ThroughputRow(
             work=work,
@@ -312,5 +330,7 @@ class Bench:
             share_of_peak=rate * flops / self.peak,
             peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if on_cuda else None,
             tokens_per_step=timing.tokens,
+            processor_share=share,
+            times_trusted=is_trusted(share),
             path=timing.path,
         )

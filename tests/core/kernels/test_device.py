@@ -11,6 +11,7 @@ from txlcli.core.kernels.device import (
     check_free_memory,
     check_precision,
     describe,
+    describe_precision,
     float64_device,
     own_gpu,
     pick_device,
@@ -159,3 +160,13 @@ def test_available_memory_is_what_is_free_and_what_the_process_holds():
     held = torch.ones(64 << 20)  # 256 MiB
     assert available_bytes(CPU, free=lambda: 1 << 30) - before > 200 << 20
     assert held.numel() == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "has_bf16", "is_told"),
+    [("bf16", CPU, False, True), ("bf16", CPU, True, False), ("fp32", CPU, False, False), ("bf16", CUDA, False, False)],
+)
+def test_a_processor_without_bf16_instructions_is_told(precision, device, has_bf16, is_told):
+    shown = describe_precision(precision, device, lambda: has_bf16)
+    assert shown.startswith(precision)
+    assert ("no bf16 instructions" in shown) == is_told

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from txlcli.core.kernels.modes import DTYPES, chosen_row_multiple, memory_is_unlimited
-from txlcli.core.kernels.private import constant_for_compiler
+from txlcli.core.kernels.private import constant_for_compiler, processor_has_bf16
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.system import launcher
 from txlcli.system.memory import free_bytes
@@ -92,6 +92,13 @@ def _check_tf32(capability: tuple[int, int]) -> None:
     if capability < AMPERE:
         needed = "precision tf32 needs a GPU of compute capability {}.{} or higher".format(*AMPERE)
         raise UsageError(f"{needed}, not {{}}.{{}}; use fp32 or fp16".format(*capability))
+
+
+def describe_precision(precision: str, device: torch.device, has_bf16: Callable[[], bool] = processor_has_bf16) -> str:
+    """Return the precision, and that a processor emulates bf16: it then takes longer than fp32, and as much memory."""
+    if precision == "bf16" and device.type == "cpu" and not has_bf16():
+        return "bf16 (this processor has no bf16 instructions, so that fp32 is faster)"
+    return precision
 
 
 def product_dtype(precision: str, weights: torch.dtype) -> torch.dtype:

@@ -1,6 +1,7 @@
 """Private names of PyTorch that txl uses, each behind one function; `pyproject.toml` bounds the release for them."""
 
 import os
+import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, ParamSpec, TypeVar
@@ -101,6 +102,13 @@ def close_pool(pool: tuple[int, int], device: torch.device) -> None:
 def onednn_has_bf16() -> bool:
     """Return True if oneDNN has bf16 kernels for this processor."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def processor_has_bf16() -> bool:
+    """Return True if the processor has instructions that multiply bf16; without them, oneDNN emulates the products."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return onednn_has_bf16()
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def onednn_reorder(weight: Tensor) -> Tensor:

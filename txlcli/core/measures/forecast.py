@@ -234,8 +234,21 @@ class _Step:
         return tokens * products_of(self.model).kernel_numbers() * DTYPES[self.train.precision].itemsize
 
 
-@lru_cache(maxsize=1024)
 def _saved_bytes(step: _Step) -> int:
+    """Return the bytes that are kept for the backward pass.
+
+    All layers of a Transformer keep as much, unless some have a classifier of their own.
+    """
+    model = step.model
+    if not isinstance(model, TransformerSettings) or model.auxiliary_losses or model.n_layers <= 2:
+        return _traced_bytes(step)
+    one = _traced_bytes(replace(step, model=replace(model, n_layers=1)))
+    two = _traced_bytes(replace(step, model=replace(model, n_layers=2)))
+    return one + (model.n_layers - 1) * (two - one)
+
+
+@lru_cache(maxsize=1024)
+def _traced_bytes(step: _Step) -> int:
     """Run the forward pass of a step on tensors without data; return the bytes that are kept for the backward pass."""
     train = step.train
     saved = dict[int, torch.UntypedStorage]()

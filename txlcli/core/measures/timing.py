@@ -95,10 +95,18 @@ def measure(
 
 
 def peak_flops_per_s(
-    device: torch.device, precision: str, repeat: int = 5, *, seconds: Callable[[], float] = time.perf_counter
+    device: torch.device,
+    precision: str,
+    repeat: int = 5,
+    *,
+    seconds: Callable[[], float] = time.perf_counter,
+    size: int | None = None,
 ) -> float:
-    """Measure the rate of a large product in the library that the layers use: the peak of this machine."""
-    size = PEAK_SIZE[device.type]
+    """Measure the rate of a large product in the library that the layers use: the peak of this machine.
+
+    A smaller `size` takes less time, and reaches less of it.
+    """
+    size = size or PEAK_SIZE[device.type]
     products = PEAK_PRODUCTS[device.type]
     left = torch.randn(size, size, device=device, dtype=DTYPES[precision])
     right = torch.randn(size, size, device=device, dtype=DTYPES[precision])

@@ -14,6 +14,7 @@ from txlcli.core.training.validation import check_lanes
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.loading import OpenRun
+from txlcli.system.processors import ShareClock
 from txlcli.workflows.evaluation import result
 from txlcli.workflows.evaluation.adapted import adapted_rows
 from txlcli.workflows.evaluation.options import AUTO, EvalOptions
@@ -120,13 +121,15 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting], options: EvalOptions
         return
     if any(setting.protocol == "recurrence" for setting in settings):  # before rows take hours
         check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
+    on_cpu = scoring.opened.model.device.type == "cpu"
     for setting in settings:
+        clock = ShareClock()
         tempered = with_temperature(scoring, partial(score, setting=setting))
         row = score(tempered, setting)
         reads_stream = setting.attn_len is None and not setting.by_document and setting.protocol is None
         if options.timed and reads_stream:
             row = with_times(tempered, row)
-        yield row
+        yield replace(row, processor_share=clock.share() if on_cpu else None)
 
 
 def _collect(yielded: Iterator[EvalRow], world: World) -> tuple[list[EvalRow], BaseException | None]:

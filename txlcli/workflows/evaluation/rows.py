@@ -21,6 +21,7 @@ from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.validation import add_shares, check_lanes, score_in_processes
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
+from txlcli.system.processors import is_trusted
 from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
@@ -71,6 +72,8 @@ class EvalRow(Result):
     """Way of adaptation: model, cache or dynamic; None in other evaluations."""
     adaptation: dict[str, float] = field(default_factory=dict)
     """Parameters of the method."""
+    processor_share: float | None = None
+    """Share of a processor that rank 0 got while it was scored and timed; None on a GPU."""
     best: bool = False
     """True for the lowest loss of the result."""
     losses_nats: NDArray[np.float32] = field(repr=False)
@@ -86,6 +89,11 @@ class EvalRow(Result):
         """Perplexity per token; None if it overflows."""
         return self.measures["ppl"]
 
+    @property
+    def times_trusted(self) -> bool:
+        """True unless other programs used the processors so much that times and slowdowns mean little."""
+        return is_trusted(self.processor_share)
+
     def to_json(self) -> dict[str, Any]:
         """Return the row of `--json`, which has the keys of its kind of evaluation only."""
         absent = {"losses_nats", "measures"}
@@ -99,7 +107,7 @@ class EvalRow(Result):
             absent.add("documents")
         if self.method is None:
             absent.update(("method", "adaptation"))
-        row = vars(self) | self.measures
+        row = vars(self) | self.measures | {"times_trusted": self.times_trusted}
         if self.protocol and self.stride:
             row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
         return {key: value for key, value in row.items() if key not in absent}

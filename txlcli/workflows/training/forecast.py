@@ -33,6 +33,7 @@ from txlcli.core.training.optimizer import named_groups
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
+from txlcli.system.processors import ShareClock
 from txlcli.workflows.training import initial_weights, out_of_memory
 from txlcli.workflows.training.build import check_device, new_directories, new_run, read_splits
 from txlcli.workflows.training.options import ScaleOptions, TrainOptions
@@ -45,6 +46,14 @@ MAX_TIMED_S = 4.0
 """Longest time that the timing of training steps may be expected to take."""
 MAX_TIMED_BYTES = 2**30
 """Most memory that a timed training step may need."""
+QUICK_S = 2.5
+"""Longest time of a forecast that does not measure, on a CPU."""
+MAX_QUICK_BYTES = 2**27
+"""Most memory that a timed training step may need then."""
+QUICK_SIZES = (512, 1024, 2048)
+"""Sizes of the products by which such a forecast finds the peak rate."""
+GROWTH = 8
+"""Time of a product of one of these sizes in times of the size before."""
 TIMED_STEPS = 3
 GPU = torch.device("cuda")
 MAX_DEVICES = 512
@@ -135,8 +144,11 @@ class ScaleForecast:
         }
 
 
-def run(request: Request, workspace: Workspace, *, processes: int) -> TrainingForecast:
-    """Return the plan of a training run and its cost; no run is made."""
+def run(request: Request, workspace: Workspace, *, processes: int, measures: bool = False) -> TrainingForecast:
+    """Return the plan of a training run and its cost; no run is made.
+
+    Unless it `measures`, its timing ends within QUICK_S even on a busy machine: smaller products, fewer steps.
+    """
     device = pick_device(workspace.device)
     plan = _plan(request, workspace, device, processes=processes)
     settings = plan.run.settings
@@ -149,10 +161,16 @@ def run(request: Request, workspace: Workspace, *, processes: int) -> TrainingFo
     of_one = of_one_process(train, processes)
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
     flops = plan.flops_per_token
-    peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
     timed = None
-    if needed.total <= MAX_TIMED_BYTES:
-        timed = _timed_share_of_peak(plan, of_one, peak)
+    if measures or device.type != "cpu":
+        peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
+        if needed.total <= MAX_TIMED_BYTES:
+            timed = _timed_share_of_peak(plan, of_one, peak, limit_s=MAX_TIMED_S)
+    else:
+        clock = ShareClock()
+        peak = _quick_peak(device, train.precision)
+        if needed.total <= MAX_QUICK_BYTES:
+            timed = _timed_share_of_peak(plan, of_one, peak, limit_s=clock.share() * QUICK_S / 2)
     expected, source = plan.expected_share(of_one)
     share = timed or expected
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
@@ -212,11 +230,23 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
         return None
 
 
-def _timed_share_of_peak(plan: Plan, train: TrainSettings, peak: float) -> float | None:
+def _quick_peak(device: torch.device, precision: str) -> float:
+    """Measure the rate of products that grow as long as the next size ends within half of QUICK_S."""
+    started = time.perf_counter()
+    for size in QUICK_SIZES:
+        before = time.perf_counter()
+        peak = peak_flops_per_s(device, precision, 2, seconds=time.thread_time, size=size)
+        took = time.perf_counter() - before
+        if before - started + GROWTH * took > QUICK_S / 2:
+            break
+    return peak
+
+
+def _timed_share_of_peak(plan: Plan, train: TrainSettings, peak: float, *, limit_s: float) -> float | None:
     """Time training steps of one process, and return the share of the peak rate (FLOP/s) that they reach.
 
     On a CPU, both are those of an idle machine: the time in which other processes run is not counted. None if the steps
-    are too large to be timed within MAX_TIMED_S.
+    are too large to be timed within `limit_s` of processor time.
     """
     if train.compile == "on":  # compiling takes longer than a forecast may
         return None
@@ -225,7 +255,7 @@ def _timed_share_of_peak(plan: Plan, train: TrainSettings, peak: float) -> float
     flops = step_flops_per_token(model_settings, vocab_size, train)
     to_fill_memory = -(-train.mem_len // train.seg_len)
     n_steps = to_fill_memory + 1 + TIMED_STEPS  # one to warm up
-    if n_steps * train.batch_size * train.seg_len * flops > MAX_TIMED_S * CPU_SHARE * peak:
+    if n_steps * train.batch_size * train.seg_len * flops > limit_s * CPU_SHARE * peak:
         return None
     model = new_model(model_settings, vocab_size, seed=train.seed, device=plan.device)
     with deterministic_kernels(plan.device, enabled=train.deterministic):

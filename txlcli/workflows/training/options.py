@@ -77,6 +77,7 @@ class LaunchOptions(Options):
     )
     seeds: PositiveInt = seeds_option()
     dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
+    measure: bool = flag_option("With --dry-run: time the machine and some steps for longer, for a better forecast.")
 
     def _check(self) -> None:
         if self.seeds > 1:

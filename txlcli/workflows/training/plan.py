@@ -10,7 +10,7 @@ import torch
 from txlcli.config.bands import bands
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.compilation import compiler_problem, triton_problem
-from txlcli.core.kernels.device import describe
+from txlcli.core.kernels.device import describe, describe_precision
 from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.gpus import ExpectedShare, data_sheet_flops_per_s, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s
@@ -132,6 +132,7 @@ class Plan:
         memory = "recurrent state" if run.settings.model.recurrent_state else f"memory {train.mem_len}"
         if train.reread_len:
             memory += f", {train.reread_len} tokens read again"
+        precision = describe_precision(train.precision, self.device)
         steps = f"{self.steps:,} "
         if self.steps < train.max_steps:
             steps += f"of {train.max_steps:,} "
@@ -140,7 +141,7 @@ class Plan:
             steps += f" ({self.epochs:.3g} epochs)"
         return (
             f"{run.recipe_name}: {run.parameters:,} parameters (V = {run.vocab_size:,}) on {corpus}, batches of "
-            f"{train.batch_size} x {train.seg_len} tokens, {memory}, {steps}, {train.precision}, {self.devices}, into "
+            f"{train.batch_size} x {train.seg_len} tokens, {memory}, {steps}, {precision}, {self.devices}, into "
             f"{run.directory}"
         )
 
