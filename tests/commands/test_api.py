@@ -168,6 +168,8 @@ def test_a_run_is_written_as_by_the_commands_without_a_line_of_output(run, here,
     written = run.report(txlcli.ReportOptions(samples=1))
     assert [Path(path).is_file() for path in written.report] == [True, True]
     assert capfd.readouterr() == ("", "")
+    with pytest.raises(UsageError, match="`out`"):
+        run.attention(txlcli.AttentionOptions(format="pdf"))
     with pytest.raises(UsageError, match="token store"):
         run.export(here / "ids", txlcli.ExportOptions(format="nanogpt"))
 

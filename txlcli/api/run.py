@@ -320,6 +320,7 @@ class LoadedRun:
         """
         given = options or AttentionOptions()
         if given.out is None:
+            given.exclude("format", "force", because="figures are written only to the folder `out`")
             return attention.run(self._name, given, self._workspace)
         result, _ = attention_command.measure(self._opened.run, given.out, given, self._workspace)
         return result
