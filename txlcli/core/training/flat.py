@@ -1,6 +1,7 @@
 """The weights that a training step reads: as they are, or the matrices of the layers as copies in one flat buffer."""
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from txlcli.core.training.large_updates import LargeUpdates
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 
+logger = logging.getLogger(__name__)
 ALIGNMENT = 64
 """Each matrix begins at a multiple of this many numbers, so that kernels read it in wide units."""
 CLIP_EPS = 1e-6
@@ -80,6 +82,7 @@ def _problem_of(large: LargeUpdates) -> str | None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of Triton's compiler, or of the driver
+        logger.debug("a kernel of the update failed", exc_info=error)
         return first_line(error)
     return None
 

@@ -5,6 +5,7 @@ Axes: B batch, E tokens that are read again, L segment, M memory, d model width,
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from txlcli.core.model.losses import Objective
 from txlcli.core.training.flat import Weights
 from txlcli.core.training.parallel import DataParallel
 
+logger = logging.getLogger(__name__)
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
 
@@ -166,6 +168,7 @@ class Step:
             give_up_triton(self.model.device, error)
         else:
             raise error
+        logger.debug("a part of the fast path failed", exc_info=error)
         self.notes.append(f"training continues without {without}, which takes longer: {first_line(error)}")
         self.stop_compiling()
 
