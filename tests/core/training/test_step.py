@@ -4,6 +4,7 @@ A stand-in for CUDA graphs replays operations on the same memory (tests/core/tap
 """
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -61,9 +62,9 @@ class ModelAsOnCuda(GradientsAsOnCuda, TransformerXL):
 class RecomputedInACapture(ModelAsOnCuda):
     """Transformer-XL whose layers are computed again as in a capture, which cannot set the state of a generator."""
 
-    def call_layer(self, layer, *inputs):
+    def layer_function(self, layer):
         keeps = torch.is_grad_enabled()
-        return recomputed(layer, *inputs, keeps_random_numbers=True) if keeps else layer(*inputs)
+        return partial(recomputed, layer, keeps_random_numbers=True) if keeps else layer
 
 
 class CompressiveAsOnCuda(GradientsAsOnCuda, CompressiveTransformer):

@@ -80,7 +80,8 @@ class RecurrentModel(LanguageModel):
                 hidden = self.dropout(hidden)
             if self.before_layer is not None:
                 self.before_layer(number)
-            hidden, state = self.call_layer(layer, hidden, (memory[2 * number], memory[2 * number + 1]))
+            read = self.layer_function(layer)
+            hidden, state = read(hidden, (memory[2 * number], memory[2 * number + 1]))
             # Copies, because a view would keep the whole segment in memory.
             new_memory += [tensor.detach().clone() for tensor in state]
         return hidden, self.output_dropout(hidden), new_memory

@@ -5,6 +5,7 @@ Axes: B batch, L segment, d model width, V vocabulary.
 
 import copy
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -234,13 +235,13 @@ class LanguageModel(nn.Module, ABC):
             return own, after, []
         return own, memory, [segment]
 
-    def call_layer(self, layer: Callable[..., Output], *inputs: object) -> Output:
-        """Call a layer; with train.recompute = "layers", backward passes compute it again."""
+    def layer_function(self, layer: Callable[..., Output]) -> Callable[..., Output]:
+        """Return what calls a layer, compiled or not; with train.recompute = "layers", backward passes do so again."""
         compiles = self.backend.compiles
         if self.backend.recompute == "layers" and torch.is_grad_enabled():
             keeps = not compiles and is_capturing(self.device)  # the compiler repeats those of its own graph
-            return compiled(recomputed, compiles)(layer, *inputs, keeps_random_numbers=keeps)
-        return compiled(layer, compiles)(*inputs)
+            return functools.partial(compiled(recomputed, compiles), layer, keeps_random_numbers=keeps)
+        return compiled(layer, compiles)
 
     def forget_gradients(self) -> None:
         """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients.

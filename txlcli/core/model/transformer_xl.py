@@ -257,6 +257,7 @@ class TransformerXL(LanguageModel):
             count: number of final positions to compute in the last layer, 0 included; all by default.
         """
         last = len(self.layers) - 1
+        read_layer = self.layer_function(call_layer)
         read = None
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
@@ -265,7 +266,7 @@ class TransformerXL(LanguageModel):
             of_layer = count if number == last else None
             if self.before_layer is not None:
                 self.before_layer(number)
-            output = self.call_layer(call_layer, layer, hidden, past, layer_terms, of_layer, read)
+            output = read_layer(layer, hidden, past, layer_terms, of_layer, read)
             yield output
             hidden = output.hidden
             read = None if self.encoding.changes_layers else output.read
