@@ -1,5 +1,6 @@
 """`txl quickstart`: the whole pipeline on text you already have."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,9 +37,14 @@ FIGURE = "memory.png"
 """Figure of the loss and the time by memory length, in the run folder."""
 STEPS = ("prepare", "train", "eval", "generate")
 TRAINING_SHARE = 0.6
-"""Share of --max-minutes for training."""
-POSITIONS_PER_MINUTE, FEWEST_POSITIONS = 20_000, 5_000
-"""Tokens to evaluate per minute of --max-minutes, and at least: a tenth of the time on two idle cores."""
+"""Share of --max-minutes until the end of training."""
+EVAL_SHARE = 0.4
+"""Share of the time after training in which tokens are evaluated; timing and generating take the rest."""
+TRAINED_PER_POSITION = 5
+"""Tokens that are trained in the time in which one is evaluated with all memory lengths."""
+FEWEST_POSITIONS = 1000
+POSITIONS = 5000
+"""Tokens to evaluate with --max-minutes if training took no step, so that the speed of the machine is not known."""
 
 
 def quickstart(
@@ -56,22 +62,25 @@ def quickstart(
 
     Example: txl quickstart
     """
+    started = time.monotonic()
     signals.explain_end(f'what was saved is kept; "{_again(workspace)}" continues')
     from txlcli.workflows import generate
     from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation import preparing
 
     data_dir = workspace.data_dir
-    positions = None
     if max_minutes is None:
         console.say("this takes three minutes on two idle cores, longer next to other work; --max-minutes limits it")
-    else:
-        positions = max(FEWEST_POSITIONS, int(POSITIONS_PER_MINUTE * max_minutes))
     if not workspace.store_path(CORPUS).exists():
         preparation = PrepareOptions()
         _announce("prepare", CORPUS, options=preparation, data_dir=data_dir)
         show_store(preparing.run(CORPUS, preparation, data_dir, reporter=workspace.reporter))
-    run = _train(max_minutes, workspace)
+    minutes = positions = None
+    if max_minutes is not None:
+        minutes = round(max(0.0, TRAINING_SHARE * max_minutes - (time.monotonic() - started) / 60), 2)
+    run = _train(minutes, workspace)
+    if max_minutes is not None:
+        positions = _positions(run, 60 * max_minutes - (time.monotonic() - started))
     lengths = EvalOptions(mem_len=MEM_LENS, positions=positions)
     _announce("eval", run, options=lengths, data_dir=data_dir)
     evaluation = evaluate.run(run, lengths, workspace)
@@ -82,6 +91,14 @@ def quickstart(
     show_generated(generate.prepare(run, sample, workspace))
     eval_.plot(Path(run) / FIGURE, evaluation)
     _summarize(evaluation, workspace)
+
+
+def _positions(run: str, left_s: float) -> int:
+    """Return how many tokens to evaluate in the seconds that are left, by the speed at which this machine trained."""
+    rate = history.read(run_directory.open_run(Path(run))).tokens_per_s
+    if rate is None:
+        return POSITIONS
+    return max(FEWEST_POSITIONS, int(EVAL_SHARE * left_s * rate / TRAINED_PER_POSITION))
 
 
 def _summarize(evaluation: "EvalResult", where: Workspace) -> None:
@@ -118,7 +135,7 @@ def _announce(step: str, *words: str, options: Options, **directories: Path) -> 
     console.say(f"$ {command_line(step, *words, **options.changed(), **directories)}")
 
 
-def _train(max_minutes: float | None, workspace: Workspace) -> str:
+def _train(minutes: float | None, workspace: Workspace) -> str:
     """Train the recipe unless that is done, show the result, and return the folder of the run.
 
     An interrupted run of the same settings is resumed.
@@ -127,7 +144,6 @@ def _train(max_minutes: float | None, workspace: Workspace) -> str:
     from txlcli.workflows.training.run import train_recipe
 
     directory = workspace.runs_dir / RUN
-    minutes = None if max_minutes is None else round(TRAINING_SHARE * max_minutes, 2)
     hint = f'continue with "{_again(workspace)}"'
     recipe_source = None
     words: list[str] = []
