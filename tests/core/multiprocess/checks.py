@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from pathlib import Path
 
 import torch
@@ -212,6 +213,17 @@ def exchanged():
         "plain": WORLD.gather_objects({"été": [WORLD.rank, 0.1, float("inf"), None, 2**70]}),
         "rank 0": WORLD.from_rank_0(lambda: ["of rank", WORLD.rank]),
     }
+
+
+def turns():
+    """Return when each process has begun and ended what it does in turn."""
+
+    def work():
+        began = time.monotonic()
+        time.sleep(0.1)
+        return [began, time.monotonic()]
+
+    return WORLD.gather_objects(WORLD.in_turn("turns", work))
 
 
 def non_finite_loss(directory, **changed):

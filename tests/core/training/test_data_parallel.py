@@ -76,7 +76,7 @@ class TwoProcesses:
     def _arguments(self, name, check, given):
         return (
             given
-            if check in ("updates_of_models", "agreement", "exchanged")
+            if check in ("updates_of_models", "agreement", "exchanged", "turns")
             else {"directory": str(self._directory / name), **given}
         )
 
@@ -104,6 +104,7 @@ def sampled_checks():
     yield "differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}
     yield "equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}
     yield "exchanged", "exchanged", {}
+    yield "turns", "turns", {}
     yield "not finite", "non_finite_loss", {}
     yield from comparisons("ddp", "zero", ZERO, list(ZERO)[::2])
     yield "zero resumed", "stopped_and_resumed", {**REST, **DIVIDED}
@@ -445,6 +446,11 @@ def test_processes_exchange_tensors_of_any_shape_and_plain_values(two):
     assert exchanged["everywhere"] == [[], [0.0, 1.0]]
     assert exchanged["plain"] == [{"été": [rank, 0.1, float("inf"), None, 2**70]} for rank in range(2)]
     assert exchanged["rank 0"] == ["of rank", 0]
+
+
+def test_the_first_process_of_a_machine_compiles_before_the_others_begin(two):
+    (_, first_ends), (second_begins, _) = two["turns"]
+    assert first_ends <= second_begins
 
 
 def test_more_processes_than_lanes_are_rejected(tmp_path):
