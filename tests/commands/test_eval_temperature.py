@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+import txlcli
 from tests.commands.novel import done, json_of, refusal, train
 from tests.core.builders import V, draw_tokens, small_model
 from txlcli.workflows.evaluation.search import find_temperature
@@ -110,3 +111,13 @@ def test_a_recipe_with_a_wrong_temperature_is_refused(here):
         given = refusal("train", "tiny.toml", "--set", f"eval.temperature={number}")
         assert given.endswith(f"[eval] temperature must be {message}")
     assert math.isfinite(json_of("eval", "byte", "--temperature", 100)["rows"][0]["loss_nats"])
+
+
+@pytest.mark.parametrize("temperature", ["1.7", "auto"])
+def test_python_scores_with_the_stored_temperature_as_eval_does(here, temperature):
+    train(f"eval.temperature={temperature}", name="cooled")
+    (here / "text.txt").write_text("the fox jumps over lazy dogs\n" * 20)
+    (row,) = json_of("eval", "cooled", "--text", "text.txt", "--batch-size", 1)["rows"]
+    score = txlcli.load("cooled").score(here / "text.txt")
+    assert score.total_nats / len(score.loss_nats) == pytest.approx(row["loss_nats"], rel=1e-6)
+    assert row["temperature"] != 1
