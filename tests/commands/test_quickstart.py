@@ -54,7 +54,8 @@ def test_all_steps_are_done_and_can_be_repeated(small):
         ["txl", word] for word in ("generate", "attention", "prepare")
     ]
     assert [path.name for path in (small / "runs").iterdir() if path.name != ".locks"] == ["quickstart"]
-    for words in ([*ran[1], "--name", "again"], *ran[2:]):
+    again = ["again" if word == "quickstart" else word for word in ran[1]]
+    for words in (again, *ran[2:]):
         done(*words)
     done("export", "quickstart", "exported")
     done("train", "stdlib", "--name", "quickstart", "--force")
