@@ -26,7 +26,7 @@ from txlcli.core.training.flat import FlatMatrices, Weights
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
-from txlcli.errors import TrainingError, UsageError
+from txlcli.errors import TrainingError, TxlError, UsageError
 
 Gradients = tuple[Tensor, Tensor, list[Tensor | None]]
 """What the first graph computes: losses (2,), norm (0-d), the gradient of each parameter."""
@@ -192,7 +192,7 @@ class CapturedStep:
         try:
             with exchange.paused():
                 return self._captured(compute, inputs) is not None
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, TxlError):
             raise
         except Exception as error:
             self.step.notes.append(f"a step cannot be rehearsed: {first_line(error)}")

@@ -24,8 +24,6 @@ LAYER_BUCKETS = 5
 """Largest number of buckets of layers; with all other parameters there are at most eight buckets."""
 FEW = 4
 """Tensors that are cast one by one; more of them are joined and then cast, by two kernels."""
-SENT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""dtypes by `train.exchange_precision`."""
 
 
 def bucket_names(shapes: Mapping[str, torch.Size]) -> list[list[str]]:
@@ -108,7 +106,8 @@ class Exchange(Weights):
         super().__init__(parallel)
         self._world = parallel.world
         self._owners = parallel.owners
-        self._sent_dtype = SENT_DTYPES[parallel.settings.exchange_precision]
+        is_bf16 = parallel.settings.exchange_precision == "bf16"
+        self._sent_dtype = torch.bfloat16 if is_bf16 else self._model.dtype
         self._accumulates = parallel.settings.accumulate > 1
         self._is_paused = False
         self._works = list[distributed.Work]()
@@ -123,7 +122,7 @@ class Exchange(Weights):
         self._parameters = dict(self._model.named_parameters())
         self._own = set(parallel.own_weights().values())
         self._matrices = [module.weight for module in matrices_of(self._model)] if dtype else []
-        self._buckets = self._make_buckets(dtype or torch.float32)
+        self._buckets = self._make_buckets(dtype or self._model.dtype)
         self._leaves = dict[Tensor, Tensor]()
         """The copies, by the parameters that passes read them in place of."""
         for bucket in self._buckets:
@@ -156,7 +155,7 @@ class Exchange(Weights):
                 buffers = self._of_matrices.part(slice(begin, end))
                 begin = end
             else:
-                buffers = self._make_buffers([self._parameters[name] for name in names], torch.float32)
+                buffers = self._make_buffers([self._parameters[name] for name in names], self._model.dtype)
             buckets.append(self._make_bucket(names, buffers))
         return buckets
 
