@@ -62,6 +62,8 @@ CONTAINERS = {
     "text.xz": lzma.compress(TEXT),
     "any name": bz2.compress(TEXT),
     "text.txt.zst": zstd(TEXT[:5000]) + zstd(TEXT[5000:]),
+    "skipped first.zst": b"\x50\x2a\x4d\x18\x03\0\0\0abc" + zstd(TEXT),
+    "skipped last mark.zst": b"\x5f\x2a\x4d\x18\0\0\0\0" + zstd(TEXT),
     "rows.ndjson.gz": gzip.compress(json_lines()),
     "rows.csv.zst": zstd(delimited(",")),
 }
