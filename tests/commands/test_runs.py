@@ -368,3 +368,14 @@ def test_runs_without_a_checkpoint_are_pruned(here):
         assert json_of("runs", "prune", "--yes") == {"deleted": [], "kept": []}
     assert json_of("runs", "prune", "--yes") == {"deleted": ["runs/char"], "kept": []}
     assert set(listed()) == {"byte", "word", "sentencepiece"}
+
+
+def test_a_folder_of_another_program_with_the_names_of_a_run_is_kept(here):
+    other = Path("runs/other")
+    other.mkdir()
+    for name in ("run.json", "metrics.jsonl", "vocab.json"):
+        (other / name).write_text('{"experiment": 1}\n')
+    assert "not written by txl" in refusal("runs", "delete", "other", "--yes", code=1)
+    assert "not written by txl" in refusal("train", "tiny.toml", "--name", "other", "--force", code=1)
+    assert json_of("runs", "prune", "--yes") == {"deleted": [], "kept": []}
+    assert len(list(other.iterdir())) == 3

@@ -185,7 +185,8 @@ def prune(options: DeleteOptions, where: RunsDir, json: Json = False) -> None:
     """
     directories = []
     for directory in run_directory.newest_first(where.runs_dir):
-        if not run_directory.has_weights(directory) and not run_directory.is_busy(directory):
+        is_unfinished = not run_directory.has_weights(directory) and not run_directory.is_busy(directory)
+        if is_unfinished and run_directory.has_own_card(directory):
             directories.append(directory)
     if not directories:
         console.say(f"every run in {where.runs_dir} has a checkpoint, or is being trained")

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from txlcli.config import recipe
 from txlcli.config.ranges import NaturalInt, PositiveInt, from_json
 from txlcli.config.settings import Settings
-from txlcli.errors import BusyError, MissingPackageError, RunError, UnknownNameError, UsageError
+from txlcli.errors import BusyError, MissingPackageError, RunError, TxlError, UnknownNameError, UsageError
 from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
@@ -206,11 +206,26 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
         resume = f"resume it with `resume` {directory.name}" if has_weights(directory) else "it has no checkpoint"
         instead = instead or resume
         raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
+    _check_card_is_own(directory)
     others = files_of_user(directory)
     if not is_run and (others or any(not DRAFT.fullmatch(path.name) for path in directory.iterdir())):
         raise RunError(f"{directory} exists and is not a run; choose another `name`")
     if others:
         raise RunError(f"{others[0]} was not written by txl; move it out of the run first, or choose another `name`")
+
+
+def has_own_card(directory: Path) -> bool:
+    """Return False if the run.json of a directory is another program's: JSON, but without what a run has."""
+    try:
+        table = parse_json(read_text(directory / CARD, MAX_CARD))
+    except (OSError, ValueError, TxlError):
+        return True  # of a run that is damaged, or has none
+    return isinstance(table, dict) and {"format", "settings"} <= set(table)
+
+
+def _check_card_is_own(directory: Path) -> None:
+    if not has_own_card(directory):
+        raise RunError(f"{directory / CARD} was not written by txl; move its folder away, or name another run")
 
 
 def files_of_user(directory: Path) -> list[Path]:
@@ -233,6 +248,7 @@ def delete(directory: Path) -> list[Path]:
     """Delete what txl wrote in the directory of a run; return the files of the user, which are kept."""
     if directory.is_symlink():
         raise RunError(f"{directory} is a link; remove it yourself, or name the folder that it leads to")
+    _check_card_is_own(directory)
     with locked(directory), errors_of_writing(directory):
         kept = files_of_user(directory)
         card = directory / CARD
