@@ -278,9 +278,14 @@ class Vocab:
     def from_json(cls, text: str) -> "Vocab":
         """Read a vocabulary that `to_json` wrote."""
         try:
-            return cls._from_facts(parse_json(text))
-        except (ValueError, KeyError, TypeError) as error:
-            raise VocabularyError(f"this is not a vocabulary of txl ({type(error).__name__}: {error})") from error
+            facts = parse_json(text)
+            if not isinstance(facts, dict):
+                raise ValueError("it is not a JSON object")
+            return cls._from_facts(facts)
+        except KeyError as error:
+            raise VocabularyError(f"this is not a vocabulary of txl (it has no {error})") from error
+        except (ValueError, TypeError) as error:
+            raise VocabularyError(f"this is not a vocabulary of txl ({error})") from error
 
     @classmethod
     def _from_facts(cls, facts: dict[str, Any]) -> "Vocab":
