@@ -67,7 +67,7 @@ def test_a_checkpoint_replaces_the_older_one_and_leaves_no_other_file(path):
 
 
 def test_a_missing_checkpoint_is_named(path):
-    assert refusal(path) == "no such checkpoint; the run has not saved one yet"
+    assert refusal(path) == "no such checkpoint; the run has not saved one yet; wait for it, or train anew with `force`"
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])

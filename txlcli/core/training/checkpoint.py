@@ -95,7 +95,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         if other is not None:
             reason = f"{other.name} holds weights only, which cannot be resumed"
         else:
-            reason = "the run has not saved one yet"
+            reason = "the run has not saved one yet; wait for it, or train anew with `force`"
         raise RunError(f"{path}: no such checkpoint; {reason}")
     try:
         path.open("rb").close()  # safetensors does not report permissions
