@@ -1,0 +1,134 @@
+"""Train a recipe and lay its curve beside public logs of the script that the recipe follows.
+
+python -m tests.benchmarks.curve ptb --epochs 3 [--seed S] [--keep FOLDER] [--json FILE] [--figure FILE]
+python -m tests.benchmarks.curve ptb --steps 400
+
+`curves/` has what the logs say: perplexity on valid after every epoch, and the mean training loss by steps of the first
+epoch. The run is the whole recipe, stopped after so many epochs or steps; with --keep, another call continues it.
+"""
+
+import csv
+import json
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
+
+import matplotlib as mpl
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from txlcli.config import recipe
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.data.token_store import TokenStore
+from txlcli.runs import history, run_directory
+from txlcli.system.command_lines import DATA_DIR
+from txlcli.workflows.training.options import TrainOptions
+from txlcli.workflows.training.run import train_recipe
+from txlcli.workflows.workspace import Workspace
+
+CURVES = Path(__file__).with_name("curves")
+WIDENED = 0.02
+"""Share by which the band of the logs is widened for a perplexity."""
+
+
+def read_logs(name):
+    """Return what the logs say at each step or epoch: {step: {log: value}}."""
+    with (CURVES / f"{name}.tsv").open() as file:
+        rows = list(csv.reader(file, delimiter="\t"))
+    logs = rows[0][1:]
+    return {int(row[0]): dict(zip(logs, map(float, row[1:]), strict=True)) for row in rows[1:]}
+
+
+def beside(ours, logs, *, widened=0.0):
+    """Return one row for each step or epoch that both have: our value, theirs, the band, and if ours is in it."""
+    rows = []
+    for at, value in ours.items():
+        if at not in logs:
+            continue
+        low = min(logs[at].values()) * (1 - widened)
+        high = max(logs[at].values()) * (1 + widened)
+        rows.append({"at": at, "ours": value, "logs": logs[at], "band": [low, high], "inside": low <= value <= high})
+    return rows
+
+
+def show(title, unit, rows):
+    """Print a table of rows."""
+    table = Table(title=title)
+    for heading in (unit, "txl", *rows[0]["logs"], "band", "inside"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        low, high = row["band"]
+        logs = [f"{value:.2f}" for value in row["logs"].values()]
+        table.add_row(
+            str(row["at"]), f"{row['ours']:.2f}", *logs, f"{low:.2f} to {high:.2f}", "yes" if row["inside"] else "no"
+        )
+    Console().print(table)
+
+
+def draw(rows, path):
+    """Draw the band of the logs and our line."""
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4))
+    at = [row["at"] for row in rows]
+    values = [row["logs"].values() for row in rows]
+    axes.fill_between(at, [min(of) for of in values], [max(of) for of in values], alpha=0.4, label="public logs")
+    axes.plot(at, [row["ours"] for row in rows], color="black", label="txl")
+    axes.set(xlabel="epoch", ylabel="perplexity on valid", yscale="log")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
+
+
+def steps_of_epochs(name, epochs, seed, data_dir):
+    """Return the number of steps of the first epochs of a recipe."""
+    settings = recipe.load(name, [] if seed is None else [f"train.seed={seed}"])
+    store = TokenStore.open(data_dir / f"{settings.corpus.store}.h5")
+    segments = TrainingSegments(store.ids("train"), settings.train)
+    return sum(segments.segments_in(epoch) for epoch in range(epochs))
+
+
+def trained(name, last_step, seed, workspace):
+    """Train the recipe up to a step, or continue its run; return the reports of the run from its beginning."""
+    directory = workspace.runs_dir / name
+    if (directory / run_directory.LAST).exists():
+        train_recipe(None, TrainOptions(resume=name, max_steps=last_step), workspace)
+    else:
+        train_recipe(name, TrainOptions(name=name, max_steps=last_step, seed=seed), workspace)
+    return history.read(run_directory.open_run(directory)).reports
+
+
+def main(
+    name: Annotated[Literal["ptb"], typer.Argument(help="Recipe.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs after which the run stops.")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps after which it stops, instead of epochs.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed instead of the recipe's.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Folder of the run, which a later call continues.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File of the results.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="File of a figure.")] = None,
+    device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="Device to train on.")] = "auto",
+    data_dir: Annotated[Path, typer.Option(help="Folder of the token stores.")] = DATA_DIR,
+) -> None:
+    """Train the recipe, and print its curve beside the logs."""
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
+        workspace = Workspace(data_dir=data_dir, runs_dir=Path(folder), device=device)
+        last_step = steps or steps_of_epochs(name, epochs, seed, data_dir)
+        reports = trained(name, last_step, seed, workspace)
+    of_epochs = {round(line["epoch"]): line["ppl"] for line in reports if line["kind"] == "valid"}
+    of_steps = {line["step"]: line["loss_nats"] for line in reports if line["kind"] == "train"}
+    valid = beside(of_epochs, read_logs(name), widened=WIDENED)
+    losses = beside(of_steps, read_logs(f"{name}_losses"))
+    if losses:
+        show("Mean training loss up to a step, in nats", "step", losses)
+    if valid:
+        show("Perplexity on valid after an epoch", "epoch", valid)
+    if json_file:
+        json_file.write_text(json.dumps({"recipe": name, "valid": valid, "losses": losses}, indent=1) + "\n")
+    if figure and valid:
+        draw(valid, figure)
+
+
+if __name__ == "__main__":
+    typer.run(main)
