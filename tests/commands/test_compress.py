@@ -68,6 +68,7 @@ def test_words_and_pieces_are_restored_if_the_vocabulary_restores_them(here, run
 @pytest.mark.parametrize(
     ("data", "name"),
     [(gzip.compress(NOVEL.encode()), "gzip"), (NOVEL.encode("utf-16"), "utf-16"), (b"PAR1" * 9, "Parquet")],
+    ids=["gzip", "utf-16", "Parquet"],
 )
 def test_a_file_whose_bytes_are_not_its_text_is_rejected(here, data, name):
     assert name in refusal("compress", "byte", written("file", data), "out", code=1)
