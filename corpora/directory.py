@@ -184,7 +184,7 @@ def cut(
         fault = f"{total:,} bytes are too short"
         if boundaries is not None:
             fault = f"{len(boundaries):,} {unit} are too few"
-        raise CorpusError(f"{source}: {fault} to split; give more text or another --split")
+        raise CorpusError(f"{source}: {fault} to split; give more text, another --split or other --documents")
     return splits
 
 

@@ -115,6 +115,7 @@ class TestRefusals:
         [
             *((name, "0.0.1", f"compressed with {name} 0.0.1, and runs/byte here has ") for name in ("txl", "torch")),
             ("probe", "another", "rounds differently"),
+            ("same_length", "zz", "other: [eval] same_length"),
         ],
     )
     def test_another_release_or_rounding(self, packed, name, value, message):

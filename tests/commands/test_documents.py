@@ -125,6 +125,7 @@ def test_what_documents_cannot_be_used_for_is_named(here):
         ("eval byte --reset-at-documents --cache 9", "leave out --cache", 2),
         (shuffled, "does not record where documents start", 2),
         ("prepare one.txt --documents files", "too few to split", 1),
+        ("prepare one.txt --documents <|nope|>", "other --documents", 1),
     ):
         assert telling in refusal(*command.split(), code=code)
 

@@ -69,7 +69,9 @@ def test_a_prompt_from_stdin_may_be_compressed_and_is_rejected_if_it_is_not_text
     prompt = ("generate", "byte", "--prompt", "-", "--greedy", "--tokens", 5)
     plain = json_of(*prompt, stdin="the fox\n")
     assert json_of(*prompt, stdin=gzip.compress(b"the fox\n")) == plain
-    assert "utf-16" in refusal(*prompt, stdin="the fox".encode("utf-16"), code=1)
+    refused = refusal(*prompt, stdin="the fox".encode("utf-16"), code=1)
+    assert "utf-16" in refused
+    assert "--encoding" not in refused  # which generate does not have
 
 
 def test_text_that_is_json_or_numbers_has_a_note_wherever_it_is_read(here):

@@ -9,11 +9,11 @@ from typer import Option
 
 from txlcli import console
 from txlcli.commands.options import Json, Run
-from txlcli.errors import TxlError, UsageError, VocabularyError
+from txlcli.errors import CorpusInputError, TxlError, UsageError, VocabularyError
 from txlcli.system.input_files import MAX_SETTINGS
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.user_text import STDIN, UserText
+from txlcli.workflows.user_text import STDIN, ReadText, UserText
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
@@ -60,11 +60,20 @@ def generate(
         show(workflow.prepare(run_name, options, workspace), raw=raw)
 
 
+def _read_stdin() -> ReadText:
+    """Return the text on stdin; what `generate` has no options for must be converted first."""
+    try:
+        return UserText(STDIN, label="the prompt").read(most=MAX_SETTINGS)
+    except CorpusInputError as error:
+        reason, _, _ = str(error).partition(";")
+        raise VocabularyError(f"the prompt on {reason}; give it as text in UTF-8") from error
+
+
 def _read_prompt(prompt: str, reporter: Reporter) -> str:
     """Return the prompt of the command line, or of stdin for "-", without the end of its last line."""
     is_stdin = prompt == STDIN
     if is_stdin:
-        read = UserText(STDIN, label="the prompt").read(most=MAX_SETTINGS)
+        read = _read_stdin()
         data = read.data
         for note in read.notes:
             reporter.say(note)

@@ -27,7 +27,7 @@ from txlcli.core.reading.scoring import Lanes
 from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressionHeader
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import CompressedFileError, UsageError, VocabularyError
+from txlcli.errors import CompressedFileError, RecipeError, UsageError, VocabularyError
 from txlcli.runs import run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
@@ -247,16 +247,16 @@ def _restored(
                 f"{source}: compressed with {name} {expected}, and {opened.run.directory} here has {value}; restore it "
                 "with the run and the releases that compressed it"
             )
-    settings = opened.run.settings.evaluation_settings(
-        batch_size=header.lanes,
-        seg_len=header.seg_len,
-        mem_len=header.mem_len,
-        max_distance=header.max_distance,
-        same_length=header.same_length,
-    )
     ids = np.zeros(header.tokens, dtype=np.int64)
     try:
+        settings = opened.run.settings.evaluation_settings(
+            batch_size=header.lanes,
+            seg_len=header.seg_len,
+            mem_len=header.mem_len,
+            max_distance=header.max_distance,
+            same_length=header.same_length,
+        )
         _code(opened, settings, workspace, coder, ids, f"restoring {source}", probe=header.probe)
         return _decode(opened.vocab, ids)
-    except ValueError as error:
+    except (ValueError, RecipeError) as error:
         raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error

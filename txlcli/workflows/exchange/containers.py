@@ -217,7 +217,7 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[in
     for number, value in values:
         if not isinstance(value, dict):
             raise CorpusInputError(
-                f"{file.path}: {unit} {number:,} is not a JSON object; repair it, or name the file .txt"
+                f"{file.path}: {unit} {number:,} is not a JSON object; repair it, or write token ids to a .bin"
             )
         yield number, value
 
