@@ -31,7 +31,7 @@ from txlcli.data.token_store import TokenStore
 LN2 = 0.6931471805599453
 KEYS = (
     "mem_len attn_len_min attn_len_max tokens lanes loss_nats bpc ppl ppl_per_word bits_per_byte ms_per_token "
-    "one_lane_ms_per_token vanilla_ms_per_token slowdown best"
+    "one_lane_ms_per_token vanilla_ms_per_token slowdown processor_share times_trusted best"
 )
 
 
@@ -64,10 +64,11 @@ def test_the_table_shows_what_the_json_says(here):
 def test_json_contains_all_settings_of_the_evaluation(here):
     output = json_of("eval", "byte", "--mem-len", "0,5")
     rows = output.pop("rows")
+    assert isinstance(output.pop("notes"), list)  # other programs may use the processors
     assert set(rows[0]) == set(rows[1]) == set(KEYS.split())
     assert output == {
         **{"run": "runs/byte", "step": 7, "text": "novel test", "unit": "byte", "metric": "bpc"},
-        **{"conventions": output["conventions"], "search": None, "complete": True, "paper": None, "notes": []},
+        **{"conventions": output["conventions"], "search": None, "complete": True, "paper": None},
         **{"split_sha256": hashlib.sha256((here / "novel/test.txt").read_bytes()).hexdigest()},
         **{"may_be_learned": False, "seg_len": 5, "batch_size": 3, "position": "relative", "max_distance": 10},
         **{"same_length": "m", "precision": "fp32", "attention": "auto", "processes": 1, "slowdown_windows": 3},

@@ -10,7 +10,10 @@ from tests.commands.novel import cells, done, json_of, refusal, train
 from tests.commands.test_recurrent import recipe_of
 
 ORDER = ["disjoint", "strided", "recurrence", "sliding"]
-TIMES = {"ms_per_token", "one_lane_ms_per_token", "vanilla_ms_per_token", "slowdown", "best"}
+TIMES = {
+    *("ms_per_token", "one_lane_ms_per_token", "vanilla_ms_per_token", "slowdown", "best"),
+    *("processor_share", "times_trusted"),
+}
 VANILLA = ("train.mem_len=0", "eval.mem_len=0")
 
 

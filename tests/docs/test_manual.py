@@ -1,5 +1,6 @@
 """The manual names only commands, options, pages and figures that exist."""
 
+import functools
 import re
 import runpy
 import sys
@@ -96,6 +97,7 @@ def _anchors(text):
     return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, flags=re.MULTILINE)) | _setting_anchors()
 
 
+@functools.cache
 def _setting_anchors():
     return set(re.findall(r"\{#([\w-]+)\}", "\n".join(_extension("settings_page").lines())))
 

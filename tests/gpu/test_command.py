@@ -64,6 +64,7 @@ def test_a_test_that_fails_or_cannot_be_imported_fails_the_row(tmp_path, name):
         list(parallel_tests.run([file], 60))
 
 
+@pytest.mark.slow
 def test_tests_that_have_ended_are_results_when_the_limit_stops_another(tmp_path):
     file = tmp_path / "test_one_hangs.py"
     file.write_text(ONE_HANGS)

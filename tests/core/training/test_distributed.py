@@ -40,8 +40,7 @@ def test_an_error_of_rank_0_is_reported_by_rank_0_alone(worlds):
         raise RuntimeError(LOST)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("error", [LOST, HANGING])
+@pytest.mark.parametrize(("rank", "error"), [(0, LOST), (1, HANGING)])
 def test_a_process_without_a_note_is_named_by_the_other(worlds, rank, error):
     named = rf"^the process of rank {1 - rank} has ended or does not answer; evaluate again$"
     with pytest.raises(TrainingError, match=named), worlds[rank].failing_together():
