@@ -89,7 +89,7 @@ def has_offsets(path: Path) -> bool:
     with path.open("rb") as file:
         count = int.from_bytes(file.read(4), "little")
         end = 4 * (count + 2)
-        if not 0 < end - 8 < size:
+        if count == 0 or end > size:
             return False
         offsets = array("I", file.read(end - 4))
     if sys.byteorder == "big":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import process, results
-from tests.faults.results import arrays_of, content, hidden_files, holds, same_run, stable
+from tests.faults.results import arrays_of, hidden_files, holds, same_run, stable, written
 from tests.faults.table import LEFTOVER, LOST, SILENT
 
 EVAL = ("--positions", "40", "--json")
@@ -55,12 +55,12 @@ class State:
 
     def is_old_or_new(self, name):
         """Check that a file has all of the earlier or all of the new content."""
-        now = content(self.directory / name)
-        if now not in (content(self.before / name), content(self.after / name)):
+        now = written(self.directory / name)
+        if now not in (written(self.before / name), written(self.after / name)):
             self.outcome.add(LOST, f"{name} is neither the earlier nor the new file")
 
     def equals_new(self, name):
-        if content(self.directory / name) != content(self.after / name):
+        if written(self.directory / name) != written(self.after / name):
             self.outcome.add(SILENT, f"{name} differs from that of an uninterrupted command")
 
     def repeat(self):

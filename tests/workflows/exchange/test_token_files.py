@@ -321,6 +321,11 @@ def test_other_formats_named_bin_are_told_by_their_headers(tmp_path, data, word)
     assert word in refusal(tmp_path)
 
 
+def test_numbers_that_only_begin_like_a_table_of_offsets_are_ids(tmp_path):
+    (tmp_path / "train.bin").write_bytes(packed("H", [1, 0, 0]) + b"\7")
+    assert "streaming samples" not in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["chunk-0-0.mds", "train.npy"])
 def test_files_of_ids_with_other_names_are_named_even_next_to_a_description(tmp_path, name):
     data = streaming_chunk([packed("H", IDS)] * 5) if name.endswith("mds") else packed("H", IDS * 99)
