@@ -255,9 +255,10 @@ def test_a_difference_of_runs_is_that_of_their_evaluations(here):
     of_runs = json_of("runs", "difference", "byte", "byte", "--mem-len", "0,5", *TRAIN_SPLIT)
     assert of_runs["difference_nats"] == pytest.approx(of_files["difference_nats"], rel=1e-4)
     assert of_runs["difference_nats"] != 0
-    mixed = json_of("runs", "difference", "byte", "byte.h5", "--mem-len", 5, *TRAIN_SPLIT)
+    done("eval", "byte", "--mem-len", 5, "--losses", "byte.hdf5", *TRAIN_SPLIT)
+    mixed = json_of("runs", "difference", "byte", "byte.hdf5", "--mem-len", 5, *TRAIN_SPLIT)
     assert mixed["difference_nats"] == pytest.approx(0, abs=1e-6)
-    assert (mixed["first"]["file"], mixed["second"]["file"]) == (None, "byte.h5")
+    assert (mixed["first"]["file"], mixed["second"]["file"]) == (None, "byte.hdf5")
     assert "runs/byte" in done("runs", "difference", "byte", "byte.h5", "--mem-len", 5, *TRAIN_SPLIT).stdout
     assert "different texts" in refusal("runs", "difference", "byte", "char")
     assert "no losses with M = 7" in refusal("runs", "difference", "byte.h5", "byte", "--mem-len", 7)

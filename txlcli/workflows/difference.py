@@ -14,6 +14,7 @@ from txlcli.runs import run_directory
 from txlcli.workflows.difference_options import DifferenceOptions
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.options import LOSS_FORMATS
 from txlcli.workflows.result import Result
 from txlcli.workflows.workspace import Workspace
 
@@ -103,7 +104,7 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
 
 def _is_file(name: str) -> bool:
     """Return True for the name of a file of losses; others are runs."""
-    return name.endswith(".h5")
+    return name.lower().endswith(LOSS_FORMATS)
 
 
 def _check_same_store(run_names: Sequence[str], workspace: Workspace) -> None:
@@ -142,7 +143,7 @@ def _evaluate(
         run_name = file.run
     else:
         lengths = None if mem_len is None else (mem_len,)
-        settings = EvalOptions(mem_len=lengths, split=options.split, positions=options.positions)
+        settings = EvalOptions(mem_len=lengths, split=options.split, positions=options.positions, timed=False)
         result = evaluate.run(name, settings, workspace)
         result.raise_pending()
         (row,) = result.rows
