@@ -14,7 +14,8 @@ import torch
 
 from tests.peer import peer
 from txlcli.config import recipe
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.measures.timing import MIN_STEPS
 from txlcli.core.reading.registry import make_reader

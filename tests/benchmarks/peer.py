@@ -20,7 +20,8 @@ import typer
 
 from tests.benchmarks.comparisons import COMPARISONS
 from txlcli import console
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.measures.timing import measure, peak_flops_per_s

@@ -6,7 +6,8 @@ import pytest
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import MODELS, TransformerSettings
-from txlcli.config.settings import CorpusSettings, EvalSettings, LogSettings, PublishedSettings, Settings, TrainSettings
+from txlcli.config.settings import CorpusSettings, EvalSettings, LogSettings, PublishedSettings, Settings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.errors import RecipeError, UsageError
 
 SECTIONS = {

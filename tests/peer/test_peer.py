@@ -16,7 +16,7 @@ from tests.peer import peer
 from tests.peer.peer import V, draw_tokens, peer_model
 from txlcli.cli import app
 from txlcli.config import recipe
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training

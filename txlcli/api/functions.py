@@ -11,7 +11,7 @@ from txlcli.api.run import LoadedRun, PathLike
 from txlcli.commands import recl as recl_command
 from txlcli.config import recipe as recipes
 from txlcli.config.ranges import PositiveInt, checked
-from txlcli.config.settings import Precision
+from txlcli.config.train_settings import Precision
 from txlcli.core.architectures import registry
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.model.base import LanguageModel

@@ -9,8 +9,7 @@ from pathlib import Path
 from txlcli import __version__, console
 from txlcli.commands.options import Json, Run
 from txlcli.commands.runs import app, describe, plot_curves, settings_of
-from txlcli.config.ranges import NaturalInt
-from txlcli.config.settings import Seed
+from txlcli.config.ranges import NaturalInt, Seed
 from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory

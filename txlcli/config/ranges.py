@@ -64,6 +64,8 @@ class Range:
         return None
 
 
+MAX_SEED = 2**63 - 1
+"""Largest seed that PyTorch accepts."""
 MAX_PARTS = 1000
 """Largest number of layers, or of bands of an adaptive softmax: each is built, so that a huge number never ends."""
 
@@ -75,6 +77,7 @@ NotNegativeFloat = Annotated[float, Range(least=0)]
 Rate = Annotated[float, Range(least=0, below=1)]
 OpenShare = Annotated[float, Range(above=0, below=1)]
 PositiveShare = Annotated[float, Range(above=0, most=1)]
+Seed = Annotated[int, Range(least=0, most=MAX_SEED)]
 
 
 def wrong(subject: str, value: object, expected: str) -> str:

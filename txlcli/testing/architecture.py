@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import JITTER_MARGIN, EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.model.base import LanguageModel, Memory

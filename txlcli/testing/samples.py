@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import MODELS, ModelSettings
-from txlcli.config.settings import JITTER_MARGIN
+from txlcli.config.train_settings import JITTER_MARGIN
 from txlcli.core.reading.reader import Reader
 from txlcli.core.training.loop import Training
 from txlcli.errors import UsageError

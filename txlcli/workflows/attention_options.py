@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from txlcli.config.ranges import NaturalInt, PositiveInt
-from txlcli.config.settings import Seed
+from txlcli.config.ranges import NaturalInt, PositiveInt, Seed
 from txlcli.errors import UsageError
 from txlcli.workflows.options import Options, Split, force_option, memory_option, option, seed_option
 

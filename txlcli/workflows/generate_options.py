@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from txlcli.config.ranges import NaturalInt, PositiveInt, PositiveShare, Range
-from txlcli.config.settings import Compile, Seed
+from txlcli.config.ranges import NaturalInt, PositiveInt, PositiveShare, Range, Seed
+from txlcli.config.train_settings import Compile
 from txlcli.errors import UsageError
 from txlcli.workflows.options import Options, compile_option, flag_option, option, seed_option
 

@@ -1,7 +1,6 @@
 """Options of `txl probe`, without PyTorch."""
 
-from txlcli.config.ranges import AtLeastTwo, NaturalInt, PositiveInt
-from txlcli.config.settings import Seed
+from txlcli.config.ranges import AtLeastTwo, NaturalInt, PositiveInt, Seed
 from txlcli.workflows.options import PlotOptions, Split, memory_option, option, seed_option
 
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from txlcli.config.ranges import PositiveInt, PositiveShare
-from txlcli.config.settings import Seed
+from txlcli.config.ranges import PositiveInt, PositiveShare, Seed
 from txlcli.errors import UsageError
 from txlcli.workflows.options import FIGURE_FORMATS, PlotOptions, option, seed_option
 

@@ -9,7 +9,8 @@ import torch
 
 from txlcli.config import recipe
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSettings
+from txlcli.config.settings import EvalSettings, Settings
+from txlcli.config.train_settings import Precision, TrainSettings
 from txlcli.core.kernels.compilation import check_compiler, compiler_problem, triton_problem
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token, window_flops_per_prediction

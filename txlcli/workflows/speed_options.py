@@ -1,7 +1,7 @@
 """Options of `txl speed`, without PyTorch."""
 
 from txlcli.config.ranges import AtLeastTwo, PositiveInt
-from txlcli.config.settings import Compile
+from txlcli.config.train_settings import Compile
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.workflows.options import PlotOptions, compile_option, option, overrides_option
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from txlcli.config.ranges import PositiveInt
-from txlcli.config.settings import Compile, Precision, Settings
+from txlcli.config.settings import Settings
+from txlcli.config.train_settings import Compile, Precision
 from txlcli.errors import UsageError
 from txlcli.system import processors
 from txlcli.system.command_lines import DATA_DIR, DATA_VARIABLE, RUNS_DIR, RUNS_VARIABLE, user_path

@@ -7,7 +7,8 @@ from tests.core.builders import V, draw_tokens, model_settings
 from tests.extensions import GruModel, GruProducts, GruSettings, registered_architecture, registered_gru
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures import register_architecture
 from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.measures.cost import evaluation_flops_per_token

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token, window_flops_per_prediction
 from txlcli.core.reading.windows import WindowReader
 from txlcli.core.training.loop import Training

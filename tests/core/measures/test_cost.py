@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, model_settings, small_model, small_rnn
 from tests.core.work_counters import unseen_flops_per_token
 from txlcli.config.bands import bands
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures.cost import (
     evaluation_flops_per_token,
     step_flops_per_token,

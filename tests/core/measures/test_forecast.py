@@ -8,7 +8,7 @@ import torch
 
 from tests.core.builders import V, model_settings, rnn_settings
 from tests.samples import sampled
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.private import onednn_has_bf16, tensors_without_data
 from txlcli.core.measures.forecast import logit_bytes, parameters_by_part, step_bytes

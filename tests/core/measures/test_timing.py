@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.core.builders import small_model, small_rnn
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures import timing
 from txlcli.core.measures.timing import Repetitions, Timing
 

@@ -13,7 +13,7 @@ from tests.core import oracle
 from tests.core.attention_cases import draw
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.core.work_counters import AllocationCounter
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.model.embedding import RowsOfTable
 from txlcli.core.model.losses import Objective

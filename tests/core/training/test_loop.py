@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.scoring import Scores, Stream, score, scored_stream
 from txlcli.core.reading.windows import score_windows

@@ -10,7 +10,7 @@ from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.training.test_loop import assert_equal, losses_of, new_training, reports_of, run, weights
 from tests.extensions import registered_optimizer
 from txlcli.config import traits
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures.forecast import state_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import optimizer_tensors

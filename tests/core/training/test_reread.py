@@ -9,7 +9,7 @@ from tests.core.builders import draw_tokens, small_model
 from tests.core.oracle import numbers_of, weights_of
 from tests.core.training.test_loop import new_training, run, steps_of, train_settings, valids_of
 from tests.core.training.test_segments import segments_of
-from txlcli.config.settings import JITTER_MARGIN, USUAL_JITTER
+from txlcli.config.train_settings import JITTER_MARGIN, USUAL_JITTER
 from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.training.segments import StreamPosition, jittered_edges

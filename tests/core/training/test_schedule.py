@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.training.schedule import reduced, scheduled_lr
 
 

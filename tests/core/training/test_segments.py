@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.errors import StoreError, TrainingError

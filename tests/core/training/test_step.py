@@ -12,7 +12,7 @@ import torch
 
 from tests.core import tape
 from tests.core.builders import V, draw_tokens, model_settings
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.compressive import CompressiveTransformer
 from txlcli.core.architectures.rmt import RecurrentMemoryTransformer
 from txlcli.core.kernels.modes import use_row_multiple

@@ -5,7 +5,7 @@ import torch
 
 from tests.core.builders import V, model_settings
 from tests.samples import sampled
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process
 from txlcli.workflows.training.forecast import device_bytes

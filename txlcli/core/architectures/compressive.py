@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import CompressiveSettings
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import register_architecture
 from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.backend import ScoreTerms

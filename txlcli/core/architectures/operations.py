@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 
 
 class LayerProducts(ABC):

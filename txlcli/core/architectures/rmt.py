@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import RmtSettings
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import register_architecture
 from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.model.base import LanguageModel, Memory

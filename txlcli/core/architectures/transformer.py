@@ -4,7 +4,8 @@ Axes: L segment, M memory, K = M + L, H heads, D head width, d model width, F in
 """
 
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.operations import LayerProducts
 from txlcli.core.architectures.registry import register_architecture
 from txlcli.core.model.transformer_xl import TransformerXL

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import products_of
 
 Shares = Sequence[float]

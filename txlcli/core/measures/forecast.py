@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import make_model, parameter_shapes, products_of
 from txlcli.core.backend import Recomputation
 from txlcli.core.kernels.modes import DTYPES, as_on_gpu, autocast, unlimited_memory

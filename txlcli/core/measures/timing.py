@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.modes import DTYPES, float32_products
 from txlcli.core.model.base import LanguageModel

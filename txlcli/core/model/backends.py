@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.config.settings import AttentionBackend
+from txlcli.config.train_settings import AttentionBackend
 from txlcli.core.backend import Attend, Backend, ScoreTerms, aligned, repeated
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton

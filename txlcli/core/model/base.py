@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import AttentionBackend
+from txlcli.config.train_settings import AttentionBackend
 from txlcli.core.backend import Backend, Choices
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.cuda_graph import is_capturing

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from txlcli.config.bands import Band
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import LossPart
+from txlcli.config.train_settings import LossPart
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.softmax import AdaptiveSoftmax, at_least_float32
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import AttentionBackend
+from txlcli.config.train_settings import AttentionBackend
 from txlcli.core.backend import Backend, ScoreTerms, aligned
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple

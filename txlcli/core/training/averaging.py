@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 
 
 class Average:

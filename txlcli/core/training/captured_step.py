@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.compilation import first_line, path_in_words
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
 from txlcli.core.kernels.device import product_dtype, send

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.errors import DisagreementError, ReportedError, TrainingError, TxlError, UsageError
 from txlcli.system import launcher, signals
 from txlcli.system.memory import LESS, is_out_of_memory, requested_size

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.kernels.device import check_free_memory, send

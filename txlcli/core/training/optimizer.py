@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from txlcli.config import traits
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.private import foreach, tensors_without_data, without_capture_warning
 from txlcli.core.kernels.updates import FlatParameters

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader

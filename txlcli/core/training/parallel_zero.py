@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.reading.reader import Reader
 from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer
 from txlcli.core.training.parallel import DataParallel

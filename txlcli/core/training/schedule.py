@@ -2,7 +2,7 @@
 
 import math
 
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 
 
 def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0) -> float:

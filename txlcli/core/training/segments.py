@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.config.bands import Band
-from txlcli.config.settings import JITTER_MARGIN, JITTER_STD, TrainSettings
+from txlcli.config.train_settings import JITTER_MARGIN, JITTER_STD, TrainSettings
 from txlcli.core.reading.scoring import Tokens
 from txlcli.errors import StoreError, TrainingError
 

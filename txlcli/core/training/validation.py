@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
 from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.distributed import World, even_parts

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT, NaturalInt, PositiveInt, Range
-from txlcli.config.settings import AttentionBackend, Compile, EvalSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import AttentionBackend, Compile
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.workflows.options import (
     LOSS_FORMATS,

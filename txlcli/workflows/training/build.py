@@ -9,7 +9,8 @@ import torch
 
 from txlcli import __version__
 from txlcli.config import recipe
-from txlcli.config.settings import Settings, TrainSettings
+from txlcli.config.settings import Settings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures import registry
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, pick_device

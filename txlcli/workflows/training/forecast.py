@@ -13,7 +13,8 @@ import torch
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import Settings, TrainSettings
+from txlcli.config.settings import Settings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import step_flops_per_token

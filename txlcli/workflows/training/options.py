@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from txlcli.config.ranges import NaturalInt, NotNegativeFloat, PositiveInt
-from txlcli.config.settings import AttentionBackend, Compile, Precision, Seed
+from txlcli.config.ranges import NaturalInt, NotNegativeFloat, PositiveInt, Seed
+from txlcli.config.train_settings import AttentionBackend, Compile, Precision
 from txlcli.errors import UsageError
 from txlcli.workflows.options import (
     Options,

@@ -8,7 +8,7 @@ from typing import get_args
 
 import torch
 
-from txlcli.config.settings import Parallel, Recompute, TrainSettings
+from txlcli.config.train_settings import Parallel, Recompute, TrainSettings
 from txlcli.core.kernels.device import available_bytes, used_by_others
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from txlcli.config.bands import bands
-from txlcli.config.settings import TrainSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.compilation import compiler_problem, triton_problem
 from txlcli.core.kernels.device import describe, describe_precision
 from txlcli.core.measures.cost import step_flops_per_token
