@@ -92,11 +92,40 @@ class TxlGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
+def help_record(parameter: Any, context: Any) -> tuple[str, str] | None:
+    """Return the name and the help text of a parameter, without Python types; None if it is hidden."""
+    record = parameter.get_help_record(context)
+    if record is None:
+        return None
+    name, text = record
+    if parameter.param_type_name == "argument":
+        name = parameter.metavar
+    return name, text.replace("x>=", "at least ")
+
+
 class TxlCommand(TyperCommand):
-    """A command that rejects an option of one value that is given twice; the parser would forget the first."""
+    """A command with plain help, which rejects an option of one value that is given twice."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line; an argument in brackets may be left out."""
+        words = ["[OPTIONS]"]
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                name = str(parameter.metavar)
+                words.append(name if parameter.required else f"[{name}]")
+        return words
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """List the arguments and the options."""
+        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
+            parameters = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
+            records = [help_record(parameter, ctx) for parameter in parameters]
+            if any(records):
+                with formatter.section(heading):
+                    formatter.write_dl([record for record in records if record])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line."""
+        """Parse the command line; the parser alone would forget the first of two values."""
         if not ctx.resilient_parsing:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
             for parameter in order:

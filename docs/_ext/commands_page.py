@@ -6,7 +6,7 @@ from typing import Any
 
 import typer.main
 
-from txlcli.cli import app
+from txlcli.cli import app, help_record
 
 WITHOUT_HELP = "no help text"
 
@@ -45,27 +45,13 @@ def describe(path: str, command: Any, *, level: int) -> Iterator[str]:
     if example:
         yield f"Example:\n\n```sh\n{example.strip()}\n```\n"
     for parameter in command.params:
-        record = None if parameter.hidden else parameter.get_help_record(context)
-        if parameter.hidden:
+        record = help_record(parameter, context)
+        if record is None:
             continue
-        if not (record and parameter.help):
+        if not parameter.help:
             raise LookupError(f"{path}: {parameter.opts[0]} has {WITHOUT_HELP}")
-        yield f"`{_plain(record[0])}`\n: {_escaped(_with_range(record[1]))}\n"
-
-
-def _plain(name: str) -> str:
-    """Return an argument without its type, which Typer adds, and an option without brackets: `--device auto|cpu`."""
-    if not name.startswith("-"):
-        return re.sub(r" <.*>$", "", name)
-    return re.sub(r"<(.*)>", r"\1", name)
-
-
-def _with_range(text: str) -> str:
-    """Return a help text without limits that nobody reaches, and with the others in words."""
-    text = re.sub(r"\[?(0<=)?x<=\d{10,}\]?", "", text)
-    text = re.sub(r"; x>=([\d.]+)\]", r"; at least \1]", text)
-    text = re.sub(r"\[x>=([\d.]+)\]", r"[at least \1]", text)
-    return re.sub(r"; ?$", "]", " ".join(text.split())).replace(".0]", "]")
+        name, text = record
+        yield f"`{name}`\n: {_escaped(' '.join(text.split()))}\n"
 
 
 def _escaped(text: str) -> str:

@@ -156,9 +156,11 @@ def _parameter(field: Field[Any]) -> Parameter:
 
 
 def _metavar(type_: FieldType) -> str | None:
-    """Return how the help writes a value: N, or N,N,...|auto; None for words alone."""
+    """Return how the help writes a value: N, N,N,...|auto, or cpu|cuda; None for a switch."""
+    if type_.words and type_.item is str:
+        return "|".join(type_.words)
     letter = LETTERS.get(type_.item)
-    if letter is None or (type_.words and type_.item is str):
+    if letter is None:
         return None
     if type_.is_list:
         letter = f"{letter},{letter},..."

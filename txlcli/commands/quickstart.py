@@ -50,7 +50,7 @@ POSITIONS = 5000
 def quickstart(
     max_minutes: Annotated[
         float | None,
-        Option(min=0.0, metavar="X", help="Take about this time in all: train less, and evaluate fewer tokens."),
+        Option(min=0, metavar="X", help="Take about this time in all: train less, and evaluate fewer tokens."),
     ] = None,
     *,
     workspace: DeviceWorkspace,
