@@ -17,7 +17,16 @@ from torch import Tensor, distributed
 
 from txlcli.core.kernels.private import foreach
 from txlcli.core.training.distributed import even_parts
-from txlcli.core.training.flat import Weights, aligned, clip_factor, large_updates, matrices_of, swapped_in, views_of
+from txlcli.core.training.flat import (
+    Weights,
+    aligned,
+    clip_factor,
+    large_updates,
+    matrices_of,
+    move_to,
+    swapped_in,
+    views_of,
+)
 from txlcli.core.training.parallel import DataParallel
 
 LAYER_BUCKETS = 5
@@ -132,9 +141,8 @@ class Exchange(Weights):
                 leaf.register_post_accumulate_grad_hook(partial(self._on_gradient, bucket))
         self._update_large = None
         if self._matrices and not self._owners:
-            sizes = [aligned(matrix) for matrix in self._matrices]
             buffer, copies = self._of_matrices[2:]
-            self._update_large = large_updates(parallel, self._matrices, buffer=buffer, copies=copies, sizes=sizes)
+            self._update_large = large_updates(parallel, self._matrices, buffer=buffer, copies=copies)
         self.refresh()
 
     def _make_buckets(self, dtype: torch.dtype) -> list[_Bucket]:
@@ -171,9 +179,7 @@ class Exchange(Weights):
         if dtype != gradients.dtype or self._owners:
             masters = torch.zeros_like(gradients)
             copies = masters
-            for parameter, master in zip(parameters, views_of(masters, parameters), strict=True):
-                master.copy_(parameter.detach())
-                parameter.data = master
+            move_to(masters, parameters)
         if dtype != gradients.dtype:
             copies = torch.zeros_like(gradients, dtype=dtype)
         return _Buffers(gradients, sent, masters, copies)
@@ -386,11 +392,8 @@ class Exchange(Weights):
     def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
         """Clip all gradients by their norm (0-d), step the optimizer, and cast the matrices."""
         factor = clip_factor(self._parallel.settings.clip, norm)
-        if self._update_large is not None and all(parameter.grad is not None for parameter in self._matrices):
-            self._update_large(self._of_matrices.gradients, factor)
-            with self._update_large.hidden():
-                foreach.mul_([each.grad for each in self._parameters.values() if each.grad is not None], factor)
-                self._parallel.optimizer.step()
+        if self._update_large is not None and self._update_large.can_step:
+            self._update_large.step(self._of_matrices.gradients, factor)
             return
         if self._parallel.settings.clip is not None:
             own = [bucket.buffers.gradients[self._own_part(bucket)] for bucket in self._buckets]

@@ -40,6 +40,13 @@ def views_of(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part[: tensor.numel()].view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+def move_to(flat: Tensor, parameters: Sequence[Tensor]) -> None:
+    """Let parameters be views of a flat buffer, with the values that they have."""
+    for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):
+        view.copy_(parameter.detach())
+        parameter.data = view
+
+
 @contextlib.contextmanager
 def swapped_in(model: LanguageModel, leaves: Mapping[Tensor, Tensor]) -> Iterator[None]:
     """Let a model read other tensors inside this block, given by the matrices that it reads them in place of."""
@@ -60,14 +67,15 @@ def clip_factor(max_norm: float | None, norm: Tensor) -> Tensor:
 
 
 def large_updates(
-    parallel: DataParallel, weights: Sequence[Tensor], *, buffer: Tensor, copies: Tensor, sizes: Sequence[int]
+    parallel: DataParallel, weights: Sequence[Tensor], *, buffer: Tensor, copies: Tensor
 ) -> LargeUpdates | None:
-    """Return what updates matrices, which have these sizes in the buffers; None if the optimizer does."""
+    """Return what updates matrices, which fill a buffer as `views_of` reads it; None if the optimizer does."""
     settings = parallel.settings
     update = OPTIMIZERS[settings.optimizer].update_large
     waits = settings.precision == "fp16"  # the scaler skips steps
     if update is None or waits or not runs_triton(buffer.device, buffer.dtype):
         return None
+    sizes = [aligned(weight) for weight in weights]
     large = LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies, sizes=sizes)
     problem = _problem_of(large)
     if problem is not None:
@@ -142,24 +150,16 @@ class FlatMatrices(Weights):
     def __init__(self, parallel: DataParallel, dtype: torch.dtype) -> None:
         super().__init__(parallel)
         weights = [module.weight for module in matrices_of(self._model)]
-        sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in weights]
-        self._masters = weights[0].new_zeros(sum(sizes))
+        self._masters = weights[0].new_zeros(sum(map(aligned, weights)))
         self._gradients = torch.zeros_like(self._masters)
         self._copies = torch.zeros_like(self._masters, dtype=dtype)
         self._gradients_of_copies = torch.zeros_like(self._copies)
-        self._matrices = list[_Matrix]()
-        begin = 0
-        for weight, size in zip(weights, sizes, strict=True):
-            at = slice(begin, begin + weight.numel())
-            begin += size
-            master = self._masters[at].view_as(weight)
-            master.copy_(weight.detach())
-            weight.data = master
-            leaf = self._copies[at].view_as(weight).detach().requires_grad_()
-            gradient = self._gradients[at].view_as(weight)
-            gradient_of_copy = self._gradients_of_copies[at].view_as(weight)
-            self._matrices.append(_Matrix(weight, leaf, gradient, gradient_of_copy))
-        self._update_large = large_updates(parallel, weights, buffer=self._masters, copies=self._copies, sizes=sizes)
+        move_to(self._masters, weights)
+        leaves = [view.detach().requires_grad_() for view in views_of(self._copies, weights)]
+        gradients = views_of(self._gradients, weights)
+        of_copies = views_of(self._gradients_of_copies, weights)
+        self._matrices = list(map(_Matrix, weights, leaves, gradients, of_copies))
+        self._update_large = large_updates(parallel, weights, buffer=self._masters, copies=self._copies)
         settings = parallel.settings
         # `update` casts the gradients of the copies, unless they are added up or unscaled before.
         is_clipped = settings.clip is not None or self._update_large is not None
@@ -211,11 +211,8 @@ class FlatMatrices(Weights):
     def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
         """Clip all gradients by their norm (0-d), step the optimizer, and cast the matrices."""
         factor = clip_factor(self._parallel.settings.clip, norm)
-        if self._update_large is not None and all(matrix.parameter.grad is not None for matrix in self._matrices):
-            self._update_large(self._gradients_of_copies if self._casts_late else self._gradients, factor)
-            with self._update_large.hidden():
-                foreach.mul_(self._unclipped(), factor)
-                self._parallel.optimizer.step()
+        if self._update_large is not None and self._update_large.can_step:
+            self._update_large.step(self._gradients_of_copies if self._casts_late else self._gradients, factor)
             return
         if not self._casts_late:
             super().update(scaler, norm)

@@ -1,4 +1,4 @@
-"""Updates of large parameters in one pass over memory; an optimizer's own step updates the others.
+"""Updates of large parameters in one pass over memory each; an optimizer's own step updates the others.
 
 Axes: n numbers of a buffer, p parameters in it.
 """
@@ -48,7 +48,7 @@ class LargeUpdates:
         large: int = LARGE,
     ) -> None:
         self._update = update
-        self._state = optimizer.state
+        self._optimizer = optimizer
         self._matrices = matrices
         self._groups = dict[Tensor, dict[str, Any]]()
         for group in optimizer.param_groups:
@@ -68,12 +68,13 @@ class LargeUpdates:
         chunks, firsts = chunks_of(sizes, weights.device)
         means = torch.zeros_like(weights)
         squares = torch.zeros_like(weights)
-        steps = weights.new_zeros(len(parameters)) if "step" in self._state[parameters[0]] else None
+        of_optimizer = self._optimizer.state
+        steps = weights.new_zeros(len(parameters)) if "step" in of_optimizer[parameters[0]] else None
         begin = 0
         for number, (parameter, size) in enumerate(zip(parameters, sizes, strict=True)):
             own = slice(begin, begin + parameter.numel())
             begin += size
-            state = self._state[parameter]
+            state = of_optimizer[parameter]
             state["exp_avg"] = means[own].view_as(parameter)
             state["exp_avg_sq"] = squares[own].view_as(parameter)
             if steps is not None:
@@ -82,14 +83,27 @@ class LargeUpdates:
             weights=weights, means=means, squares=squares, copies=copies, steps=steps, chunks=chunks, firsts=firsts
         )
 
+    @property
+    def can_step(self) -> bool:
+        """True if all matrices have a gradient; a kernel updates all of them together."""
+        return all(matrix.grad is not None for matrix in self._matrices)
+
     @torch.no_grad()
-    def __call__(self, gradients: Tensor, factor: Tensor) -> None:
-        """Update the parameters.
+    def step(self, gradients: Tensor, factor: Tensor) -> None:
+        """Clip all gradients, and update all parameters of the optimizer.
 
         Args:
             gradients: (n,) of the matrices.
-            factor: (0-d) that clips all gradients.
+            factor: (0-d) of all gradients.
         """
+        self._update_large(gradients, factor)
+        with self._hidden():
+            others = [parameter.grad for parameter in self._groups if parameter.grad is not None]
+            foreach.mul_(others, factor)
+            self._optimizer.step()
+
+    def _update_large(self, gradients: Tensor, factor: Tensor) -> None:
+        """Update the matrices, given their gradients (n,), and the other large parameters."""
         tables = [(table, flat) for table, flat in self._of_tables.items() if table.grad is not None]
         steps = [flat.steps for flat in [self._of_matrices, *(flat for _, flat in tables)] if flat.steps is not None]
         if steps:
@@ -119,7 +133,7 @@ class LargeUpdates:
             state.zero_()
 
     @contextlib.contextmanager
-    def hidden(self) -> Iterator[None]:
+    def _hidden(self) -> Iterator[None]:
         """Let these parameters have no gradient inside this block, so that an optimizer updates the others only."""
         gradients = {parameter: parameter.grad for parameter in [*self._matrices, *self._of_tables]}
         for parameter in gradients:
