@@ -4,7 +4,7 @@ import torch
 
 from tests.core.builders import V, model_settings
 from txlcli.core.architectures.registry import parameter_shapes
-from txlcli.core.training.exchange import bucket_names
+from txlcli.core.training.buckets import bucket_names
 from txlcli.core.training.parallel_zero import owners
 
 

@@ -5,97 +5,20 @@ last. A CUDA graph captures the exchange with the step, on the stream of the pro
 """
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, compress, groupby
-from typing import NamedTuple
+from itertools import compress
 
 import torch
 from torch import Tensor, distributed
 
 from txlcli.core.kernels.private import foreach
-from txlcli.core.training.distributed import even_parts
-from txlcli.core.training.flat import (
-    Weights,
-    aligned,
-    clip_factor,
-    large_updates,
-    matrices_of,
-    move_to,
-    swapped_in,
-    views_of,
-)
+from txlcli.core.training.buckets import Bucket, BucketLayout
+from txlcli.core.training.flat import Weights, clip_factor, large_updates, matrices_of, swapped_in, views_of
 from txlcli.core.training.parallel import DataParallel
 
-LAYER_BUCKETS = 5
-"""Largest number of buckets of layers; with all other parameters there are at most eight buckets."""
 FEW = 4
 """Tensors that are cast one by one; more of them are joined and then cast, by two kernels."""
-
-
-def bucket_names(shapes: Mapping[str, torch.Size]) -> list[list[str]]:
-    """Divide parameters into buckets, in the order in which a backward pass completes their gradients.
-
-    These are the matrices after the layers, with those of the last layers; the matrices of the other layers; vectors
-    and everything else; the tables of the embedding, to which the embedding itself adds last.
-    """
-    by_layer = defaultdict[int, list[str]](list)
-    others = list[str]()
-    tables = list[str]()
-    last_layer = max((_layer(name) for name in shapes if name.startswith("layers.")), default=0)
-    for name, shape in shapes.items():
-        if name.startswith("embedding.tables."):
-            tables.append(name)
-        elif len(shape) < 2 or not name.startswith(("layers.", "softmax.tables.")):
-            others.append(name)
-        else:
-            by_layer[_layer(name) if name.startswith("layers.") else last_layer].append(name)
-    layers = [by_layer[number] for number in sorted(by_layer, reverse=True)]
-    buckets = []
-    for part in even_parts(len(layers), min(LAYER_BUCKETS, len(layers)) or 1):
-        buckets.append(list(chain.from_iterable(layers[part.start : part.stop])))
-    return [bucket for bucket in (*buckets, others, tables) if bucket]
-
-
-def _layer(name: str) -> int:
-    return int(name.split(".")[1])
-
-
-class _Buffers(NamedTuple):
-    """Flat buffers of one layout, in which each parameter has the same place."""
-
-    gradients: Tensor
-    """Sums of the micro-batches, then of all processes, in float32."""
-    sent: Tensor
-    """The gradients as they are sent: the same buffer, or one in bf16."""
-    masters: Tensor
-    """The parameters."""
-    copies: Tensor
-    """What passes read: the parameters, or copies of them in 16 bits."""
-
-    def part(self, at: slice) -> "_Buffers":
-        """Return a part of each buffer."""
-        return _Buffers(*(buffer[at] for buffer in self))
-
-
-@dataclass
-class _Bucket:
-    """Parameters whose gradients are sent together."""
-
-    parameters: list[Tensor]
-    leaves: list[Tensor]
-    """What passes read: the parameters, or their copies."""
-    buffers: _Buffers
-    of_owner: dict[int, slice]
-    """The part of the buffers that each owner updates."""
-    layers: set[int]
-    """Layers that the bucket belongs to; none if other parts of the model read it, too."""
-    received: list[distributed.Work] = field(default_factory=list)
-    """Weights that are on their way."""
-    missing: int = 0
-    """Gradients that the backward pass at work has not computed yet."""
 
 
 class Exchange(Weights):
@@ -115,8 +38,6 @@ class Exchange(Weights):
         super().__init__(parallel)
         self._world = parallel.world
         self._owners = parallel.owners
-        is_bf16 = parallel.settings.exchange_precision == "bf16"
-        self._sent_dtype = torch.bfloat16 if is_bf16 else self._model.dtype
         self._accumulates = parallel.settings.accumulate > 1
         self._is_paused = False
         self._works = list[distributed.Work]()
@@ -130,8 +51,11 @@ class Exchange(Weights):
         """Number of buckets that are complete."""
         self._parameters = dict(self._model.named_parameters())
         self._own = set(parallel.own_weights().values())
-        self._matrices = [module.weight for module in matrices_of(self._model)] if dtype else []
-        self._buckets = self._make_buckets(dtype or self._model.dtype)
+        matrices = [module.weight for module in matrices_of(self._model)] if dtype else []
+        sent = torch.bfloat16 if parallel.settings.exchange_precision == "bf16" else self._model.dtype
+        layout = BucketLayout(self._model, matrices, self._owners, copied=dtype or self._model.dtype, sent=sent)
+        self._buckets = layout.buckets
+        self._of_matrices = layout.of_matrices
         self._leaves = dict[Tensor, Tensor]()
         """The copies, by the parameters that passes read them in place of."""
         for bucket in self._buckets:
@@ -140,70 +64,13 @@ class Exchange(Weights):
             for leaf in bucket.leaves:
                 leaf.register_post_accumulate_grad_hook(partial(self._on_gradient, bucket))
         self._update_large = None
-        if self._matrices and not self._owners:
-            buffer, copies = self._of_matrices[2:]
-            self._update_large = large_updates(parallel, self._matrices, buffer=buffer, copies=copies)
+        if layout.matrices and not self._owners:
+            buffer = self._of_matrices.masters
+            copies = self._of_matrices.copies
+            self._update_large = large_updates(parallel, layout.matrices, buffer=buffer, copies=copies)
         self.refresh()
 
-    def _make_buckets(self, dtype: torch.dtype) -> list[_Bucket]:
-        """Return the buckets, those of the matrices with copies in a dtype as parts of the same buffers."""
-        matrices = set(self._matrices)
-        groups = list[list[str]]()
-        for names in bucket_names({name: parameter.shape for name, parameter in self._parameters.items()}):
-            by_owner = sorted(names, key=self._owner)
-            groups.append([name for name in by_owner if self._parameters[name] in matrices])
-            groups.append([name for name in by_owner if self._parameters[name] not in matrices])
-        self._matrices = [self._parameters[name] for name in chain(*groups) if self._parameters[name] in matrices]
-        self._of_matrices = self._make_buffers(self._matrices, dtype)
-        buckets = []
-        begin = 0
-        for names in filter(None, groups):
-            if self._parameters[names[0]] in matrices:
-                end = begin + sum(aligned(self._parameters[name]) for name in names)
-                buffers = self._of_matrices.part(slice(begin, end))
-                begin = end
-            else:
-                buffers = self._make_buffers([self._parameters[name] for name in names], self._model.dtype)
-            buckets.append(self._make_bucket(names, buffers))
-        return buckets
-
-    def _make_buffers(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> _Buffers:
-        """Return buffers for parameters, with copies in a dtype, to which their values move if others read them."""
-        size = sum(map(aligned, parameters))
-        gradients = torch.zeros(size, device=self._model.device, dtype=self._model.dtype)
-        sent = gradients
-        if self._sent_dtype != gradients.dtype:
-            sent = torch.zeros_like(gradients, dtype=self._sent_dtype)
-        masters = gradients[:0]
-        copies = masters
-        if dtype != gradients.dtype or self._owners:
-            masters = torch.zeros_like(gradients)
-            copies = masters
-            move_to(masters, parameters)
-        if dtype != gradients.dtype:
-            copies = torch.zeros_like(gradients, dtype=dtype)
-        return _Buffers(gradients, sent, masters, copies)
-
-    def _make_bucket(self, names: list[str], buffers: _Buffers) -> _Bucket:
-        """Return the bucket of parameters that are ordered by owner."""
-        parameters: list[Tensor] = [self._parameters[name] for name in names]
-        leaves = parameters
-        if buffers.copies.dtype != buffers.gradients.dtype:
-            leaves = [view.detach().requires_grad_() for view in views_of(buffers.copies, parameters)]
-        of_owner = {}
-        begin = 0
-        for owner, own in groupby(names, self._owner):
-            end = begin + sum(aligned(self._parameters[name]) for name in own)
-            of_owner[owner] = slice(begin, end)
-            begin = end
-        of_layers = [name for name in names if name.startswith("layers.")]
-        layers = {_layer(name) for name in of_layers} if of_layers == names else set[int]()
-        return _Bucket(parameters, leaves, buffers, of_owner, layers)
-
-    def _owner(self, name: str) -> int:
-        return self._owners.get(name, 0)
-
-    def _own_part(self, bucket: _Bucket) -> slice:
+    def _own_part(self, bucket: Bucket) -> slice:
         """Return the part of the buffers of a bucket that this process updates."""
         if not self._owners:
             return slice(None)
@@ -300,7 +167,7 @@ class Exchange(Weights):
     def _broadcast(self, tensor: Tensor, owner: int) -> distributed.Work:
         return distributed.broadcast(tensor, src=owner, group=self._world.steps, async_op=True)
 
-    def _on_gradient(self, bucket: _Bucket, _: Tensor) -> None:
+    def _on_gradient(self, bucket: Bucket, _: Tensor) -> None:
         """Note that a gradient of the bucket is complete; send all buckets that are, in the same order everywhere."""
         if not self._is_active:
             return
@@ -309,7 +176,7 @@ class Exchange(Weights):
             self._add(self._buckets[self._complete])
 
     @torch.no_grad()
-    def _add(self, bucket: _Bucket) -> None:
+    def _add(self, bucket: Bucket) -> None:
         """Add the gradients of a micro-batch to those of earlier ones, and send the sum after the last."""
         self._complete += 1
         target = bucket.buffers.gradients if self._accumulates else bucket.buffers.sent
@@ -340,7 +207,7 @@ class Exchange(Weights):
         else:
             foreach.add_(added_to, added)
 
-    def _send(self, bucket: _Bucket) -> None:
+    def _send(self, bucket: Bucket) -> None:
         """Begin to add up the gradients of all processes: in each of them, or in the owner of each."""
         gradients, sent, *_ = bucket.buffers
         if self._accumulates and sent.dtype != gradients.dtype:
