@@ -16,11 +16,12 @@ from tests.peer import peer
 from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.measures.timing import MIN_STEPS
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.workflows.exchange.conversion import Layout
 from txlcli.workflows.exchange.huggingface import keys_of

@@ -69,7 +69,7 @@ def _settings(recipe, n_layers):
 
 def _model(settings):
     from tests.core.fake_cuda.device import CUDA
-    from txlcli.core.training.loop import new_model
+    from txlcli.core.architectures.registry import new_model
 
     return new_model(settings.model, settings.published.vocab_size, seed=1, device=CUDA)
 

@@ -115,7 +115,8 @@ def _train(model, vocab_size, train):  # type: ignore[no-untyped-def]
     import numpy as np
     import torch
 
-    from txlcli.core.training.loop import Training, new_model
+    from txlcli.core.architectures.registry import new_model
+    from txlcli.core.training.loop import Training
     from txlcli.core.training.saving import Saver
     from txlcli.core.training.segments import TrainingSegments
 

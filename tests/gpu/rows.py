@@ -14,13 +14,14 @@ from tests.core import tape
 from tests.gpu.small_runs import losses, no_graph, start, zipf_ids
 from tests.gpu.stage import Skip, cause
 from txlcli.config import recipe
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels import compilation
 from txlcli.core.kernels.cuda_graph import graphs_of_one_pool
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.profiling import StepProfiler
 from txlcli.core.measures.timing import MIN_STEPS, measure, peak_flops_per_s
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import UsageError
 from txlcli.workflows.reporter import Reporter

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 
 from txlcli.config import recipe
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.device import pick_device
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import UsageError
 

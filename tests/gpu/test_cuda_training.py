@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from txlcli.config import recipe
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.timing import measure
 from txlcli.core.training import checkpoint
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.loop import Training
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import TrainingError

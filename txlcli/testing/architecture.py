@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
-from txlcli.core.architectures.registry import make_model
+from txlcli.core.architectures.registry import make_model, new_model
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
@@ -25,7 +25,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.training import checkpoint
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.loop import Training
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.testing.rules import Rules

@@ -11,6 +11,7 @@ from txlcli.config import recipe
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Settings
 from txlcli.config.train_settings import Precision, TrainSettings
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.compilation import check_compiler, compiler_problem, triton_problem
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token, window_flops_per_prediction
@@ -27,7 +28,6 @@ from txlcli.core.measures.timing import (
 )
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import smallest_limit
-from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import named_groups
 from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN

@@ -13,11 +13,10 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.architectures.lstm import Lstm
 from txlcli.core.architectures.qrnn import Qrnn
 from txlcli.core.architectures.recurrent import RecurrentModel
-from txlcli.core.architectures.registry import count_parameters, make_model
+from txlcli.core.architectures.registry import count_parameters, make_model, new_model
 from txlcli.core.reading.reader import StateReader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
-from txlcli.core.training.loop import new_model
 
 B, L, T, D, W = 2, 5, 23, 7, 11
 ARCHS = ("lstm", "qrnn")

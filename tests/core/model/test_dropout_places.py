@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, model_settings, small_model, small_rnn
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.layer import HiddenMemory
 from txlcli.core.model.losses import Objective
-from txlcli.core.training.loop import new_model
 
 B, L, M = 2, 5, 7
 ALL = 1 - 2**-20  # rounds to 1, which drops every entry

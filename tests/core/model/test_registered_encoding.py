@@ -6,11 +6,11 @@ import torch
 from tests.core import tape
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.extensions import SlopesEncoding, registered_encoding, registered_slopes
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.attention import split_heads
 from txlcli.core.model.encodings import Encoding
 from txlcli.core.model.losses import Objective
-from txlcli.core.training.loop import new_model
 
 B, L, M, H = 2, 5, 7, 3
 

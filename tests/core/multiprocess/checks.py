@@ -12,9 +12,10 @@ from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.device_cases import CASES, build, load, start
 from tests.core.tape import call_again
 from tests.core.training.test_loop import CPU, new_training, run, steps_of
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import join
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.loop import Training
 from txlcli.errors import DisagreementError, TrainingError, UsageError
 
 WORLD = join(CPU)

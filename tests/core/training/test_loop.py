@@ -10,12 +10,13 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.scoring import Scores, Stream, score, scored_stream
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.loop import Training
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments

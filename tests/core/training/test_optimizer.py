@@ -11,11 +11,11 @@ from tests.core.training.test_loop import assert_equal, losses_of, new_training,
 from tests.extensions import registered_optimizer
 from txlcli.config import traits
 from txlcli.config.train_settings import TrainSettings
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.measures.forecast import state_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import optimizer_tensors
 from txlcli.core.training.distributed import SINGLE_PROCESS
-from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import OPTIMIZERS, OptimizerEntry, make_optimizer, named_groups, parameter_group
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.schedule import scheduled_lr

@@ -9,7 +9,8 @@ import torch
 
 from tests.samples import sampled
 from txlcli.config import recipe
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.architectures.registry import new_model
+from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 
 V, STEPS, LANES = 37, 4, 12

@@ -11,6 +11,7 @@ import torch
 from txlcli.config.model_settings import ModelSettings, register_model_settings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.architectures.operations import LayerProducts
+from txlcli.core.kernels.device import check_free_memory
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
 
@@ -95,6 +96,13 @@ def _check_memory_of_keys(name: str, model: type[LanguageModel]) -> None:
 def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
     """Return a model with fresh weights."""
     return ARCHITECTURES[settings.arch].model(settings, vocab_size)
+
+
+def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:
+    """Make a model whose weights have a seed, if there is memory for them; dropout continues from the same seed."""
+    check_free_memory(4 * count_parameters(settings, vocab_size), torch.device("cpu"))  # float32 has 4 bytes
+    torch.manual_seed(seed)
+    return make_model(settings, vocab_size).to(device)
 
 
 def products_of(settings: ModelSettings) -> LayerProducts:

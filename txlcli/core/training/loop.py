@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txlcli.config.model_settings import ModelSettings
 from txlcli.config.train_settings import TrainSettings
-from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.kernels.cuda_graph import CaptureGraph
-from txlcli.core.kernels.device import check_free_memory, send
+from txlcli.core.kernels.device import send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
@@ -473,7 +471,7 @@ class Training:
         self.position = StreamPosition(**state["place"])
         if self.position.segment >= self.segments.segments_in(self.position.epoch):
             raise ValueError(f"its epoch has no segment {self.position.segment}")
-        self._interval = self._restored_interval(state.get("interval"))
+        self._interval = Interval.restored(state.get("interval"), self.step, self.device, self._clock)
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.stale = state["stale"]
         if self.settings.schedule == "plateau":
@@ -484,37 +482,15 @@ class Training:
         self.average.restore(state["average"], averages)
         self.parallel.restore_optimizer(saved.group("optimizer"))
         self.train_step.weights.refresh()
-        self.memories = self._own_memories(saved.group("memory"))
+        first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
+        memory = checkpoint.restored_memory(saved.group("memory"), first)
+        self.memories = checkpoint.memories_of(memory, self._parts, self.device)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
-
-    def _restored_interval(self, saved: dict[str, Any] | None) -> Interval:
-        """Return the interval of reports that a checkpoint saved; a new one for those of earlier versions."""
-        if saved is None:
-            return Interval(self.device, self._clock, after=self.step)
-        first, second = map(float, saved["sums"])
-        after = int(saved["after"])
-        tokens = int(saved["tokens"])
-        if not (0 <= after <= self.step and tokens >= 0):
-            raise ValueError(f"its interval of reports begins after step {after}")
-        return Interval(self.device, self._clock, after=after, sums=(first, second), tokens=tokens)
 
     @property
     def reported(self) -> int:
         """Step up to which reports are complete; a resumed run reports later ones again."""
         return self._interval.after
-
-    def _own_memories(self, saved: dict[str, Tensor]) -> list[Memory]:
-        """Return the memory of each micro-batch of this process, given that of all lanes by the number of a layer."""
-        first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
-        kinds = [_kind(saved[str(number)]) for number in range(len(saved))]
-        if kinds != list(map(_kind, first)):
-            raise ValueError("its memory has other shapes than the model's")
-        memories = []
-        for part in self._parts:
-            lanes = slice(part.start, part.stop)
-            layers = [saved[str(number)][lanes] for number in range(len(saved))]
-            memories.append([layer.to(self.device, copy=True) for layer in layers])
-        return memories
 
     def seed_of_step(self) -> int:
         """Return a seed for the random numbers of this process after this step."""
@@ -522,20 +498,6 @@ class Training:
         if not self.world.is_rank_zero:
             key.append(self.world.rank)
         return int(np.random.default_rng(key).integers(1 << 63))
-
-
-def _kind(memory: Tensor) -> tuple[object, ...]:
-    """Return what does not change of a tensor of a memory; its length does, and its dtype with the precision."""
-    is_state = memory.is_floating_point()  # else tokens (B, l)
-    width = memory.shape[-1] if is_state else None
-    return is_state, memory.dim(), len(memory), width
-
-
-def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:
-    """Make a model with new weights; dropout continues from the same seed."""
-    check_free_memory(4 * count_parameters(settings, vocab_size), torch.device("cpu"))  # float32 has 4 bytes
-    torch.manual_seed(seed)
-    return make_model(settings, vocab_size).to(device)
 
 
 def _view_for_training(model: LanguageModel, settings: TrainSettings, world: World) -> LanguageModel:

@@ -77,6 +77,23 @@ class Interval:
         self._clock = clock
         self.restart_clock()
 
+    @classmethod
+    def restored(
+        cls, saved: dict[str, Any] | None, step: int, device: torch.device, clock: Callable[[], float]
+    ) -> "Interval":
+        """Return the interval that a checkpoint of a step saved; a new one for checkpoints of earlier versions.
+
+        Raises a ValueError for numbers that no interval has.
+        """
+        if saved is None:
+            return cls(device, clock, after=step)
+        first, second = map(float, saved["sums"])
+        after = int(saved["after"])
+        tokens = int(saved["tokens"])
+        if not (0 <= after <= step and tokens >= 0):
+            raise ValueError(f"its interval of reports begins after step {after}")
+        return cls(device, clock, after=after, sums=(first, second), tokens=tokens)
+
     def restart_clock(self) -> None:
         """Time the steps from now on only."""
         self._started = self._clock()

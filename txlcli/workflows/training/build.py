@@ -12,6 +12,7 @@ from txlcli.config import recipe
 from txlcli.config.settings import Settings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures import registry
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.model.base import LanguageModel
@@ -19,7 +20,7 @@ from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training import checkpoint, distributed
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.loop import Training
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import TrainingSegments

@@ -15,6 +15,7 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Settings
 from txlcli.config.train_settings import TrainSettings
+from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import step_flops_per_token
@@ -29,7 +30,6 @@ from txlcli.core.measures.forecast import (
 from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import Repetitions, peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
-from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import named_groups
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
