@@ -183,8 +183,8 @@ def smoke(device, toy):
         began = time.monotonic()
         steps = []
         for step in range(SMOKE_STEPS):
-            loss, norm, _ = training.update()
-            steps.append([float(loss), float(norm)])
+            result = training.update()
+            steps.append([float(result.loss), float(result.grad_norm)])
             if step == 0:
                 yield {f"first_step_s_{path}": round(time.monotonic() - began, 2)}
         found[path] = torch.tensor(steps)  # (steps, 2)

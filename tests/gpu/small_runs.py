@@ -41,4 +41,4 @@ def no_graph(run, device, **how):
 def losses(device, *changes, dtype=torch.float32, seed=5, steps=STEPS, **how):
     """Return the losses of the first steps (steps,)."""
     training = start(device, *changes, dtype=dtype, seed=seed, **how)
-    return torch.stack([training.update()[0] for _ in range(steps)]).double().cpu()
+    return torch.stack([training.update().loss for _ in range(steps)]).double().cpu()

@@ -156,5 +156,5 @@ def test_fifty_steps_of_adam_give_the_peers_losses(kind):
         for group in optimizer.param_groups:
             group["lr"] = lr * (1 + np.cos(np.pi * step / steps)) / 2
         optimizer.step()
-        assert training.update()[0].item() == pytest.approx(loss.item(), rel=1e-4), step
+        assert training.update().loss.item() == pytest.approx(loss.item(), rel=1e-4), step
     assert loss.item() < 0.9 * np.log(V)  # something was learned on the way

@@ -165,7 +165,7 @@ def updates_of_models(cases, **changed):
     results = {}
     for case in cases:
         training = training_of_case(case, WORLD, **changed)
-        losses = [float(training.update()[0]) for _ in range(2)]
+        losses = [float(training.update().loss) for _ in range(2)]
         results[case] = {"difference": _difference_of_weights(training), "losses": losses}
     return results
 

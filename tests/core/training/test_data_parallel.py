@@ -296,7 +296,7 @@ def test_a_checkpoint_of_two_has_the_memory_of_all_lanes_and_both_generators(two
 @pytest.mark.parametrize("model", sampled(2, MODELS))
 def test_every_model_trains_in_two_processes(two, model):
     training = training_of_case(model, SINGLE_PROCESS)
-    losses = [float(training.update()[0]) for _ in range(2)]
+    losses = [float(training.update().loss) for _ in range(2)]
     models = "models" if model in MODELS[::2] else "other models"
     for results in (models, f"{models} of fsdp") if model in FSDP_MODELS else (models,):
         assert two[results][model]["losses"] == pytest.approx(losses, abs=1e-5)

@@ -43,8 +43,8 @@ def test_the_first_steps_of_a_recipe_are_finite_and_change_every_weight(name, pr
     training = training_of(name, precision)
     before = {name: weight.clone() for name, weight in training.model.named_parameters()}
     for _ in range(STEPS):
-        loss, norm, _ = training.update()
-        assert 0 < loss.item() < 3 * math.log(V)
-        assert 0 < norm.item() < 1e4
+        result = training.update()
+        assert 0 < result.loss.item() < 3 * math.log(V)
+        assert 0 < result.grad_norm.item() < 1e4
     unchanged = [name for name, weight in training.model.named_parameters() if torch.equal(weight, before[name])]
     assert unchanged == []

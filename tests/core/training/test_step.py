@@ -96,9 +96,13 @@ def trained(model_changes, *, steps=20, **changed):
     return take_steps(begin(model_changes, steps=steps, **changed), steps)
 
 
+def loss_and_norm(result):
+    return [float(result.loss), float(result.grad_norm)]
+
+
 def take_steps(training, steps):
     """Take steps; return what `trained` does."""
-    numbers = [[float(number) for number in training.update()[:2]] for _ in range(steps)]
+    numbers = [loss_and_norm(training.update()) for _ in range(steps)]
     memories = [tensor for memory in training.memories for tensor in memory]
     return numbers, [*training.model.parameters(), *training.average.weights.values(), *memories]
 
@@ -326,7 +330,7 @@ def test_padded_widths_change_no_number_count_or_checkpoint():
     for multiple in (1, 8):
         with use_row_multiple(multiple), torch.compiler.set_stance("force_eager"):
             training = begin({}, steps=4, compile="on")
-            updates.append([float(number) for _ in range(4) for number in training.update()[:2]])
+            updates.append([number for _ in range(4) for number in loss_and_norm(training.update())])
         assert training.model.width == {1: 14, 8: 16}[multiple]
         checkpoints.append(training.gather())
     torch.testing.assert_close(*updates, rtol=1e-5, atol=0)

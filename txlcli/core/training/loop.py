@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,22 @@ from txlcli.system.memory import is_out_of_memory
 
 Result = TypeVar("Result")
 CALMER = "lower train.lr, or train with warm-up or norm = pre"
+
+
+class StepResult(NamedTuple):
+    """One optimizer step."""
+
+    losses: Tensor
+    """Mean loss and what the objective adds to it, (2,)."""
+    grad_norm: Tensor
+    """Norm of the gradient before clipping (0-d)."""
+    tokens: int
+    """Number of targets, of all processes."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Mean loss (0-d)."""
+        return self.losses[0]
 
 
 class Training:
@@ -125,25 +141,22 @@ class Training:
                 validation_is_due = self.validation_is_due()
                 if validation_is_due:
                     yield from self._report_steps(closes=True)
-                if self.step > self._saved_step and (validation_is_due or save_is_due):
-                    started = self._clock()
-                    self.save_last()  # also before a validation, which may take long or run out of memory
-                    self._interval.exclude(self._clock() - started)  # speeds do not include a save
+                if validation_is_due or save_is_due:  # a validation may take long or run out of memory
+                    self._save_new_steps()
                 if validation_is_due and not stop:
                     yield from self._validate(should_stop, on_valid_tokens)
                     self._interval.restart_clock()  # speeds do not include a validation
                     stop = self.world.any_of(should_stop())
                 if self.step >= last_step or stop or self.has_ended:
                     break
-                taken = self.update()
-                if taken is not None:
-                    _, grad_norm, tokens = taken
-                    self._interval.add(self._means, grad_norm, tokens)
+                result = self.update()
+                if result is not None:
+                    self._interval.add(result.losses, result.grad_norm, result.tokens)
                 for observe in on_step:
                     observe(self.step)
-                if self.step % report_every == 0 or self.step == last_step:
-                    closes = self.step % report_every == 0 or self.step == self.settings.max_steps
-                    yield from self._report_steps(closes=closes)
+                report_is_due = self.step % report_every == 0
+                if report_is_due or self.step == last_step:
+                    yield from self._report_steps(closes=report_is_due or self.step == self.settings.max_steps)
                 if self.settings.keep_every and self.step % self.settings.keep_every == 0:
                     self._write_weights(self.saver.last_path.with_name(f"step-{self.step}.safetensors"))
             yield from self._report_steps(closes=False)  # if a stop came between two reports
@@ -169,17 +182,14 @@ class Training:
         """True if the last step is taken and validated."""
         return self.settings.ends_after(self.step, self.stale) and not self.validation_is_due()
 
-    def update(self) -> tuple[Tensor, Tensor, int] | None:
-        """Take one optimizer step; return mean loss (0-d), gradient norm before clipping (0-d), number of tokens.
-
-        None for a step that is skipped (train.skip_nonfinite).
-        """
+    def update(self) -> StepResult | None:
+        """Take one optimizer step; return None if it is skipped (train.skip_nonfinite)."""
         if self.position.segment == 0:
             self.memories = self.empty_memories()  # every epoch starts without memory
         batch = self._next_batch()
         self.model.train()
-        self._means = self._gradients(batch)  # (2,)
-        loss = self._means[0]
+        losses = self._gradients(batch)
+        loss = losses[0]
         may_skip = self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
             self._skip("loss")
@@ -198,7 +208,7 @@ class Training:
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
         tokens = self.settings.batch_size * batch.targets.shape[1]
-        return loss, grad_norm, tokens
+        return StepResult(losses, grad_norm, tokens)
 
     def _gradients(self, batch: Batch) -> Tensor:
         """Add the gradients of a step; see `Step.gradients`."""
@@ -384,6 +394,13 @@ class Training:
             raise self._failed(f"the loss is not finite after step {self.step}")
         self._save(self.saver.last_path, tensors)
         self._mark_saved()
+
+    def _save_new_steps(self) -> None:
+        """Save the steps since the last save, if any; the time is not part of the speed of steps."""
+        if self.step > self._saved_step:
+            started = self._clock()
+            self.save_last()
+            self._interval.exclude(self._clock() - started)
 
     def _next_loss_is_finite(self) -> bool:
         """Return True if the weights give a finite loss in the next segment that is not skipped.
