@@ -27,7 +27,7 @@ from txlcli.commands import (
     recipes,
     recl,
     reproduce,
-    run_report,
+    runs,
     speed,
     train,
 )
@@ -255,7 +255,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "eval": eval_.evaluate,
         "speed": speed.speed,
         "generate": generate.generate,
-        "runs": run_report.app,
+        "runs": runs.app,
         "info": info.info,
     },
     "Analysis and the paper": {

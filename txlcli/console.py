@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from txlcli.errors import TxlError
 from txlcli.system import launcher
-from txlcli.system.command_lines import flag
+from txlcli.system.command_lines import with_flags
+from txlcli.system.escapes import CONTROLS, on_one_line, printable
 from txlcli.system.plain_json import as_json
 
 if TYPE_CHECKING:
@@ -27,28 +28,7 @@ if TYPE_CHECKING:
 MAX_WIDTH = 10_000
 MAX_HEIGHT = 100
 """Columns and lines of the console for tables, unless stdout is a terminal with fewer columns."""
-# C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators;
-# unpaired surrogates, which have no UTF-8: Python reads other bytes in a path as these.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONG_WORD = re.compile(r"\S{1000,}")
-
-
-def printable(text: str) -> str:
-    """Return text in which characters that control a terminal are escaped; tabs and line ends are kept."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-_OPTION = re.compile(r"(?<![\w/.\"'-])`([a-z_]+)`(?![\w/\"'-])")  # not within a name that the user gave
-
-
-def with_flags(message: str) -> str:
-    """Replace the options that a job reports by the flags of the command line: `mem_len` -> --mem-len."""
-    return _OPTION.sub(lambda name: flag(name[1]), message)
-
-
-def on_one_line(text: str) -> str:
-    """Return printable text in which line ends are escaped, too."""
-    return printable(text).replace("\n", "\\n")
 
 
 def plain(file: TextIO, width: int | None = None, height: int | None = None) -> "Console":
@@ -138,7 +118,7 @@ def show_json(result: Any) -> None:
     """Write a result as one JSON object on one line to stdout, in UTF-8, or in ASCII if stdout has another encoding."""
     is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
     text = json.dumps(as_json(result), ensure_ascii=not is_utf8)
-    _write(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    _write(CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.commands.novel import done, json_of, refusal, text_of, write_texts
-from tests.commands.test_plots import MAGIC
 from tests.commands.test_recurrent import recipe_of
+from tests.report.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}

@@ -11,8 +11,8 @@ import pytest
 
 from tests.cards import read_card
 from tests.commands.novel import HERE, change_weights, done, json_of, refusal, train
-from tests.commands.test_plots import marks_in
 from tests.commands.test_recurrent import recipe_of
+from tests.report.test_plots import marks_in
 from txlcli.system.plain_json import as_json
 from txlcli.workflows import recl
 from txlcli.workflows.recl_options import DEFAULT_RECL_POSITIONS, ReclOptions

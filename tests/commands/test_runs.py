@@ -12,7 +12,7 @@ import pytest
 
 from tests.cards import read_log
 from tests.commands.novel import Saved, card, cells, done, json_of, refusal, reports, train, txl
-from tests.commands.test_plots import MAGIC
+from tests.report.test_plots import MAGIC
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.runs import log_file, run_directory

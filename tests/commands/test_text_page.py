@@ -16,7 +16,7 @@ import txlcli
 from tests.browser import PROGRAM, browser
 from tests.commands.novel import done, json_of, refusal
 from tests.commands.test_recurrent import recipe_of
-from txlcli.commands.pages import text_page
+from txlcli.report.pages import text_page
 from txlcli.workflows.evaluation.annotated import AnnotatedText
 
 TEXT = "the owl jumps\n" * 3 + "été, naïve 語 🦊 </script>\n" + "the cat flies over\n" * 4

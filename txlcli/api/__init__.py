@@ -5,7 +5,7 @@ Names in this package are stable: they change only with a new minor version, and
 
 from txlcli.api.functions import difference, load, make_model, open_store, prepare, recl, train
 from txlcli.api.run import LoadedRun, Sampling, TextScore
-from txlcli.commands.run_report import ReportOptions
+from txlcli.report.run_report import ReportOptions
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.difference_options import DifferenceOptions
 from txlcli.workflows.exchange.options import ExportOptions

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from txlcli import THREADS_SLEEP
 from txlcli.api.run import LoadedRun, PathLike
-from txlcli.commands import recl as recl_command
 from txlcli.config import recipe as recipes
 from txlcli.config.ranges import PositiveInt, checked
 from txlcli.config.train_settings import Precision
@@ -17,6 +16,7 @@ from txlcli.core.kernels.device import pick_device
 from txlcli.core.model.base import LanguageModel
 from txlcli.data.token_store import SUFFIX, TokenStore
 from txlcli.errors import RecipeError
+from txlcli.report import figures
 from txlcli.workflows import difference as difference_workflow
 from txlcli.workflows import recl as recl_workflow
 from txlcli.workflows.difference import LossDifference
@@ -187,10 +187,7 @@ def recl(
     Args:
         runs: names or folders; one is enough.
         options: context lengths, positions and so on.
-        runs_dir: folder of the runs.
-        data_dir: folder of the token stores.
-        device: auto uses CUDA if available.
-        on_progress: receives messages and progress; None drops them.
+        runs_dir, data_dir, device, on_progress: see `train`.
 
     Raises:
         RunError, UnknownNameError: a run does not exist or cannot be opened.
@@ -200,9 +197,9 @@ def recl(
     workspace = _workspace(runs_dir, data_dir, device, on_progress)
     result = recl_workflow.run([os.fspath(run) for run in runs], given, workspace)
     if given.plot is not None:
-        recl_command.plot_gains(given.plot, result)
+        figures.plot_gains(given.plot, result)
     if given.plot_ppl is not None:
-        recl_command.plot_perplexities(given.plot_ppl, result)
+        figures.plot_perplexities(given.plot_ppl, result)
     return result
 
 
@@ -223,10 +220,7 @@ def difference(
         first: name or folder of a run, which is evaluated, or a file of its losses (.h5).
         second: another run or file, on the same text.
         options: memory lengths, split and so on.
-        runs_dir: folder of the runs.
-        data_dir: folder of the token stores.
-        device: auto uses CUDA if available.
-        on_progress: receives messages and progress; None drops them.
+        runs_dir, data_dir, device, on_progress: see `train`.
 
     Raises:
         RunError, UnknownNameError: a run does not exist or cannot be opened.

@@ -14,11 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txlcli.commands import attention as attention_command
-from txlcli.commands import probe as probe_command
-from txlcli.commands import run_report
-from txlcli.commands import speed as speed_command
-from txlcli.commands.run_report import ReportOptions, RunReport
 from txlcli.config.ranges import checked
 from txlcli.config.settings import Settings
 from txlcli.core.model.base import LanguageModel
@@ -27,6 +22,9 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.data.vocabulary import Vocab, to_bytes
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
+from txlcli.report import figures, run_report
+from txlcli.report.attention import measure_and_plot
+from txlcli.report.run_report import ReportOptions, RunReport
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows import attention, probe, speed
 from txlcli.workflows.attention import AttentionResult
@@ -304,7 +302,7 @@ class LoadedRun:
         given = options or SpeedOptions()
         result = speed.run(self._name, given, self._workspace)  # the steps that it times change the weights it opens
         if given.plot is not None:
-            speed_command.plot_times(given.plot, result)
+            figures.plot_times(given.plot, result)
         return result
 
     @checked
@@ -322,7 +320,7 @@ class LoadedRun:
         if given.out is None:
             given.exclude("format", "force", because="figures are written only to the folder `out`")
             return attention.run(self._name, given, self._workspace)
-        result, _ = attention_command.measure(self._opened.run, given.out, given, self._workspace)
+        result, _ = measure_and_plot(self._opened.run, given.out, given, self._workspace)
         return result
 
     @checked
@@ -338,7 +336,7 @@ class LoadedRun:
         given = options or ProbeOptions()
         result = probe.run(self._name, given, self._workspace)
         if given.plot is not None:
-            probe_command.plot(given.plot, result)
+            figures.plot_probes(given.plot, result)
         return result
 
     @checked

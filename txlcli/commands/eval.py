@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +11,10 @@ from typer import Option
 from txlcli import console
 from txlcli.commands.options import Json, Run
 from txlcli.paper import metrics
+from txlcli.report import figures
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
+from txlcli.system.command_lines import with_flags
 from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD, SLOWDOWN_WINDOWS, EvalOptions
 from txlcli.workflows.workspace import RunWorkspace
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from txlcli.workflows.evaluation.rows import EvalRow
     from txlcli.workflows.evaluation.search import LengthSearch
 
-TIME = "ms per token, one batch lane"
 BUSY = "other programs used the processors (txl got {share:.0%} of one)"
 UNTRUSTED = f"{BUSY}: times and slowdowns cannot be trusted; repeat this on an idle machine."
 WINDOWS = "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding."
@@ -73,7 +73,7 @@ def evaluate(
 
 def _show(result: "EvalResult", options: EvalOptions, *, json: bool) -> None:
     """Show the result, and write the files."""
-    from txlcli.commands import pages
+    from txlcli.report import pages
     from txlcli.workflows.evaluation.annotated import annotate
     from txlcli.workflows.evaluation.result import write_losses
 
@@ -81,9 +81,11 @@ def _show(result: "EvalResult", options: EvalOptions, *, json: bool) -> None:
     if options.losses is not None:  # after the result, which a full disk must not cost
         write_losses(options.losses, result)
     if options.plot is not None:
-        plot(options.plot, result)
+        figures.plot_evaluation(options.plot, result)
+        console.say(f"figure written to {options.plot}")
     if options.html is not None and result.ended_by is None:
         pages.write_text_page(options.html, annotate(result))
+        console.say(f"page written to {options.html}")
 
 
 @contextmanager
@@ -191,7 +193,7 @@ def _notes(result: "EvalResult") -> list[str]:
     else:
         first = result.describe_settings(rows[0])
     notes = [f"* best. {first}" if len(rows) > 1 else first]
-    notes += map(console.with_flags, result.scoring.text.notes)
+    notes += map(with_flags, result.scoring.text.notes)
     if result.lacks_recurrence:
         notes.append(f"no recurrence: {result.lacks_recurrence}.")
     if result.ended_by is not None:
@@ -235,7 +237,7 @@ def _describe_adaptation(row: "EvalRow") -> str:
 def _describe_search(search: "LengthSearch") -> str:
     longest = max(search.tried)
     ending = "" if search.ended else f"; {longest}, the longest one tried, still lowers it"
-    return console.with_flags(
+    return with_flags(
         f"`{search.option}` {search.length} is the shortest of {len(search.tried)} lengths up to {longest} beyond "
         f"which perplexity on valid falls by less than {LENGTH_THRESHOLD:.1%}{ending}."
     )
@@ -260,25 +262,3 @@ def in_a_sentence(unit: str, rows: Sequence["EvalRow"]) -> str:
         times = metrics.format_ratio(best.slowdown).removesuffix("x")
         sentence += f"; reading with memory is {times} times as fast as recomputing"
     return f"{sentence}."
-
-
-def plot(path: Path, result: "EvalResult") -> None:
-    """Plot the metric over the memory length or the window length, and times per token that were compared."""
-    from txlcli.commands import plots
-
-    run = result.scoring.opened.run
-    in_windows = result.rows[0].stride is not None
-    rows = sorted(result.rows, key=lambda row: row.attn_len or row.mem_len)
-    lengths = [row.attn_len or row.mem_len for row in rows]
-    losses = [row.measures[run.metric] for row in rows]
-    panels: dict[str, plots.Curves] = {metrics.METRIC_TITLES[run.metric]: {run.name: (lengths, losses)}}
-    timed = [row for row in rows if row.slowdown is not None]
-    if timed:
-        mem_lens = [row.mem_len for row in timed]
-        panels[TIME] = {
-            "recomputed": (mem_lens, [row.vanilla_ms_per_token for row in timed]),
-            "with memory": (mem_lens, [row.one_lane_ms_per_token for row in timed]),
-        }
-    x_label = "attention length (tokens)" if in_windows else "memory length M (tokens)"
-    plots.plot_panels(path, panels, x_label=x_label, title=result.scoring.text.title, log_y=[TIME])
-    console.say(f"figure written to {path}")

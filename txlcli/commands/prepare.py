@@ -9,6 +9,7 @@ from txlcli import console
 from txlcli.commands.options import Json, argument
 from txlcli.commands.progress import TerminalReporter
 from txlcli.errors import TxlError, UsageError
+from txlcli.system.command_lines import with_flags
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.workspace import StoresDir
 
@@ -70,7 +71,7 @@ def show(result: "PreparedStore") -> None:
         changes = [f"{name.replace('_', ' ')}: {count:,}" for name, count in store.changes.items()]
         console.show_line(f"skipped or changed: {', '.join(changes)}")
     for note in result.notes:
-        console.show_line(f"note: {console.with_flags(note)}")
+        console.show_line(f"note: {with_flags(note)}")
     if result.next:
         console.show_line(f"next: {result.next}")
 

@@ -1,12 +1,11 @@
 """`txl probe`: how far back a model finds what it has read."""
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txlcli import console
 from txlcli.commands.options import Json, Run
 from txlcli.paper.metrics import bits
+from txlcli.report import figures
 from txlcli.workflows.probe_options import ProbeOptions
 from txlcli.workflows.workspace import RunWorkspace
 
@@ -35,7 +34,7 @@ def probe(
     result = workflow.run(run_name, options, workspace)
     console.show_result(result, show, json=json)
     if options.plot is not None:
-        plot(options.plot, result)
+        figures.plot_probes(options.plot, result)
         console.say(f"figure written to {options.plot}")
 
 
@@ -69,31 +68,3 @@ def _cells(row: "ProbeRow") -> list[str]:
 
 def _bits(nats: float | None) -> str:
     return "-" if nats is None else f"{bits(nats):.2f}"
-
-
-def plot(path: Path, result: "ProbeResult") -> None:
-    """Plot the bits that repetitions save, and the losses of words, over the distance."""
-    from txlcli.commands import plots
-
-    rows = {row.distance: row for row in result.rows if isinstance(row.distance, int)}
-
-    def curve(losses_nats: Iterable[float | None]) -> tuple[list[float], list[float | None]]:
-        return list(rows), [None if loss is None else bits(loss) for loss in losses_nats]
-
-    saved = {
-        "copy": curve(row.copy_saved_nats for row in rows.values()),
-        "recall": curve(row.recall_saved_nats for row in rows.values()),
-    }
-    scoring = result.scoring
-    mem_len = scoring.settings.mem_len
-    of_words = {
-        "M = 0": curve(row.word_nats_without_memory for row in rows.values()),
-        f"M = {mem_len}": curve(row.word_nats for row in rows.values()),
-    }
-    plots.plot_panels(
-        path,
-        {"bits saved per token": saved, "bits per word": of_words},
-        x_label="distance (tokens)",
-        title=f"{scoring.opened.run.name} on {scoring.text.title}, L = {scoring.settings.seg_len}, M = {mem_len}",
-        log_x=True,
-    )

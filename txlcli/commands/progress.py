@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from txlcli import console
+from txlcli.system.escapes import on_one_line
 from txlcli.workflows.reporter import Reporter, Step
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class TerminalReporter(Reporter):
 
 def _display(step: Step, bar: "Progress | None") -> Callable[[Step, str], None]:
     """Return the function that shows how far a step is: in the bar, or else as lines at intervals."""
-    name = console.on_one_line(step.description)
+    name = on_one_line(step.description)
     started = last = time.monotonic()
     task = None
     if bar is not None:
@@ -56,7 +57,7 @@ def _display(step: Step, bar: "Progress | None") -> Callable[[Step, str], None]:
         now = time.monotonic()
         elapsed = max(now - started, 1e-9)
         since_start = step.done - step.start
-        rate = console.on_one_line(detail) or f"{_amount(since_start / elapsed, step.unit)}/s"
+        rate = on_one_line(detail) or f"{_amount(since_start / elapsed, step.unit)}/s"
         state = ", ".join([_share(step), rate, *_times(step, elapsed, since_start)])
         if bar is not None and task is not None:
             bar.update(task, completed=step.done, state=state)

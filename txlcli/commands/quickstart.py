@@ -13,6 +13,7 @@ from txlcli.commands.generate import show as show_generated
 from txlcli.commands.prepare import show as show_store
 from txlcli.config import recipe
 from txlcli.errors import RunError
+from txlcli.report import figures
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.system import signals
@@ -89,7 +90,9 @@ def quickstart(
     sample = GenerateOptions(prompt=PROMPT, tokens=TOKENS)
     _announce("generate", run, options=sample, data_dir=data_dir)
     show_generated(generate.prepare(run, sample, workspace))
-    eval_.plot(Path(run) / FIGURE, evaluation)
+    figure = Path(run) / FIGURE
+    figures.plot_evaluation(figure, evaluation)
+    console.say(f"figure written to {figure}")
     _summarize(evaluation, workspace)
 
 

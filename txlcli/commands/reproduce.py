@@ -50,12 +50,12 @@ def reproduce(
 
 def make_report() -> "ReportWriter":
     """Return the functions that write a report and plot its figures."""
-    from txlcli.commands import attention_plots, pages, recl
+    from txlcli.report import attention_plots, figures, pages
     from txlcli.workflows.reproduction.runner import ReportWriter
 
     return ReportWriter(
         write=pages.write_report,
-        plot_recl={"figure3": recl.plot_gains, "figure4": recl.plot_perplexities},
+        plot_recl={"figure3": figures.plot_gains, "figure4": figures.plot_perplexities},
         plot_attention=attention_plots.plot_figure,
     )
 

@@ -1,10 +1,9 @@
 """`txl runs`: list, show, compare, plot and delete runs, and test if losses differ."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +12,11 @@ from txlcli.commands.options import Json, Run, Runs, argument, with_options
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
+from txlcli.report import figures, run_report
+from txlcli.report.run_facts import describe, settings_of, with_metric
+from txlcli.report.run_report import ReportOptions
 from txlcli.runs import history, run_directory
-from txlcli.runs.history import Comparison, History, RunSummary, SeedGroup
+from txlcli.runs.history import Comparison, RunSummary, SeedGroup
 from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
 from txlcli.system.memory import format_size
 from txlcli.workflows.difference_options import DifferenceOptions
@@ -30,13 +32,6 @@ SAME_SETTINGS = "The settings are the same."
 BITS_PER_BYTE = "test bits/byte"
 """Row of a comparison that is of use only between different units."""
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
-STYLES: dict[str, dict[str, Any]] = {
-    "train": {"marker": "", "linewidth": 1.0, "alpha": 0.45},
-    "valid": {"markersize": 4.0},
-}
-"""Curves of a run by split."""
-START = 0.2
-"""Share of the steps whose losses may lie above a figure: a loss falls from log V at once."""
 CURVES = "curves.png"
 """Figure of `txl runs plot` in the folder of a run."""
 
@@ -80,11 +75,7 @@ def _list_row(entry: RunSummary) -> list[str]:
     state = entry.state
     if state in ("unfinished", "interrupted") and entry.step is not None and entry.max_steps:
         state += f" {entry.step / entry.max_steps:.0%}"
-    return [entry.name, state, _result(entry, entry.best_valid), _result(entry, entry.test), saved]
-
-
-def _result(entry: RunSummary, result: float | None) -> str:
-    return "-" if result is None else f"{metrics.format_measure(result)} {entry.metric}"
+    return [entry.name, state, with_metric(entry, entry.best_valid), with_metric(entry, entry.test), saved]
 
 
 @app.command("show")
@@ -101,56 +92,6 @@ def show(where: RunsDir, run_name: Run = None, json: Json = False) -> None:
         console.show_json({**vars(entry), "settings": recipe.to_table(run.settings)})
         return
     console.show_table(f"run {entry.name}", ("", ""), [*describe(entry), *settings_of(run)])
-
-
-def settings_of(run: run_directory.Run) -> list[list[str]]:
-    """Return the settings of a run that are not the default, each with its name."""
-    return [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
-
-
-def describe(entry: RunSummary) -> list[list[str]]:
-    """Return the state and the results of a run in words, each with its name."""
-    state = entry.state
-    if entry.max_steps:
-        state += f" (step {entry.step:,} of {entry.max_steps:,})"
-    valid = _result(entry, entry.best_valid)
-    if entry.best_valid_step is not None:
-        valid += f" at step {entry.best_valid_step:,}"
-    if entry.valid_tokens:
-        valid += f", on {entry.valid_tokens:,} tokens"
-    test = _result(entry, entry.test)
-    if entry.test_mem_len is not None:
-        test += f" with M = {entry.test_mem_len}"
-    if entry.test_readings is not None and entry.test_readings > 1:
-        test += f", the best of {entry.test_readings} (valid was not evaluated)"
-    rows = [
-        ["folder", entry.folder],
-        ["saved", entry.saved[:16].replace("T", " ")],
-        ["state", state],
-        ["recipe", str(entry.recipe)],
-        ["store", str(entry.store)],
-        ["parameters", f"{entry.parameters:,}"],
-        ["best valid", valid],
-        ["test", test],
-    ]
-    origin = entry.origin
-    if origin is not None:
-        weights = f"{origin.run}/{origin.weights}, step {origin.step:,}"
-        if origin.new_symbols:
-            weights += f", {origin.new_symbols:,} new symbols"
-        rows.append(["began with", weights])
-    if entry.missing_reports is not None:
-        rows.append(["note", entry.missing_reports])
-    if entry.state in ("unfinished", "interrupted"):
-        rows.append(["next", _next_step(entry)])
-    return rows
-
-
-def _next_step(entry: RunSummary) -> str:
-    """Return the command that resumes a run, or advice if it was stopped before its first checkpoint."""
-    if run_directory.has_weights(Path(entry.folder)):
-        return shlex.join(["txl", "train", "--resume", entry.name])
-    return 'no checkpoint was saved; "txl runs prune" deletes it, and --force replaces it'
 
 
 class DeleteOptions(Options):
@@ -227,7 +168,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
     histories = [history.read(run) for run in run_directory.find_each(run_names, where.runs_dir)]
     result = history.compare(histories)
     if options.plot is not None:
-        plot_curves(options.plot, histories)
+        figures.plot_curves(options.plot, histories)
         console.say(f"figure written to {options.plot}")
     console.show_result(result, _show_comparison, json=json)
 
@@ -243,7 +184,7 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
     """
     runs = run_directory.find_each(run_names, where.runs_dir)
     path = options.plot or runs[0].directory / CURVES
-    plot_curves(path, [history.read(run) for run in runs])
+    figures.plot_curves(path, [history.read(run) for run in runs])
     console.say(f"figure written to {path}")
 
 
@@ -276,11 +217,11 @@ def _compared_cells(run: RunSummary) -> dict[str, str]:
         "parameters": console.cell(run.parameters, ",.0f"),
         "state": run.state,
         "step": console.cell(run.step, ",.0f"),
-        "best valid": _result(run, run.best_valid),
+        "best valid": with_metric(run, run.best_valid),
         "  at step": console.cell(run.best_valid_step, ",.0f"),
-        "last valid": _result(run, run.last_valid),
-        "last train": _result(run, run.last_train),
-        "test": _result(run, run.test),
+        "last valid": with_metric(run, run.last_valid),
+        "last train": with_metric(run, run.last_train),
+        "test": with_metric(run, run.test),
         BITS_PER_BYTE: "-" if run.bits_per_byte is None else metrics.format_measure(run.bits_per_byte),
         "tokens/s": console.cell(run.tokens_per_s, ",.0f"),
         "settings changed": ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
@@ -293,40 +234,6 @@ def _describe_seeds(group: SeedGroup) -> str:
     for split, (mean, deviation) in group.losses.items():
         spread.append(f"{split} {metrics.format_measure(mean)} +- {metrics.format_measure(deviation)}")
     return f"{len(group.runs)} seeds ({', '.join(group.runs)}), mean +- deviation: {'; '.join(spread)}."
-
-
-def plot_curves(path: Path, histories: Sequence[History]) -> None:
-    """Plot the losses of runs of one metric: training as thin lines, validation with markers."""
-    runs = [past.run for past in histories]
-    by_metric = {run.metric: run.name for run in runs}
-    if len(by_metric) > 1:
-        named = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
-        raise UsageError(f"`plot` needs one metric, but these runs have two ({named}); compare runs of one metric")
-    names = run_directory.short_names([run.directory for run in runs])
-    curves = {}
-    styles = {}
-    for number, (name, past) in enumerate(zip(names, histories, strict=True)):
-        if not past.reports:
-            missing = f"{past.run.directory} has no training reports in {run_directory.METRICS}"
-            raise RunError(f"{missing}; leave it out of `plot`")
-        for split, style in STYLES.items():
-            reports = past.reports_of(split)
-            steps = [report["step"] for report in reports]
-            losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for report in reports]
-            curves[f"{name}, {split}"] = (steps, losses)
-            styles[f"{name}, {split}"] = {"color": f"C{number}", **style}
-    from txlcli.commands import plots
-
-    metric = runs[0].metric
-    plots.plot_panels(
-        path,
-        {metrics.METRIC_TITLES[metric]: curves},
-        x_label="steps",
-        title=", ".join(dict.fromkeys(run.settings.corpus.store for run in runs)),
-        log_y=[metrics.METRIC_TITLES["ppl"]],
-        styles=styles,
-        focus_x=START * max(past.reports[-1]["step"] for past in histories),
-    )
 
 
 @app.command("difference")
@@ -370,3 +277,19 @@ def _show_difference(result: "LossDifference") -> None:
     note = f"{verdict} It covers this text, not other seeds of training."
     headings = ("losses", "run", "evaluation", "nats/token", "bits/token")
     console.show_table(f"{result.tokens:,} tokens", headings, rows, [note])
+
+
+@app.command("report")
+def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorkspace, json: Json = False) -> None:
+    """Write a report of a run as one page.
+
+    Shows settings, training curves, recorded evaluations, samples, attention, and the run among published results.
+    Measures attention on the valid split, and generates the samples after passages of the test split.
+
+    Example: txl runs report stdlib
+    """
+    result = run_report.make(run_name, options, workspace)
+    if json:
+        console.show_json(result)
+    else:
+        console.show_line(f"report: {', '.join(result.report)}")

@@ -1,6 +1,5 @@
 """`txl speed`: speed-up of prediction by memory (Table 9), and the throughput of everything else."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from txlcli import console
@@ -8,6 +7,7 @@ from txlcli.commands.eval import UNTRUSTED
 from txlcli.commands.options import Json, argument
 from txlcli.config import recipe
 from txlcli.paper import metrics
+from txlcli.report import figures
 from txlcli.runs import run_directory
 from txlcli.system.processors import is_trusted
 from txlcli.workflows.speed_options import SpeedOptions
@@ -45,7 +45,7 @@ def speed(
 
     result = workflow.run(subject, options, workspace)
     if options.plot is not None:
-        plot_times(options.plot, result)
+        figures.plot_times(options.plot, result)
         console.say(f"figure written to {options.plot}")
     console.show_result(result, show, json=json)
 
@@ -123,20 +123,3 @@ def _short(number: float, *, like: float | None = None) -> str:
     if size < 100:
         return f"{number:.2f}"
     return f"{number:.0f}"
-
-
-def plot_times(path: Path, result: "SpeedResult") -> None:
-    """Plot the times per token over the attention length."""
-    from txlcli.commands import plots
-
-    rows = sorted(result.slowdown, key=lambda row: row.attn_len)
-    lengths = [row.attn_len for row in rows]
-    curves = {
-        "Transformer-XL": (lengths, [row.xl_ms_per_token for row in rows]),
-        "Transformer-XL, one token at a time": (lengths, [row.xl_single_ms_per_token for row in rows]),
-        "vanilla": (lengths, [row.vanilla_ms_per_token for row in rows]),
-        "vanilla, batched": (lengths, [row.vanilla_batched_ms_per_token for row in rows]),
-    }
-    y_label = "ms per token"
-    panels = {y_label: curves}
-    plots.plot_panels(path, panels, x_label="attention length (tokens)", title=result.model, log_y=[y_label])

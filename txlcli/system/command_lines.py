@@ -1,6 +1,7 @@
 """Command lines that a user can repeat, the flag of each option, and the directories that need not be given."""
 
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -11,11 +12,17 @@ RUNS_VARIABLE = "TXL_RUNS_DIR"
 """Environment variables that replace the default directories."""
 FLAGS = {"overrides": "--set", "begin_from": "--from"}
 """Flags whose names are not those of the field."""
+_OPTION = re.compile(r"(?<![\w/.\"'-])`([a-z_]+)`(?![\w/\"'-])")  # not within a name that the user gave
 
 
 def flag(option: str) -> str:
     """Return the flag of an option on the command line: `mem_len` -> --mem-len."""
     return FLAGS.get(option, "--" + option.replace("_", "-"))
+
+
+def with_flags(message: str) -> str:
+    """Replace the options that a job reports by the flags of the command line: `mem_len` -> --mem-len."""
+    return _OPTION.sub(lambda name: flag(name[1]), message)
 
 
 def user_path(text: str) -> Path:

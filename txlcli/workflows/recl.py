@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,12 @@ class ReclResult(Result):
     step_tokens: int
     context_tokens: list[int]
     models: tuple[ReclModel, ...]
+
+    @property
+    def models_by_name(self) -> dict[str, ReclModel]:
+        """Models by short names of their runs."""
+        names = run_directory.short_names([Path(model.run) for model in self.models])
+        return dict(zip(names, self.models, strict=True))
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each model and share r."""

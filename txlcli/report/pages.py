@@ -14,13 +14,12 @@ import numpy as np
 from markdown_it import MarkdownIt
 from numpy.typing import NDArray
 
-from txlcli import console
 from txlcli.data.vocabulary import smallest_dtype
 from txlcli.system.atomic_files import write_text
 from txlcli.workflows.evaluation.annotated import AnnotatedText
 from txlcli.workflows.reproduction.section import ReportSection
 
-TEMPLATES = files("txlcli.commands") / "templates"
+TEMPLATES = files("txlcli.report") / "templates"
 
 
 def template(name: str) -> str:
@@ -110,7 +109,6 @@ def _fenced(text: str, language: str = "") -> str:
 def write_text_page(path: Path, text: AnnotatedText) -> None:
     """Write the page of `txl eval --html`: a text coloured by loss, and by what memory gained."""
     write_text(path, text_page(text))
-    console.say(f"page written to {path}")
 
 
 def text_page(text: AnnotatedText) -> str:

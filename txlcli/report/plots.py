@@ -13,8 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from txlcli import console
 from txlcli.system.atomic_files import errors_of_writing, replacing
+from txlcli.system.escapes import on_one_line
 from txlcli.system.written_files import MARK
 
 matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change the figures, or have LaTeX run
@@ -38,7 +38,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 def literal(text: str) -> str:
     """Return a name or another text from a file on one line, with its dollars, which would begin a formula."""
-    return console.on_one_line(text).replace("$", r"\$")
+    return on_one_line(text).replace("$", r"\$")
 
 
 def plot_panels(

@@ -9,8 +9,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
-from txlcli.commands import plots
 from txlcli.core.measures.attention_maps import Numbers, strongest
+from txlcli.report import plots
 from txlcli.workflows.attention import AttentionResult
 
 MAX_LAYER_LABELS = 16

@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from txlcli import console
-from txlcli.commands import plots
 from txlcli.errors import TxlError, UsageError
+from txlcli.report import plots
+from txlcli.system.escapes import on_one_line
 from txlcli.workflows.options import FIGURE_FORMATS, PlotOptions
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
@@ -71,7 +71,7 @@ def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
 def test_names_are_no_formulas(tmp_path, name, recwarn):
     curves = {name: ([1], [2]), "b": ([1], [2])}
     plots.plot_panels(tmp_path / "c.svg", {"y": curves}, x_label="x", title=name)
-    assert f"<!-- {console.on_one_line(name)} -->" in (tmp_path / "c.svg").read_text()
+    assert f"<!-- {on_one_line(name)} -->" in (tmp_path / "c.svg").read_text()
     assert not recwarn.list
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from txlcli.commands.pages import to_html, to_markdown
+from txlcli.report.pages import to_html, to_markdown
 from txlcli.workflows.reproduction.section import Claim, Grid, ReportSection
 
 SECTION = ReportSection(

@@ -1,4 +1,4 @@
-"""`txl runs report`: everything about a run on one page."""
+"""Everything about a run on one page."""
 
 import dataclasses
 import re
@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from txlcli import __version__, console
-from txlcli.commands.options import Json, Run
-from txlcli.commands.runs import app, describe, plot_curves, settings_of
+from txlcli import __version__
 from txlcli.config.ranges import NaturalInt, Seed
 from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
+from txlcli.report import attention, figures
+from txlcli.report.run_facts import describe, settings_of
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.runs.log_file import Record
 from txlcli.system.atomic_files import errors_of_writing
+from txlcli.system.command_lines import with_flags
 from txlcli.system.written_files import MARK, check_replaceable
 from txlcli.workflows import ranking
 from txlcli.workflows.attention_options import AttentionOptions
@@ -23,7 +24,7 @@ from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import Options, force_option, option, seed_option
 from txlcli.workflows.reproduction.section import Grid, ReportSection
 from txlcli.workflows.result import Result
-from txlcli.workflows.workspace import RunWorkspace, Workspace
+from txlcli.workflows.workspace import Workspace
 
 SAMPLE_TOKENS = 300
 REPLACED = re.compile(r"report\.(html|md)|(curves|figure\d)\.png")
@@ -41,22 +42,6 @@ class ReportOptions(Options):
     force: bool = force_option()
 
 
-@app.command("report")
-def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorkspace, json: Json = False) -> None:
-    """Write a report of a run as one page.
-
-    Shows settings, training curves, recorded evaluations, samples, attention, and the run among published results.
-    Measures attention on the valid split, and generates the samples after passages of the test split.
-
-    Example: txl runs report stdlib
-    """
-    result = make(run_name, options, workspace)
-    if json:
-        console.show_json(result)
-    else:
-        console.show_line(f"report: {', '.join(result.report)}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunReport(Result):
     """Files of a report."""
@@ -70,7 +55,7 @@ class RunReport(Result):
 
 def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> RunReport:
     """Write the report of a run, by default the most recent one."""
-    from txlcli.commands import pages
+    from txlcli.report import pages
 
     run = run_directory.find(run_name, workspace.runs_dir)
     directory = _make_directory(options.out or run.directory / "report", force=options.force)
@@ -83,7 +68,7 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
             section = make()
         except TxlError as error:
             missing[part] = str(error)
-            section = ReportSection(notes=[console.with_flags(str(error))])
+            section = ReportSection(notes=[with_flags(str(error))])
         return dataclasses.replace(section, title=title)
 
     summary = Grid(["", ""], describe(history.summarize(past)))
@@ -117,7 +102,7 @@ def _make_directory(directory: Path, *, force: bool) -> Path:
 def _training(past: History, directory: Path) -> ReportSection:
     if not past.reports:
         return ReportSection(title="Training", notes=["The run has no training reports."])
-    plot_curves(directory / "curves.png", [past])
+    figures.plot_curves(directory / "curves.png", [past])
     return ReportSection(title="Training", figures=[["curves.png", "Losses of training and validation by step."]])
 
 
@@ -161,13 +146,13 @@ def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Rep
 
 
 def _attention(run_name: str, directory: Path, workspace: Workspace) -> ReportSection:
-    from txlcli.commands import attention, attention_plots
+    from txlcli.report import attention_plots
     from txlcli.workflows import attention as workflow
 
     measured = workflow.run(run_name, AttentionOptions(), workspace)
-    figures = []
+    captions = []
     for number in workflow.figures_of(measured.opened.run):
         attention_plots.plot_figure(measured, number, directory / f"figure{number}.png")
-        figures.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])
+        captions.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])
     grid = Grid(attention.COLUMNS, attention.rows(measured))
-    return ReportSection(notes=attention.notes(measured), grids=[grid], figures=figures)
+    return ReportSection(notes=attention.notes(measured), grids=[grid], figures=captions)

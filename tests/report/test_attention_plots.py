@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from txlcli.commands import attention_plots
+from txlcli.report import attention_plots
 
 N, H, DISTANCES = 3, 2, 7
 

@@ -1,0 +1,1 @@
+"""Figures, tables and pages of results, for the commands and for Python."""
