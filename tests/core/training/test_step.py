@@ -335,3 +335,28 @@ def test_padded_widths_change_no_number_count_or_checkpoint():
         checkpoints.append(training.gather())
     torch.testing.assert_close(*updates, rtol=1e-5, atol=0)
     torch.testing.assert_close(*checkpoints, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("capture_graph", [None, tape.capture], ids=["eager", "captured"])
+def test_an_error_of_the_model_itself_is_raised_as_it_is_after_one_repeat_without_compiled_layers(capture_graph):
+    failures = []
+
+    class Failing(ModelAsOnCuda):
+        is_broken = False
+
+        def objective(self, *arguments):
+            if Failing.is_broken:
+                failures.append(self.backend.compiles)
+                raise ZeroDivisionError
+            return super().objective(*arguments)
+
+    with torch.compiler.set_stance("force_eager"):
+        training = begin({}, cls=Failing, compile="on", capture_graph=capture_graph)
+        for _ in range(2):  # then the memory is full
+            training.update()
+        Failing.is_broken = True
+        with pytest.raises(ZeroDivisionError) as raised:
+            training.update()
+    assert failures == [True, False]
+    assert raised.traceback[-1].name == "objective"
+    assert raised.value.__context__ is None

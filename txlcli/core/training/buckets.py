@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.distributed import even_parts
-from txlcli.core.training.flat import aligned, move_to, views_of
+from txlcli.core.training.flat import padded_numel, move_to, views_of
 
 LAYER_BUCKETS = 5
 """Largest number of buckets of layers; with all other parameters there are at most eight buckets."""
@@ -121,7 +121,7 @@ class BucketLayout:
         for names in filter(None, groups):
             parameters = [self._parameters[name] for name in names]
             if parameters[0] in are_copied:
-                end = begin + sum(map(aligned, parameters))
+                end = begin + sum(map(padded_numel, parameters))
                 buffers = self.of_matrices.part(slice(begin, end))
                 begin = end
             else:
@@ -133,7 +133,7 @@ class BucketLayout:
 
     def _make_buffers(self, parameters: Sequence[Tensor], copied: torch.dtype) -> Buffers:
         """Return buffers for parameters, with copies in a dtype, to which their values move if others read them."""
-        size = sum(map(aligned, parameters))
+        size = sum(map(padded_numel, parameters))
         gradients = torch.zeros(size, device=self._model.device, dtype=self._model.dtype)
         sent = gradients
         if self._sent != gradients.dtype:
@@ -157,7 +157,7 @@ class BucketLayout:
         of_owner = {}
         begin = 0
         for owner, own in groupby(names, self._owner):
-            end = begin + sum(aligned(self._parameters[name]) for name in own)
+            end = begin + sum(padded_numel(self._parameters[name]) for name in own)
             of_owner[owner] = slice(begin, end)
             begin = end
         of_layers = [name for name in names if name.startswith("layers.")]

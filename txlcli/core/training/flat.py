@@ -29,14 +29,14 @@ def matrices_of(model: LanguageModel) -> list[Linear]:
     return [module for module in model.modules() if isinstance(module, Linear)]
 
 
-def aligned(tensor: Tensor) -> int:
+def padded_numel(tensor: Tensor) -> int:
     """Return the number of elements that a tensor takes in a flat buffer."""
     return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
 
 
 def views_of(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the views of a flat buffer that have the shapes of these tensors, which fill it."""
-    parts = flat.split([aligned(tensor) for tensor in tensors])
+    parts = flat.split([padded_numel(tensor) for tensor in tensors])
     return [part[: tensor.numel()].view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
@@ -75,7 +75,7 @@ def large_updates(
     waits = settings.precision == "fp16"  # the scaler skips steps
     if update is None or waits or not runs_triton(buffer.device, buffer.dtype):
         return None
-    sizes = [aligned(weight) for weight in weights]
+    sizes = [padded_numel(weight) for weight in weights]
     large = LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies, sizes=sizes)
     problem = _problem_of(large)
     if problem is not None:
@@ -150,7 +150,7 @@ class FlatMatrices(Weights):
     def __init__(self, parallel: DataParallel, dtype: torch.dtype) -> None:
         super().__init__(parallel)
         weights = [module.weight for module in matrices_of(self._model)]
-        self._masters = weights[0].new_zeros(sum(map(aligned, weights)))
+        self._masters = weights[0].new_zeros(sum(map(padded_numel, weights)))
         self._gradients = torch.zeros_like(self._masters)
         self._copies = torch.zeros_like(self._masters, dtype=dtype)
         self._gradients_of_copies = torch.zeros_like(self._copies)
