@@ -112,22 +112,8 @@ def check_compiler(device: torch.device, instead: str) -> None:
     _failures.clear()
 
 
-def attention_kernels(backend: str | None, device: torch.device, dtype: torch.dtype, width: int | None) -> str | None:
-    """Return what computes attention: "triton", "tiles" or "reference"; None without attention.
-
-    Args:
-        backend: "auto", or what computes it.
-        device: of the model.
-        dtype: of the operands of products.
-        width: D; None without attention.
-    """
-    if backend != "auto":
-        return backend
-    return "triton" if runs_triton(device, dtype, width or 0) else "tiles"
-
-
 def path_in_words(attention: str | None, *, compiled: bool, captured: bool) -> str:
-    """Describe the path that was taken, as "triton, compiled, captured", given `attention_kernels`."""
+    """Describe the path that was taken, as "triton, compiled, captured"; see `LanguageModel.attention_kernels`."""
     is_compiled = compiled and all(count < MAX_FAILURES for count in _failures.values())
     words = [attention, "compiled" if is_compiled else "not compiled", "captured" if captured else "not captured"]
     return ", ".join(filter(None, words))

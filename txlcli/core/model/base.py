@@ -18,7 +18,7 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.train_settings import AttentionBackend
 from txlcli.core.backend import Backend, Choices
-from txlcli.core.kernels.compilation import compiled
+from txlcli.core.kernels.compilation import compiled, runs_triton
 from txlcli.core.kernels.cuda_graph import is_capturing
 from txlcli.core.kernels.device import product_dtype
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
@@ -133,6 +133,14 @@ class LanguageModel(nn.Module, ABC):
     def attention_backend(self) -> AttentionBackend | None:
         """Name of the attention backend; None for a model without attention."""
         return None
+
+    @property
+    def attention_kernels(self) -> str | None:
+        """Name of what computes attention: "triton", "tiles" or "reference"; None for a model without attention."""
+        if self.attention_backend != "auto":
+            return self.attention_backend
+        dtype = product_dtype(self.backend.precision, self.dtype)
+        return "triton" if runs_triton(self.device, dtype, self.settings.head_width or 0) else "tiles"
 
     def on(self, **choices: Unpack[Choices]) -> Self:
         """Return a view of the same parameters that computes in another way; this model does not change.

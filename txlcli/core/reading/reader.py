@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.compilation import attention_kernels, path_in_words
+from txlcli.core.kernels.compilation import path_in_words
 from txlcli.core.kernels.cuda_graph import CaptureGraph
-from txlcli.core.kernels.device import product_dtype
 from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel, Memory
 
@@ -63,11 +62,8 @@ class Reader(ABC):
     @property
     def path(self) -> str:
         """How text has been read up to now; see `path_in_words`."""
-        model = self.model
-        backend = model.backend
-        dtype = product_dtype(backend.precision, model.dtype)
-        attention = attention_kernels(model.attention_backend, model.device, dtype, model.settings.head_width)
-        return path_in_words(attention, compiled=backend.compiles_parts, captured=self.has_captured)
+        attention = self.model.attention_kernels
+        return path_in_words(attention, compiled=self.model.backend.compiles_parts, captured=self.has_captured)
 
     @property
     def has_captured(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.distributed import even_parts
-from txlcli.core.training.flat import padded_numel, move_to, views_of
+from txlcli.core.training.flat import move_to, padded_numel, views_of
 
 LAYER_BUCKETS = 5
 """Largest number of buckets of layers; with all other parameters there are at most eight buckets."""

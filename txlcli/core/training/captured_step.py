@@ -231,7 +231,8 @@ class CapturedStep:
     def path(self) -> str:
         """See `Step.path`."""
         step = self.step
-        return path_in_words(step.attention, compiled=step.has_compiled, captured=self._gradients is not None)
+        is_captured = self._gradients is not None
+        return path_in_words(step.model.attention_kernels, compiled=step.has_compiled, captured=is_captured)
 
     @property
     def may_step_down(self) -> bool:

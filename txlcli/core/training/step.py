@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.compilation import attention_kernels, first_line, give_up_triton, path_in_words
-from txlcli.core.kernels.device import product_dtype
+from txlcli.core.kernels.compilation import first_line, give_up_triton, path_in_words
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
@@ -132,13 +131,6 @@ class Step:
         return contextlib.nullcontext()
 
     @property
-    def attention(self) -> str | None:
-        """See `attention_kernels`."""
-        model = self.model
-        dtype = product_dtype(self.settings.precision, model.dtype)
-        return attention_kernels(model.attention_backend, model.device, dtype, model.settings.head_width)
-
-    @property
     def has_compiled(self) -> bool:
         """True if compiled layers have computed steps, and do so still."""
         return self.compiles and self._has_compiled
@@ -146,12 +138,12 @@ class Step:
     @property
     def path(self) -> str:
         """How steps have been computed up to now; see `path_in_words`."""
-        return path_in_words(self.attention, compiled=self.has_compiled, captured=False)
+        return path_in_words(self.model.attention_kernels, compiled=self.has_compiled, captured=False)
 
     @property
     def may_step_down(self) -> bool:
         """True if a step that fails may be taken again without a part of the fast path."""
-        return self.parallel.world.size == 1 and (self.compiles or self.attention == "triton")
+        return self.parallel.world.size == 1 and (self.compiles or self.model.attention_kernels == "triton")
 
     def step_down(self, error: Exception) -> None:
         """Leave out a part of the fast path in which an error was raised; raise the error if nothing is left.
@@ -163,7 +155,7 @@ class Step:
             raise error
         if self._is_compiled:
             without = "compiled layers"
-        elif self.attention == "triton":
+        elif self.model.attention_kernels == "triton":
             without = "Triton's kernels and compiled layers"
             give_up_triton(self.model.device, error)
         else:
