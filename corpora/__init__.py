@@ -13,6 +13,7 @@ CORPORA: dict[str, Corpus] = {
         from_card("enwik8", read_prefix),
         from_card("text8", read_prefix),
         from_card("wt103", read_files, detokenize=join_wikitext),
+        from_card("wt2", read_files, detokenize=join_wikitext),
         from_card("lm1b", read_files, detokenize=join_english),
         from_card("ptb", read_files, detokenize=join_english),
         from_card("stdlib", stdlib.read),

@@ -161,8 +161,9 @@ def test_the_architecture_of_the_guide_trains_resumes_and_is_evaluated_with_its_
 def test_the_corpus_of_the_guide_is_prepared(tmp_path, own):
     changed_source(tmp_path / "source", diff_of("Add a corpus"))
     for split in ("train", "valid", "test"):
-        (own / f"wiki.{split}.tokens").write_text(" = A dog = \n \n a dog ran \n", encoding="utf-8")
-    _, result = run(tmp_path / "source", own, ["prepare", "wt2", "--source", "."], ["prepare", "--list", "--json"])
+        (own / f"ptb.char.{split}.txt").write_text(" a _ d o g \n r a n \n", encoding="utf-8")
+    prepare = ["prepare", "pennchar", "--source", "."]
+    _, result = run(tmp_path / "source", own, prepare, ["prepare", "--list", "--json"])
     (store,) = json.loads(result)["stores"]
-    assert store["name"] == "wt2"
-    assert store["vocabulary_size"] == 6  # <eos>, =, A, a, dog, ran
+    assert store["name"] == "pennchar"
+    assert store["vocabulary_size"] == 8  # <eos>, a, _, d, o, g, r, n

@@ -2,9 +2,11 @@
 
 python -m tests.benchmarks.curve ptb --epochs 3 [--seed S] [--keep FOLDER] [--json FILE] [--figure FILE]
 python -m tests.benchmarks.curve ptb --steps 400
+python -m tests.benchmarks.curve wt2 --steps 5600
 
-`curves/` has what the logs say: perplexity on valid after every epoch, and the mean training loss by steps of the first
-epoch. The run is the whole recipe, stopped after so many epochs or steps; with --keep, another call continues it.
+`curves/` has what the logs say: perplexity on valid after every epoch of ptb and every 400 steps of wt2, and the mean
+training loss by steps of the first epoch of ptb. The run is the whole recipe, stopped after so many epochs or steps;
+with --keep, another call continues it.
 """
 
 import csv
@@ -53,6 +55,19 @@ def beside(ours, logs, *, widened=0.0):
     return rows
 
 
+def read_losses(name):
+    """Return the mean training losses of the logs, as read_logs does; nothing if they have none.
+
+    The first one is corrected: the script adds up 201 steps there, and divides by 200.
+    """
+    if not (CURVES / f"{name}_losses.tsv").exists():
+        return {}
+    losses = read_logs(f"{name}_losses")
+    first = min(losses)
+    losses[first] = {log: loss * first / (first + 1) for log, loss in losses[first].items()}
+    return losses
+
+
 def show(title, unit, rows):
     """Print a table of rows."""
     table = Table(title=title)
@@ -67,8 +82,8 @@ def show(title, unit, rows):
     Console().print(table)
 
 
-def draw(rows, path):
-    """Draw the band of the logs and our line."""
+def draw(unit, rows, path):
+    """Draw the band of the logs and our line, by epoch or by step."""
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
@@ -77,7 +92,7 @@ def draw(rows, path):
     values = [row["logs"].values() for row in rows]
     axes.fill_between(at, [min(of) for of in values], [max(of) for of in values], alpha=0.4, label="public logs")
     axes.plot(at, [row["ours"] for row in rows], color="black", label="txl")
-    axes.set(xlabel="epoch", ylabel="perplexity on valid", yscale="log")
+    axes.set(xlabel=unit, ylabel="perplexity on valid", yscale="log")
     axes.legend()
     figure.savefig(path, bbox_inches="tight")
 
@@ -101,7 +116,7 @@ def trained(name, last_step, seed, workspace):
 
 
 def main(
-    name: Annotated[Literal["ptb"], typer.Argument(help="Recipe.")],
+    name: Annotated[Literal["ptb", "wt2"], typer.Argument(help="Recipe.")],
     epochs: Annotated[int, typer.Option(min=1, help="Epochs after which the run stops.")] = 1,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps after which it stops, instead of epochs.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed instead of the recipe's.")] = None,
@@ -116,18 +131,19 @@ def main(
         workspace = Workspace(data_dir=data_dir, runs_dir=Path(folder), device=device)
         last_step = steps or steps_of_epochs(name, epochs, seed, data_dir)
         reports = trained(name, last_step, seed, workspace)
-    of_epochs = {round(line["epoch"]): line["ppl"] for line in reports if line["kind"] == "valid"}
-    of_steps = {line["step"]: line["loss_nats"] for line in reports if line["kind"] == "train"}
-    valid = beside(of_epochs, read_logs(name), widened=WIDENED)
-    losses = beside(of_steps, read_logs(f"{name}_losses"))
+    unit = "epoch" if recipe.load(name).train.valid_every == "epoch" else "step"
+    perplexities = {round(line[unit]): line["ppl"] for line in reports if line["kind"] == "valid"}
+    mean_losses = {line["step"]: line["loss_nats"] for line in reports if line["kind"] == "train"}
+    valid = beside(perplexities, read_logs(name), widened=WIDENED)
+    losses = beside(mean_losses, read_losses(name))
     if losses:
         show("Mean training loss up to a step, in nats", "step", losses)
     if valid:
-        show("Perplexity on valid after an epoch", "epoch", valid)
+        show(f"Perplexity on valid by {unit}", unit, valid)
     if json_file:
         json_file.write_text(json.dumps({"recipe": name, "valid": valid, "losses": losses}, indent=1) + "\n")
     if figure and valid:
-        draw(valid, figure)
+        draw(unit, valid, figure)
 
 
 if __name__ == "__main__":

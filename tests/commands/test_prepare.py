@@ -475,6 +475,7 @@ BENCHMARKS = {
     "enwik8": {"enwik8": b"<page>\n" * 20},
     "text8": {"text8": TEXT8},
     "wt103": {f"wikitext-103/wiki.{split}.tokens": b" a b \n" for split in SPLITS},
+    "wt2": {f"wikitext-2/wiki.{split}.tokens": b" a b \n" for split in SPLITS},
     "ptb": {f"simple-examples/data/ptb.{split}.txt": b" a b \n" for split in SPLITS},
     "lm1b": {"r13/news.en-00001-of-00100": b"The cat .\n", "r13/news.en.heldout-00000-of-00050": b". .\n"},
 }

@@ -261,7 +261,6 @@ qrnn | model.n_layers=1 model.d_hidden=11 | model.d_hidden | one layer
 
 transformer | train.roll_lanes=true corpus.shuffle_sentences=true | train.roll_lanes | shuffle_sentences
 transformer | train.roll_lanes=true corpus.shuffle_documents=true | train.roll_lanes | shuffle_documents
-transformer | model.word_dropout=0.1 train.seg_len=1 | model.word_dropout | seg_len = 1
 transformer | model.auxiliary_losses=true | model.auxiliary_losses | vanilla model
 transformer | model.position=sinusoid train.reread_len=3 | train.reread_len | "sinusoid"
 compressive | train.reread_len=3 | train.reread_len | "compressive"

@@ -83,8 +83,8 @@ class ModelSettings(Section):
     """Share one dropout mask per sequence and segment among all positions, and one mask among all distances (Gal &
     Ghahramani 2016); attention probabilities, which have no channels, keep independent masks."""
     word_dropout: Rate = 0.0
-    """Share of words whose embedding is zero at every position of a batch except the first of a segment; the softmax
-    keeps them (Gal & Ghahramani 2016)."""
+    """Share of words that are dropped from the input, every occurrence in a batch; the softmax keeps them (Gal &
+    Ghahramani 2016). A dropped embedding is 1e-12 instead of 0, since layer norms have no finite gradient at 0."""
     cutoffs: tuple[int, ...] = ()
     """First ids of the tail bands of adaptive softmax and adaptive input, rising; empty means a plain softmax."""
     div_val: PositiveInt = 1
@@ -116,8 +116,6 @@ class ModelSettings(Section):
 
     def check_training(self, *, seg_len: int, mem_len: int) -> None:
         """Raise a RecipeError if the model cannot be trained with segments of L tokens and a memory of M."""
-        if seg_len == 1:  # the first position of a segment is kept
-            self.must_be_default("word_dropout", "with train.seg_len = 1")
 
     @property
     def head_width(self) -> int | None:

@@ -36,7 +36,7 @@ IDS = "ids"
 SENTENCE_STARTS = "sentence_starts"
 STARTS_DIGEST = "sentence_starts_sha256"
 SPLITS = ("train", "valid", "test")
-BENCHMARKS = frozenset({"enwik8", "text8", "wt103", "lm1b", "ptb", "stdlib"})
+BENCHMARKS = frozenset({"enwik8", "text8", "wt103", "wt2", "lm1b", "ptb", "stdlib"})
 """Corpora that `txl prepare` knows by name."""
 BLOCK = 1 << 22  # bytes that are read at once
 SUFFIX = ".h5"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import ModelSettings
-from txlcli.core.kernels.dropout import keep_mask, mask_scale
+from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.model.backends import FAST
 
 
@@ -45,12 +45,16 @@ class Dropout(nn.Module):
         return self.backend.activation(hidden, self.active_rate, variational=self.variational)
 
 
-class WordDropout(nn.Module):
-    """Zeroes the vectors of whole words in training, every occurrence together, and scales those of the others.
+DROPPED = 1e-12
+"""Each entry of a dropped word's vector; in 16-bit floats without so small a number, the smallest normal one."""
 
-    The first position of a segment is never dropped. With nothing before it, a zero there would stay zero up to the
-    last layer, and every layer norm on the way back multiplies the gradient of a zero by eps ** -0.5: with sixteen
-    layers the gradient overflows.
+
+class WordDropout(nn.Module):
+    """Drops the vectors of whole words in training, every occurrence together, and scales those of the others.
+
+    A dropped vector is DROPPED in each entry, not 0: a zero with nothing before it stays zero up to the last layer, and
+    each layer norm on the way back multiplies its gradient by eps ** -0.5, which overflows in sixteen layers. A few
+    norms bring a small vector to the size of the others.
 
     Args:
         rate: probability that a word is dropped, at least 0 and less than 1.
@@ -67,6 +71,6 @@ class WordDropout(nn.Module):
         if not self.training or self.rate == 0:
             return embedded
         mask = keep_mask(torch.Size((self.vocab_size,)), self.rate, embedded.device)
-        scale = mask_scale(mask[tokens], self.rate, embedded.dtype)  # (B, L)
-        scale[:, 0].fill_(1.0)
-        return (embedded * scale[..., None]).to(embedded.dtype)
+        kept = mask[tokens][..., None] != 0
+        dropped = max(DROPPED, torch.finfo(embedded.dtype).tiny)
+        return torch.where(kept, embedded / (1 - self.rate), dropped)
