@@ -2,7 +2,8 @@
 
 The schedule has as many steps as fit into the time at the measured pace, so that the learning rate falls to its end;
 warm-up and mean of the weights keep their shares. With a folder to keep, a later call of the same command continues.
-The results are the curve, and the perplexities on valid and test by each way of evaluation, with their temperatures.
+The results are the curve, beside public logs if all steps of the recipe fit, and the perplexities on valid and test by
+each way of evaluation, with their temperatures.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+from tests.benchmarks import curve as logged
 from tests.benchmarks.corpus import write_text
 from tests.gpu import rows
 from tests.gpu.stage import PASSED, Skip
@@ -34,7 +36,8 @@ RUN = "ptb"
 STORE = "ptb.h5"
 IN_MEMORY = Path("/dev/shm")
 READINGS = {
-    "windows": {"attn_len": (140,), "stride": 10},  # of the script that the recipe follows
+    "the script's": {"attn_len": (140,), "stride": 10, "temperature": 1.08},  # of the public script that ptb follows
+    "windows": {"attn_len": (140,), "stride": 10},
     "memory": {"mem_len": (130,)},
 }
 DYNAMIC = {"mem_len": (140,), "seg_len": 70, "dynamic": True}
@@ -60,8 +63,10 @@ def fitting_steps(ms_per_step, seconds, most):
 
 
 def schedule(settings, steps):
-    """Return the changes of a recipe for a schedule of `steps` steps."""
+    """Return the changes of a recipe for a schedule of `steps` steps; none for its own."""
     train = settings.train
+    if steps == train.max_steps:
+        return ()
     warm_up = train.warmup_steps * steps // train.max_steps
     return (
         f"train.max_steps={steps}",
@@ -90,31 +95,36 @@ def training(directory, name, changes, device, minutes, tell):
         on_report(line)
     tell({"recipe": name, "changes": changes})
     if resumes and history.read(run_directory.open_run(directory / "runs" / RUN)).state == "finished":
-        return tell(facts_of(directory))
+        return tell(facts_of(directory, curve))
     ending = {"max_minutes": minutes}
     options = (
         TrainOptions(resume=RUN, **ending) if resumes else TrainOptions(name=RUN, overrides=tuple(changes), **ending)
     )
     train_recipe(None if resumes else name, options, workspace(directory, device), on_report=on_report)
-    return tell(facts_of(directory))
+    return tell(facts_of(directory, curve))
 
 
-def facts_of(directory):
-    """Return facts about the run as far as it is trained."""
+def facts_of(directory, curve):
+    """Return facts about the run as far as it is trained, and its curve beside the logs of the script."""
     past = history.read(run_directory.open_run(directory / "runs" / RUN))
     train = past.run.settings.train
     facts = {"steps": past.step, "all_steps": past.state == "finished", "parameters": past.run.parameters}
+    if train.valid_every == "epoch":
+        perplexities = {round(point["epoch"]): point["ppl"] for point in curve["valid"]}
+        facts["beside_logs"] = logged.beside(perplexities, logged.read_logs("ptb"), widened=logged.WIDENED)
     return {**facts, "seeds": [train.seed]}
 
 
 def evaluation(directory, device, readings):
-    """Evaluate the best weights at the temperature that is best on valid; test counts where valid is best."""
+    """Evaluate the best weights, at the temperature that is best on valid where none is given.
+
+    The result is that on test where valid is best.
+    """
     found = {}
-    for reading, options in readings.items():
+    for reading, changes in readings.items():
+        options = {"temperature": "auto", "timed": False, **changes}
         of_splits = {
-            split: evaluate.run(
-                RUN, EvalOptions(split=split, temperature="auto", timed=False, **options), workspace(directory, device)
-            ).rows
+            split: evaluate.run(RUN, EvalOptions(split=split, **options), workspace(directory, device)).rows
             for split in ("valid", "test")
         }
         for row, on_test in zip(*of_splits.values(), strict=True):
