@@ -103,7 +103,7 @@ def remarks_on(beginning: bytes, names: str, *, has_documents: bool = False) -> 
             numbers = "numbers from 0 to 255, such as the codes of bytes"
         yield (
             f"{names}: the text is a list of {numbers}; bits per byte and per character are those of the digits; "
-            "`tokenizer` word makes each number a token, and a .bin of ids keeps them"
+            "`tokenizer` word makes each number a token, and `ids` keeps token ids"
         )
     marks = [mark.decode() for mark in END_OF_TEXT if mark in beginning[:SEARCHED]]
     if marks and not has_documents:

@@ -1,18 +1,23 @@
 """txl prepare and txl export with token files: ids of other systems become stores, and stores become their files."""
 
+import json
 import pickle
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
+import txlcli as txl
 from tests.commands.novel import STORES, TOKENIZERS, card, cells, digests, done, json_of, refusal, store, train
+from tests.commands.novel import txl as txl_command
 from tests.docs.pages import DOCS, blocks, pages
 from tests.samples import sampled
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import ExportError
+from txlcli.errors import ExportError, UsageError
 from txlcli.workflows.exchange import token_files
+from txlcli.workflows.generate_options import GenerateOptions
 
 
 def write_ids(path, ids, code="H"):
@@ -182,6 +187,107 @@ def test_the_manual_s_conversion_of_a_pickle_gives_ids_a_text(untouched):
     assert told["splits"]["train"]["begins"].startswith("to be, or not to be to be")
 
 
+# --- pieces ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pieces(untouched):
+    """Make a folder of pieces, with names for the ids below 17."""
+    (untouched / "music").mkdir()
+    for number in range(20):
+        np.save(untouched / f"music/{number:02}.npy", sample(30 + number, seed=number))
+    (untouched / "music/vocab.json").write_text(json.dumps({f"Pitch_{number}": number for number in range(17)}))
+    return untouched
+
+
+def test_pieces_are_documents_and_their_ids_keep_their_names(pieces):
+    told = json_of("prepare", "music", "--ids")
+    assert (told["vocabulary_size"], told["tokenizer"]) == (17, "ids")
+    assert {split: info["documents"] for split, info in told["splits"].items()} == {"train": 18, "valid": 1, "test": 1}
+    assert store("music").ids("train")[30:61].tolist() == sample(31, seed=1)
+    assert store("music").sentence_starts("train")[:3].tolist() == [0, 30, 61]
+    assert told["splits"]["train"]["begins"].startswith(
+        " ".join(f"Pitch_{number}" for number in sample(30, seed=0)[:6])
+    )
+    done("export", "music", "files", "--format", "megatron")
+    json_of("prepare", "files", "--name", "again")
+    assert store("again").fingerprint == store("music").fingerprint
+    assert digests("again") == digests("music")
+
+
+def test_folders_of_pieces_are_splits_and_a_list_may_name_the_ids(untouched):
+    for split in ("train", "valid"):
+        (untouched / "music" / split).mkdir(parents=True)
+        (untouched / "music" / split / "one.json").write_text('{"ids": [[0, 1, 1], [2, 0]]}')
+    (untouched / "names.json").write_text('["Bar", "Rest", "Pitch"]')
+    told = json_of("prepare", "music", "--ids", "--vocab", "names.json", "--name", "music")
+    assert {split: (info["tokens"], info["documents"]) for split, info in told["splits"].items()} == {
+        "train": (5, 2),
+        "valid": (5, 2),
+    }
+    assert told["splits"]["valid"]["begins"] == "Bar Rest Rest Pitch Bar"
+
+
+def test_a_run_continues_ids(pieces):
+    done("prepare", "music", "--ids")
+    train("corpus.store=music", name="ids")
+    (pieces / "seed.json").write_text('{"ids": [3, 1, 2]}')
+    seeded = ("generate", "ids", "--prompt-ids", "seed.json", "--tokens", 7)
+    assert done(*seeded, "--out", "ids.json").stdout == "ids.json\n"
+    written = json.loads((pieces / "ids.json").read_text())
+    assert (written["ids"][:3], len(written["ids"]), written["context_tokens"]) == ([3, 1, 2], 10, 3)
+    assert done(*seeded).stdout.split() == [f"Pitch_{number}" for number in written["ids"][3:]]
+    run = txl.load("runs/ids")
+    assert (
+        run.generate_ids([3, 1, 2], tokens=7) == run.generate_ids(np.array([3, 1, 2]), tokens=7) == written["ids"][3:]
+    )
+    told = json_of(*seeded, "--out", "ids.json", "--force", "--samples", 2)
+    written = json.loads((pieces / "ids.json").read_text())["ids"]
+    assert written == [[3, 1, 2, *told["samples"][number]["tokens"]] for number in range(2)]
+    assert done("generate", "ids", "--tokens", 5, "--out", "more.json").stdout == "more.json\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[3, 17]", "0 to 16"),
+        ("[]", "has 0 pieces"),
+        ("[[1], [2]]", "has 2 pieces"),
+        ("{}", '"ids"'),
+        (None, "no file"),
+    ],
+)
+def test_a_prompt_that_is_not_one_list_of_known_ids_is_refused(pieces, content, words):
+    done("prepare", "music", "--ids")
+    train("corpus.store=music", name="ids")
+    if content is not None:
+        (pieces / "seed.json").write_text(content)
+    result = txl_command("generate", "ids", "--prompt-ids", "seed.json")
+    assert result.exit_code != 0
+    assert words in result.stderr
+
+
+def test_options_of_generated_ids_exclude_those_of_text(pieces):
+    (pieces / "seed.json").write_text("[1]")
+    for others in (["--prompt", "a"], ["--at", 3], ["--reference"], ["--out", "a.json", "--stop", "a"], ["--force"]):
+        assert "leave" in refusal("generate", "--prompt-ids", "seed.json", *others)
+    with pytest.raises(UsageError, match="samples"):
+        GenerateOptions(prompt_ids=Path("seed.json"), greedy=True, samples=2)
+
+
+def test_a_folder_without_pieces_is_named(untouched):
+    assert "no token ids" in refusal("prepare", "novel", "--ids", code=1)
+    assert "--ids has no effect" in refusal("prepare", "ptb", "--ids")
+    (untouched / "one.npy").write_bytes(b"\x93NUMPY")
+    assert "--ids" in refusal("prepare", "one.npy", code=1)
+
+
+@pytest.mark.parametrize("names", ["{}", '{"a": 0, "b": 0}', '{"a": "b"}', '["a", 3]', "[[]]", "3"])
+def test_names_that_are_not_one_text_for_each_id_are_refused(pieces, names):
+    (pieces / "names.json").write_text(names)
+    assert "names.json" in refusal("prepare", "music", "--ids", "--vocab", "names.json", code=1)
+
+
 # --- wrong requests --------------------------------------------------------------------------------------------------
 
 
@@ -223,7 +329,7 @@ def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_the
     (ids_of_nanogpt / "text.txt").write_text("the fox")
     commands = (
         ["compress", "ids", "text.txt", "text.txl"],
-        ["generate", "ids"],
+        ["generate", "ids", "--stop", "fox"],
         ["generate", "ids", "--prompt", "the fox"],
         ["eval", "ids", "--text", "text.txt"],
     )

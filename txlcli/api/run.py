@@ -38,7 +38,7 @@ from txlcli.workflows.evaluation.texts import encode_text
 from txlcli.workflows.exchange import export_run
 from txlcli.workflows.exchange.export_run import ExportedRun
 from txlcli.workflows.exchange.options import ExportOptions
-from txlcli.workflows.generate import Generation, encode_prompt
+from txlcli.workflows.generate import Generation, check_ids, encode_prompt
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import Split
 from txlcli.workflows.probe import ProbeResult
@@ -98,7 +98,7 @@ class TextScore(Result):
 
 
 class Sampling(TypedDict, total=False):
-    """Options of `LoadedRun.generate` and `LoadedRun.stream`."""
+    """Options of `LoadedRun.generate`, `LoadedRun.stream` and `LoadedRun.generate_ids`."""
 
     tokens: int
     """Number of tokens to generate, by default 500."""
@@ -248,6 +248,22 @@ class LoadedRun:
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
         generation = Generation(opened=self._opened, options=given, context=context)
         return generation.spell_sample(next(generation.samples()), after=context[-1])
+
+    @checked
+    def generate_ids(self, prompt: Iterable[int], **options: Unpack[Sampling]) -> list[int]:
+        """Return the token ids that continue a prompt, for a model of ids, such as music, or of text.
+
+        Args:
+            prompt: ids to continue, read as they are.
+            options: see `Sampling`.
+
+        Raises:
+            UsageError: the prompt has no ids, or one that is not in the vocabulary, or an option is out of range.
+        """
+        given = GenerateOptions(**options)
+        given.exclude("samples", because="a call generates one text")
+        generation = Generation(opened=self._opened, options=given, context=check_ids(self._opened, prompt))
+        return list(next(generation.samples()))
 
     @checked
     def evaluate(

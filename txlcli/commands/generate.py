@@ -36,14 +36,15 @@ def generate(
     workspace: RunWorkspace,
     json: Json = False,
 ) -> None:
-    """Generate text with a trained model.
+    """Generate text, or token ids, with a trained model.
 
     Continues a prompt, or a passage of the test split.
 
     Example: txl generate --prompt "def main(" --tokens 300
     """
     if interactive:
-        options.exclude("prompt", "at", "context", "reference", "samples", because="--interactive asks for prompts")
+        others = ("prompt", "prompt_ids", "at", "context", "reference", "samples", "out")
+        options.exclude(*others, because="--interactive asks for prompts")
     if json and (interactive or raw):
         raise UsageError("--json prints one object; leave out --interactive and --raw")
     if options.prompt is not None:
@@ -54,8 +55,9 @@ def generate(
         opened = workspace.open_run(run_name)
         workspace.reporter.say(f"generating with {opened.run.directory}; {COMMANDS}")
         converse(workflow.Conversation(opened, options, workspace.reporter), raw=raw)
-    elif json:
-        console.show_json(workflow.run(run_name, options, workspace).to_json())
+    elif json or options.out is not None:
+        result = workflow.run(run_name, options, workspace)
+        console.show_result(result, lambda _: console.show_line(str(options.out)), json=json)
     else:
         show(workflow.prepare(run_name, options, workspace), raw=raw)
 

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -56,9 +56,12 @@ class Vocab:
         return cls("byte", [chr(value) for value in values], dropped=dropped)
 
     @classmethod
-    def of_ids(cls, size: int) -> "Vocab":
-        """Create a vocabulary of ids whose text is not known; each is written as its number."""
-        return cls("ids", [str(number) for number in range(size)])
+    def of_ids(cls, size: int, names: Mapping[int, str] | None = None) -> "Vocab":
+        """Create a vocabulary of ids whose text is not known; each is written as its name, or its number."""
+        symbols = [str(number) for number in range(size)]
+        for number, name in (names or {}).items():
+            symbols[number] = name
+        return cls("ids", symbols)
 
     @classmethod
     def of_model(cls, model: bytes) -> "Vocab":
@@ -224,7 +227,7 @@ class Vocab:
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids: exactly for bytes (if they are UTF-8), characters and SentencePiece.
 
-        Words are joined by blanks, and a boundary becomes a line end. Ids without text are written as numbers.
+        Words are joined by blanks, and a boundary becomes a line end. Ids without text are written as names or numbers.
         """
         return "".join(self.spell(ids))
 
@@ -269,6 +272,9 @@ class Vocab:
             facts["model"] = base64.b64encode(self.model).decode()
         elif self.tokenizer == "ids":
             facts["size"] = self.size
+            names = {number: symbol for number, symbol in enumerate(self.symbols) if symbol != str(number)}
+            if names:
+                facts["names"] = names
         else:
             facts["symbols"] = self.symbols
             facts["lower_case"] = self.lower_case
@@ -304,7 +310,8 @@ class Vocab:
             size = facts["size"]
             if type(size) is not int or not 0 < size <= MAX_IDS:
                 raise ValueError(f"its size is {size!r}, not a number up to {MAX_IDS:,}")
-            vocab = cls.of_ids(size)
+            vocab = cls.of_ids(size, {int(number): name for number, name in facts.get("names", {}).items()})
+            "".join(vocab.symbols).encode()
         elif kind not in get_args(TokenizerName):
             raise ValueError(f"its kind is {kind!r}; a newer txl may have written it")
         else:

@@ -1,9 +1,12 @@
 """Generates text with a run, after a prompt or a passage of the test split (Appendix E)."""
 
 import itertools
+import json
+import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +17,11 @@ from txlcli.core.reading.sampling import Sampling, continue_text, generate, read
 from txlcli.corpora.corpus import unchanged
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
+from txlcli.system.atomic_files import write_text
+from txlcli.system.input_files import check_regular
+from txlcli.system.written_files import MARK
 from txlcli.workflows.evaluation.texts import warn_if_trained_on
+from txlcli.workflows.exchange.piece_files import read_pieces
 from txlcli.workflows.generate_options import DEFAULT_CONTEXT, DEFAULT_TOP_K, GenerateOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace, compile_reading
@@ -149,9 +156,13 @@ def _reader(opened: OpenRun) -> Reader:
 def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> Generation:
     """Open a run and encode its context; nothing is generated until the samples are consumed."""
     opened = workspace.open_run(run_name)
-    opened.vocab.check_has_text()
+    if options.stop:
+        opened.vocab.check_has_text()
     opened = compile_reading(opened, options, options.compile)
-    if options.prompt is None:
+    if options.prompt_ids is not None:
+        context = check_ids(opened, read_ids(options.prompt_ids))
+        generation = Generation(opened=opened, options=options, context=context)
+    elif options.prompt is None:
         generation = _after_passage(opened, options, workspace)
     else:
         context = encode_prompt(opened, options.prompt, workspace.reporter)
@@ -162,7 +173,18 @@ def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace
 
 def run(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> GenerateResult:
     """Generate texts with a run, by default the most recent one."""
-    return prepare(run_name, options, workspace).result()
+    generation = prepare(run_name, options, workspace)
+    result = generation.result()
+    if options.out is not None:
+        write_ids(options.out, generation.context, result.samples)
+    return result
+
+
+def write_ids(path: Path, context: list[int], samples: Sequence[Sample]) -> None:
+    """Write the ids of each text, which begins with the context, to a file of JSON."""
+    pieces = [[*context, *sample.tokens] for sample in samples]
+    content = {"ids": pieces[0] if len(pieces) == 1 else pieces, "context_tokens": len(context), "software": MARK}
+    write_text(path, json.dumps(content) + "\n")
 
 
 def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> list[int]:
@@ -177,6 +199,28 @@ def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> list[int]
     if not ids:
         raise UsageError("the prompt is empty; give at least one character, or leave it out to use the test split")
     return ids
+
+
+def read_ids(path: Path) -> list[int]:
+    """Read the one piece of a file of token ids."""
+    if not check_regular(path).is_file():
+        raise UsageError(f"`prompt_ids`: no file at {path}; give a .json or .npy with token ids")
+    pieces = read_pieces(path)
+    if len(pieces) != 1:
+        raise UsageError(f"`prompt_ids` {path}: has {len(pieces)} pieces with ids; give a file with one")
+    return pieces[0].tolist()
+
+
+def check_ids(opened: OpenRun, ids: Iterable[int]) -> list[int]:
+    """Return ids that a text may begin with, all of them in the vocabulary."""
+    context = [operator.index(number) for number in ids]
+    size = opened.vocab.size
+    beyond = [number for number in context if not 0 <= number < size]
+    if beyond:
+        raise UsageError(f"the prompt has the id {beyond[0]:,}, and the vocabulary has 0 to {size - 1:,}; remove it")
+    if not context:
+        raise UsageError("the prompt has no ids; give at least one")
+    return context
 
 
 def _after_passage(opened: OpenRun, options: GenerateOptions, workspace: Workspace) -> Generation:

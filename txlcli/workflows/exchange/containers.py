@@ -114,8 +114,8 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     names, is_pieces = _columns(file)
     if not names:
         raise CorpusInputError(
-            f"{file.path}: no column has text; write the text as a column of strings, or as a text file, and token ids "
-            "to a .bin"
+            f"{file.path}: no column has text; write the text as a column of strings, or as a text file; give "
+            "`ids` for token ids"
         )
     if file.format in DELIMITERS and column not in names and (column or TEXT not in names):
         return _with_numbered_column(file, column, names)
@@ -217,7 +217,7 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[in
     for number, value in values:
         if not isinstance(value, dict):
             raise CorpusInputError(
-                f"{file.path}: {unit} {number:,} is not a JSON object; repair it, or write token ids to a .bin"
+                f"{file.path}: {unit} {number:,} is not a JSON object; repair it, or give `ids` for token ids"
             )
         yield number, value
 

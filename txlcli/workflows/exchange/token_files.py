@@ -61,6 +61,8 @@ class TokenFiles:
     """Bytes of the ids of each split; those of files without splits are under "" until they are cut."""
     documents: Documents | None = None
     """Where documents begin; None if the files do not tell."""
+    joined: tuple[Path, ...] = ()
+    """Files of the user that were joined, one document after the other."""
 
     def blocks(self, piece: Slice) -> Iterator[NDArray[Any]]:
         """Yield the ids in a part of a file, in blocks."""

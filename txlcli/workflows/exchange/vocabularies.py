@@ -1,10 +1,12 @@
 """Reads vocabulary files of txl and of other systems."""
 
 from pathlib import Path
+from typing import Any
 
-from txlcli.data.vocabulary import Vocab
+from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import UsageError, VocabularyError
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_bytes, read_text
+from txlcli.system.plain_json import parse_json
 from txlcli.workflows.exchange import pickles
 
 BOUNDARIES = ("<eos>", "<S>")
@@ -48,6 +50,35 @@ def read(path: Path) -> Vocab:
     except Exception as error:  # a damaged pickle can raise anything
         reason = " ".join(str(error).split())[:160]
         raise VocabularyError(f"{path}: not readable as a vocabulary ({reason}); {AS_TEXT}") from error
+
+
+def read_for_ids(path: Path) -> Vocab:
+    """Read a vocabulary for token ids: any that `read` knows, or JSON with the names of ids, {name: id} or a list."""
+    names = None
+    if path.suffix == ".json" and check_regular(path).is_file():
+        try:
+            names = _names(parse_json(read_text(path, MAX_VOCABULARY)))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise VocabularyError(f"{path}: {error}; give names of ids as JSON, such as {{name: id}}") from error
+    if names is None:
+        return read(path)
+    return Vocab.of_ids(1 + max(names), names)
+
+
+def _names(content: Any) -> dict[int, str] | None:
+    """Return the name of each id; None for a vocabulary of txl."""
+    if isinstance(content, dict) and "kind" in content:
+        return None
+    if isinstance(content, list):
+        content = {name: number for number, name in enumerate(content)}
+    names = {number: name for name, number in content.items()}
+    if not names or len(names) != len(content):
+        raise ValueError("no names of ids, or two names of one id")
+    if not all(isinstance(name, str) for name in names.values()):
+        raise ValueError("a name is not text")
+    if not all(type(number) is int and 0 <= number < MAX_IDS for number in names):
+        raise ValueError(f"an id is not a number below {MAX_IDS:,}")
+    return names
 
 
 def _read_words(path: Path) -> Vocab:

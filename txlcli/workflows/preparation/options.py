@@ -47,6 +47,9 @@ class PrepareOptions(Options):
         "[default: uint16].",
         metavar="TYPE",
     )
+    ids: bool = flag_option(
+        "Read token ids, each piece from a file of its own: .npy, .npz, or JSON, such as MidiTok's."
+    )
     column: str | None = column_option()
     documents: str | None = option(
         "Store where documents begin, and cut splits between them: files, records, texts between blank lines, or up to "

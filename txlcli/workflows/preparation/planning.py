@@ -17,7 +17,8 @@ from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageE
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
 from txlcli.system.written_files import check_replaceable
-from txlcli.workflows.exchange import token_files, vocabularies
+from txlcli.workflows.exchange import piece_files, token_files, vocabularies
+from txlcli.workflows.exchange.piece_files import PieceFiles
 from txlcli.workflows.exchange.token_files import IdType, TokenFiles
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
@@ -46,7 +47,7 @@ class PreparationPlan:
     """An existing vocabulary; None if it is built from the text."""
     vocab_file: Path | None
     """File of the vocabulary, if there is one."""
-    tokens: TokenFiles | None
+    tokens: TokenFiles | PieceFiles | None
     """Token files, whose ids are kept; None for text."""
     id_type: IdType
     """What the user and a vocabulary say about ids without a header."""
@@ -117,7 +118,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, c
     vocab_file = options.vocab
     vocab = None
     if vocab_file is not None:
-        vocab = vocabularies.read(vocab_file)
+        vocab = _read_vocabulary(vocab_file, options)
     id_type = IdType(options.dtype, vocab.size if vocab else options.vocab_size)
     if own_source is not None:
         exported = _exported_vocabulary(own_source, options)
@@ -151,11 +152,16 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, c
 
 def _find_files(
     source: Path, options: PrepareOptions, id_type: IdType
-) -> "tuple[TokenFiles | None, tuple[TextFile, ...]]":
+) -> "tuple[TokenFiles | PieceFiles | None, tuple[TextFile, ...]]":
     """Return the token files at the path of the user's own text, or the files whose text must be extracted."""
     from txlcli.workflows.exchange import containers
 
     try:
+        if options.ids:
+            tokens_of_pieces = piece_files.find(source) or token_files.find(source, id_type)
+            if tokens_of_pieces is None:
+                raise CorpusInputError(f"{source}: no token ids; give files that end with .npy, .npz, .json or .bin")
+            return tokens_of_pieces, ()
         if options.tokenizer is None:
             tokens = token_files.find(source, id_type)
             if tokens is not None:
@@ -165,7 +171,11 @@ def _find_files(
         raise CorpusInputError(str(error)) from error
 
 
-def _default_tokenizer(corpus: Corpus, vocab: Vocab | None, tokens: TokenFiles | None) -> TokenizerName:
+def _read_vocabulary(path: Path, options: PrepareOptions) -> Vocab:
+    return vocabularies.read_for_ids(path) if options.ids else vocabularies.read(path)
+
+
+def _default_tokenizer(corpus: Corpus, vocab: Vocab | None, tokens: TokenFiles | PieceFiles | None) -> TokenizerName:
     if vocab is not None:
         return vocab.tokenizer
     return "ids" if tokens is not None else corpus.unit
@@ -214,7 +224,7 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
     if options.given("tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
         return None
     try:
-        return vocabularies.read(file)
+        return _read_vocabulary(file, options)
     except VocabularyError:  # another system's file of that name
         return None
 
@@ -223,7 +233,7 @@ def _reject_unused(
     options: PrepareOptions,
     corpus: Corpus,
     tokenizer: TokenizerName,
-    tokens: TokenFiles | None,
+    tokens: TokenFiles | PieceFiles | None,
     rows: "list[TextFile]",
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
@@ -236,6 +246,7 @@ def _reject_unused(
     has_released_convention = bool(corpus.released_conventions) and not built
     has_size = tokens is not None or built in ("word", "sentencepiece")
     for name, has_effect, purpose in (
+        ("ids", bool(tokens), "files or a folder of your own"),
         ("dtype", not has_header, "a .bin of ids without a header, without `tokenizer`"),
         ("column", bool(rows), "files that end with .parquet, .arrow, .jsonl, .json, .csv or .tsv"),
         ("documents", not tokens, "text, not for token ids"),

@@ -16,6 +16,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.system.command_lines import command_line
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
+from txlcli.workflows.exchange.piece_files import PieceFiles
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.numbered_text import (
     NumberedChunk,
@@ -144,6 +145,8 @@ def run_plan(plan: PreparationPlan, reporter: Reporter) -> TokenStore:
         directory.mkdir(parents=True, exist_ok=True)
         with _only_process(plan), temporary_directory(directory, WORK_DIRECTORY) as work:
             plan = replace(plan, work=work, reporter=reporter)
+            if isinstance(plan.tokens, PieceFiles):
+                return write_store(plan, plan.tokens.joined(work, plan.id_type.vocab_size))
             if plan.tokens:
                 return write_store(plan, plan.tokens)
             return _prepare_text(plan)

@@ -1,6 +1,6 @@
 """Writes a token store from files of token ids, which are kept as they are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +28,9 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles) -> TokenStore:
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
     conventions = {"ids": f"as in the token files ({tokens.format})"}
     if tokens.documents:
-        conventions["documents"] = "as in the index"
+        conventions["documents"] = "pieces, in the order of their files" if tokens.joined else "as in the index"
     facts = plan.facts(
-        changes={"files_skipped": _count_skipped(plan, splits)},
+        changes={"files_skipped": _count_skipped(plan, _paths(tokens, splits))},
         conventions=conventions,
         notes=_notes(plan, tokens, vocab, splits),
         source_digest=digest(splits),
@@ -59,11 +59,16 @@ def _count_ids(plan: PreparationPlan, tokens: TokenFiles, splits: Splits, total:
     return 1 + largest
 
 
-def _count_skipped(plan: PreparationPlan, splits: Splits) -> int:
+def _paths(tokens: TokenFiles, splits: Splits) -> list[Path]:
+    """Return the user's files whose ids are read."""
+    return sorted(tokens.joined or {piece.path for pieces in splits.values() for piece in pieces})
+
+
+def _count_skipped(plan: PreparationPlan, paths: Sequence[Path]) -> int:
     """Count the files of the source that are neither read nor the vocabulary."""
     if plan.source is None:
         return 0
-    used = {piece.path.stem for pieces in splits.values() for piece in pieces}
+    used = {path.stem for path in paths}
     used.add(Path(VOCABULARY).stem)
     return sum(1 for path in text_files(plan.source) if path.stem not in used)
 
@@ -106,15 +111,17 @@ def _blocks(
 
 def _notes(plan: PreparationPlan, tokens: TokenFiles, vocab: Vocab, splits: Splits) -> tuple[str, ...]:
     """Return notes on the source, the first ones about the vocabulary."""
-    paths = sorted({piece.path for pieces in splits.values() for piece in pieces})
-    notes = [f"{tokens.dtype.name} ids of {list_names(paths, plan.source or paths[0])}"]
+    paths = _paths(tokens, splits)
+    dtype_in_words = "" if tokens.joined else f"{tokens.dtype.name} "
+    notes = [f"{dtype_in_words}ids of {list_names(paths, plan.source or paths[0])}"]
     dtype = plan.options.dtype
     if dtype and (guess := other_type(paths[0], tokens.dtype)):
         way = advice(paths[0], guess, plan.id_type.vocab_size)
         notes.append(f"the ids are read as {dtype}, but their bytes do not look like it; {way}, or keep this one")
     if vocab.tokenizer == "ids":
         notes.append(
-            "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text"
+            "the text of the ids is not known: a model can be trained and evaluated, and continues ids, but reads and "
+            "writes no text"
         )
         if paths[0].with_name("meta.pkl").exists():
             notes.append(

@@ -1,0 +1,98 @@
+"""Files of one piece each: NumPy arrays and JSON are joined in order, each piece a document, and refused if no ids."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.bombs import packed_zeros, zip_of
+from tests.errors import rejection
+from txlcli.errors import CorpusInputError
+from txlcli.workflows.exchange import piece_files
+
+PIECES = [[5, 0, 16], [7, 7], [40_000]]
+
+
+def write(path, content):
+    if path.suffix == ".npy":
+        np.save(path, content)
+    else:
+        path.write_text(json.dumps(content))
+    return path
+
+
+def lists(path):
+    return [piece.tolist() for piece in piece_files.read_pieces(path)]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "<i4", ">i8"])
+def test_an_array_is_a_piece_or_one_for_each_row(tmp_path, dtype):
+    assert lists(write(tmp_path / "one.npy", np.array([3, 1, 2], dtype))) == [[3, 1, 2]]
+    assert lists(write(tmp_path / "two.npy", np.array([[3, 1], [2, 4]], dtype))) == [[3, 1], [2, 4]]
+
+
+def test_an_archive_has_a_piece_for_each_array(tmp_path):
+    np.savez(tmp_path / "all.npz", b=PIECES[0], a=PIECES[1])
+    assert lists(tmp_path / "all.npz") == PIECES[:2]
+
+
+@pytest.mark.parametrize("wrapped", [lambda ids: ids, lambda ids: {"ids": ids, "ids_encoded": False}])
+def test_json_is_one_list_or_several_also_as_miditok_saves_it(tmp_path, wrapped):
+    assert lists(write(tmp_path / "one.json", wrapped(PIECES[0]))) == [PIECES[0]]
+    assert lists(write(tmp_path / "all.json", wrapped([*PIECES, []]))) == PIECES
+    assert lists(write(tmp_path / "empty.json", wrapped([]))) == []
+
+
+def test_pieces_are_joined_in_the_order_of_their_files_and_begin_documents(tmp_path):
+    (tmp_path / "music").mkdir()
+    write(tmp_path / "music/b.json", PIECES[:2])
+    write(tmp_path / "music/a.npy", PIECES[2])
+    write(tmp_path / "music/vocab.json", {"Pitch_60": 0})
+    (tmp_path / "music/a.mid").write_bytes(b"MThd")
+    tokens = piece_files.find(tmp_path / "music").joined(tmp_path, None)
+    (piece,) = tokens.splits[""]
+    assert [int(number) for block in tokens.blocks(piece) for number in block] == [40_000, 5, 0, 16, 7, 7]
+    assert [start // 4 for start in tokens.documents.starts([piece])] == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("a.json", {"tokens": [1]}, '"ids"'),
+        ("a.json", "text", '"ids"'),
+        ("a.json", [1, 2.5], "float64"),
+        ("a.json", [True], "bool"),
+        ("a.json", [1, None], "object"),
+        ("a.json", [3, -1], "-1"),
+        ("a.json", [1 << 20], "1,048,576"),
+        ("a.json", [1 << 70], "object"),
+        ("a.json", [[[1, 2], [3, 4]]], "shape"),  # tokens of several ids, as of MidiTok's Octuple with several tracks
+        ("a.npy", np.array([0.5]), "float64"),
+        ("a.npy", np.zeros((2, 2, 2), int), "shape"),
+        ("a.npy", np.array(1), "shape"),
+        ("a.npy", np.array(["a"], object), "objects"),
+    ],
+)
+def test_what_is_not_ids_is_refused_with_the_file(tmp_path, name, content, word):
+    path = write(tmp_path / name, content)
+    assert word in rejection(CorpusInputError, piece_files.read_pieces, path)
+
+
+def test_an_id_that_the_vocabulary_does_not_have_is_refused_with_its_file(tmp_path):
+    path = write(tmp_path / "a.json", PIECES)
+    assert "a.json: has the id 40,000" in rejection(CorpusInputError, piece_files.find(path).joined, tmp_path, 40_000)
+    piece_files.find(path).joined(tmp_path, 40_001)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.json", b"[1,"), ("a.npz", b"PK"), ("a.npy", b"\x93NUMPY"), ("b.npy", b"")]
+)
+def test_a_damaged_file_is_refused(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    assert name in rejection(CorpusInputError, piece_files.read_pieces, tmp_path / name)
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
+    size = 3 << 30
+    path = zip_of(tmp_path / "bomb.npz", "a.npy", packed_zeros(size=size), size)
+    assert "MiB" in rejection(CorpusInputError, piece_files.read_pieces, path)

@@ -1,0 +1,128 @@
+"""Files of token ids that hold one piece of music or one document each: NumPy arrays, and lists in JSON.
+
+.npy    one piece of shape (T,), or a piece in each row of (n, T)
+.npz    arrays of these shapes, in the order in which they were saved
+.json   one list of ids or a list of lists; or an object with such a list as "ids", as MidiTok saves it
+"""
+
+import itertools
+import zipfile
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.corpora.corpus import Slice
+from txlcli.corpora.directory import files_by_split
+from txlcli.corpora.documents import Documents
+from txlcli.corpora.locate import text_files
+from txlcli.data.vocabulary import MAX_IDS
+from txlcli.errors import CorpusInputError
+from txlcli.system.input_files import MAX_TEXT, check_size, read_bytes
+from txlcli.system.plain_json import parse_json
+from txlcli.workflows.exchange.pickles import check_zip
+from txlcli.workflows.exchange.token_files import VOCABULARY, TokenFiles
+
+ENDINGS = (".npy", ".npz", ".json")
+TOKENIZER = "tokenizer.json"
+"""File with the settings of MidiTok's tokenizer, which `save_pretrained` writes next to the pieces."""
+FORMAT = "one file a piece"
+DTYPE = np.dtype("<u4")
+Piece = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class PieceFiles:
+    """Files of pieces, before they are read."""
+
+    splits: Mapping[str, Sequence[Path]]
+    """Files of each split; those without splits are under "" until they are cut."""
+    format = FORMAT
+
+    def joined(self, directory: Path, vocab_size: int | None) -> TokenFiles:
+        """Write the pieces of each split into one file of a directory, in order; each piece is a document.
+
+        All ids must be below the size of the vocabulary, if it is known.
+        """
+        splits = {}
+        offsets = {}
+        for split, paths in self.splits.items():
+            joined = directory / f"{split or 'all'}.bin"
+            starts = array("q")
+            with joined.open("wb") as file:
+                for path in paths:
+                    for piece in read_pieces(path, vocab_size or MAX_IDS):
+                        starts.append(file.tell())
+                        file.write(piece.astype(DTYPE).tobytes())
+            splits[split] = (Slice(joined, 0, joined.stat().st_size),)
+            offsets[joined] = starts
+        used = tuple(itertools.chain.from_iterable(self.splits.values()))
+        return TokenFiles(FORMAT, DTYPE, splits, Documents("index", offsets=offsets), joined=used)
+
+
+def find(source: Path) -> PieceFiles | None:
+    """Return the files of pieces at a path; None if there are none."""
+    paths = []
+    for path in text_files(source):
+        is_vocabulary = path.name in (VOCABULARY, TOKENIZER)
+        if path.suffix.lower() in ENDINGS and not is_vocabulary:
+            paths.append(path)
+    if not paths:
+        return None
+    by_split = files_by_split(paths, source, "rename or move such files") if source.is_dir() else {}
+    return PieceFiles(by_split or {"": paths})
+
+
+def read_pieces(path: Path, limit: int = MAX_IDS) -> list[Piece]:
+    """Return the pieces of a file that have ids, all of them below a limit."""
+    try:
+        pieces = list(_pieces(path))
+        for piece in pieces:
+            _check(piece, limit)
+    except (ValueError, OverflowError, EOFError, zipfile.BadZipFile) as error:
+        reason = str(error).partition("\n")[0]
+        raise CorpusInputError(f"{path}: {reason}; give token ids, whole numbers below {limit:,}") from error
+    return [piece for piece in pieces if len(piece)]
+
+
+def _pieces(path: Path) -> Iterator[Piece]:
+    """Yield the pieces of a file; raise a ValueError for anything but ids."""
+    if path.suffix.lower() in (".npy", ".npz"):
+        for stored in _arrays(path):
+            if stored.ndim not in (1, 2):
+                raise ValueError(f"an array of shape {stored.shape}")
+            yield from np.atleast_2d(stored)
+        return
+    content = parse_json(read_bytes(path, MAX_TEXT))
+    if isinstance(content, dict):
+        content = content.get("ids")
+    if not isinstance(content, list):
+        raise ValueError('neither a list nor an object with a list "ids"')
+    is_one_piece = not any(isinstance(item, list) for item in content)
+    for piece in [content] if is_one_piece else content:
+        yield np.array(piece) if piece else np.empty(0, np.int64)
+
+
+def _arrays(path: Path) -> Iterator[NDArray[Any]]:
+    """Yield the arrays of a .npy or .npz; those of Python's objects, which could run code, are rejected by NumPy."""
+    check_size(path.stat().st_size, MAX_TEXT, str(path))
+    if path.suffix.lower() == ".npy":
+        yield np.load(path, mmap_mode="r")
+        return
+    check_zip(path)
+    with np.load(path) as archive:
+        for name in archive.files:
+            yield archive[name]
+
+
+def _check(ids: NDArray[Any], limit: int) -> None:
+    """Raise a ValueError unless ids are whole numbers below a limit."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"not ids, but {ids.dtype} of shape {ids.shape}")
+    wrong = ids[(ids < 0) | (ids >= limit)]
+    if len(wrong):
+        raise ValueError(f"has the id {int(wrong[0]):,}")
