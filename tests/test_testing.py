@@ -98,10 +98,19 @@ def test_a_memory_that_keeps_padding_but_declares_to_skip_it_breaks_the_contract
         check_architecture("every-second")
 
 
+def test_a_memory_without_distances_that_declares_a_reset_breaks_the_contract():
+    class Resets(EverySecondState):
+        supports_reset = True
+
+    with every_second(model=Resets), pytest.raises(ContractError, match="supports_reset"):
+        check_architecture("every-second")
+
+
 @pytest.mark.parametrize("bases", [(EverySecondState,), (EverySecondState, TransformerXL)])
-def test_a_rule_of_memory_is_not_taken_to_skip_padding_unless_it_says_so(bases):
-    assert TransformerXL.memory_skips_padding
-    assert not type("Inherits", bases, {}).memory_skips_padding
+@pytest.mark.parametrize("trait", ["memory_skips_padding", "supports_reset"])
+def test_a_rule_of_memory_is_not_taken_to_skip_padding_or_to_reset_unless_it_says_so(bases, trait):
+    assert getattr(TransformerXL, trait)
+    assert not getattr(type("Inherits", bases, {}), trait)
 
 
 class AlternatingLength(TransformerXL):

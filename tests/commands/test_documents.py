@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.commands.novel import TOKENIZERS, done, json_of, refusal, store, train
+from tests.commands.novel import TOKENIZERS, done, json_of, refusal, reports, store, train
 from txlcli.corpora.documents import Documents, text_of
 from txlcli.corpora.locate import whole
 
@@ -104,6 +104,19 @@ def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here
     assert "lanes" not in shown
 
 
+@pytest.mark.parametrize("shuffled", ["true", "false"])
+def test_training_that_begins_documents_anew_validates_as_the_evaluation_document_by_document(here, shuffled):
+    write_files(here / "many")
+    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "60,20,20")
+    resets = ("corpus.store=many", "train.reset_at_documents=true", f"corpus.shuffle_documents={shuffled}")
+    train(*resets, "eval.same_length=off", name="many")
+    (row,) = json_of("eval", "many", "--split", "valid", "--reset-at-documents")["rows"]
+    losses = [line["loss_nats"] for line in reports("runs/many") if line["kind"] == "valid"]
+    assert min(losses) == pytest.approx(row["loss_nats"], rel=1e-5)
+    train("corpus.store=many", f"corpus.shuffle_documents={shuffled}", name="carried")
+    assert reports("runs/carried")[0]["loss_nats"] != reports("runs/many")[0]["loss_nats"]
+
+
 def test_bytes_of_documents_are_all_scored_but_the_first(here):
     write_records(here / "many.jsonl")
     done("prepare", "many.jsonl", "--documents", "records")
@@ -124,6 +137,7 @@ def test_what_documents_cannot_be_used_for_is_named(here):
         ("eval byte --reset-at-documents", "does not record where documents begin", 1),
         ("eval byte --reset-at-documents --cache 9", "leave out --cache", 2),
         (shuffled, "does not record where documents start", 2),
+        ("train tiny.toml --set train.reset_at_documents=true", "does not record where documents start", 2),
         ("prepare one.txt --documents files", "too few to split", 1),
         ("prepare one.txt --documents <|nope|>", "other --documents", 1),
     ):

@@ -266,6 +266,12 @@ transformer | model.position=sinusoid train.reread_len=3 | train.reread_len | "s
 compressive | train.reread_len=3 | train.reread_len | "compressive"
 rmt | train.reread_len=3 | train.reread_len | "rmt"
 qrnn | train.reread_len=3 | train.reread_len | "qrnn"
+compressive | train.reset_at_documents=true | train.reset_at_documents | "compressive"
+rmt | train.reset_at_documents=true | train.reset_at_documents | "rmt"
+transformer | model.position=sinusoid train.reset_at_documents=true | train.reset_at_documents | "sinusoid"
+transformer | model.memory_start=zeros train.reset_at_documents=true | train.reset_at_documents | "zeros"
+transformer | train.parallel=fsdp train.reset_at_documents=true | train.reset_at_documents | "fsdp"
+transformer | train.valid_attn_len=9 train.reset_at_documents=true | train.reset_at_documents | valid_attn_len
 compressive | train.seg_len_jitter=true | train.seg_len_jitter | "compressive"
 rmt | train.seg_len_jitter=true | train.seg_len_jitter | "rmt"
 rmt | train.activation_penalty=2 | train.activation_penalty | "rmt"

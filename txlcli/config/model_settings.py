@@ -61,6 +61,8 @@ class ModelSettings(Section):
     """True if train.seg_len must be a multiple of a number of the model, so that segment lengths cannot vary."""
     supports_reread: ClassVar[bool] = False
     """True if segments can be read again, with tokens before them (train.reread_len)."""
+    supports_reset: ClassVar[bool] = False
+    """True if the objective begins anew within a segment, at `Objective.since_reset` (train.reset_at_documents)."""
     supports_penalties: ClassVar[bool] = True
     """True if the objective has the penalties of the last hidden states (train.activation_penalty)."""
 
@@ -174,6 +176,15 @@ class ModelSettings(Section):
         return self.encoding.absolute_positions
 
     @property
+    def reset_obstacle(self) -> str | None:
+        """Why a document within a segment would not be read as if it were alone; None if it is."""
+        if not self.supports_reset:
+            return f'with arch = "{self.arch}"'
+        if self.absolute_positions:
+            return f'with position = "{self.encoding_name}" (it counts from the beginning of a segment)'
+        return None
+
+    @property
     def limits_distance(self) -> bool:
         """True if `max_distance` applies: larger distances share one encoding."""
         return self.encoding.limits_distance
@@ -197,6 +208,7 @@ class TransformerSettings(ModelSettings):
     """[model] with arch = "transformer": Transformer-XL (section 3) and the models of Table 6."""
 
     supports_reread = True
+    supports_reset = True
 
     n_heads: PositiveInt
     """Number of attention heads H per layer."""
@@ -300,6 +312,12 @@ class TransformerSettings(ModelSettings):
     def attention_window(self) -> int | None:
         return self.window
 
+    @property
+    def reset_obstacle(self) -> str | None:
+        if self.memory_start == "zeros":
+            return 'with memory_start = "zeros"'
+        return super().reset_obstacle
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
@@ -351,6 +369,7 @@ class CompressiveSettings(TransformerSettings):
     has_slots = True
     fixed_segments = True
     supports_reread = False
+    supports_reset = False
 
     compressed_len: PositiveInt
     """Number of slots C of the compressed memory of each layer; eval.compressed_len may differ."""
@@ -387,6 +406,7 @@ class RmtSettings(TransformerSettings):
     keys_are_tokens = False  # some keys are memory tokens
     fixed_segments = True
     supports_reread = False
+    supports_reset = False
     supports_penalties = False
 
     segment_len: PositiveInt
@@ -423,6 +443,7 @@ class RnnSettings(ModelSettings):
     """
 
     recurrent_state = True
+    supports_reset = True
     reads_window: ClassVar[bool] = False
     """True if the first layer reads several inputs per position."""
 

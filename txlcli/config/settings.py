@@ -187,6 +187,8 @@ class Settings:
             train.must_be_default("reread_len", arch)
         if model.absolute_positions:
             train.must_be_default("reread_len", f'with position = "{model.encoding_name}"')
+        if model.reset_obstacle is not None:
+            train.must_be_default("reset_at_documents", model.reset_obstacle)
         if model.fixed_segments:
             train.must_be_default("seg_len_jitter", arch)
         if not model.supports_penalties:

@@ -51,6 +51,10 @@ class TrainSettings(Section):
     reread_len: NaturalInt = 0
     """Tokens E before each segment that are read again with it, with gradient, before the memory (ext_len of the
     released code); their losses do not count. Not for a recurrent state or a compressed memory."""
+    reset_at_documents: bool = False
+    """Begin each document, piece or sentence of the store with an empty memory, in training and validation. A segment
+    may hold parts of several documents: their tokens do not see each other. Needs a store that records where documents
+    begin. The last token of a document is read again as the first before the next one."""
     seg_len_jitter: bool = False
     """Sample segment lengths as AWD-LSTM does: 95 % from a normal distribution around seg_len, the others around half
     of it, with a standard deviation of 5 tokens. The learning rate of a step is scaled by its length / seg_len."""
@@ -241,6 +245,7 @@ class TrainSettings(Section):
             self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
             self.require(self.compile != "on", "compile", '"auto" or "off" with parallel = "fsdp"')
             self.must_be_default("exchange_precision", 'with parallel = "fsdp"')
+            self.must_be_default("reset_at_documents", 'with parallel = "fsdp"')
 
     def _check_schedule(self) -> None:
         """Reject settings of other schedules."""
@@ -290,6 +295,7 @@ class TrainSettings(Section):
         self.require(divides, "accumulate", f"a divisor of batch_size ({self.batch_size})")
         if self.valid_attn_len is not None:
             self._check_validation_windows(self.valid_attn_len)
+            self.must_be_default("reset_at_documents", "with valid_attn_len, whose windows have no documents")
         elif self.valid_seg_len is not None:
             longest = self.read_len + self.mem_len
             lengths = "seg_len + reread_len + mem_len" if self.reread_len else "seg_len + mem_len"

@@ -56,6 +56,8 @@ class ScoreTerms:
     """Added to the scaled score of each distance, as ALiBi's penalty, (H, n); column c is distance n - 1 - c."""
     rotation: Rotation | None = None
     """Applied to the queries and keys of the segment before they are scored or remembered."""
+    farthest: Tensor | None = None
+    """Largest distance that each query sees, (B, L); a larger one than n - 1 limits nothing. None limits no query."""
     distances: Tensor | None = None
     """R, (m, d), rows as in `position_key`, which the layer is to project with its own W_k and W_q."""
 
@@ -71,9 +73,21 @@ class ScoreTerms:
             bias = bias[:, bias.shape[1] - count :]
         return dataclasses.replace(self, reach=count, position_key=key, distance_bias=bias)
 
+    def unseen(self, key_len: int) -> Tensor | None:
+        """Return True for the keys that are farther away than each query sees, (B, 1, L, K); None without a limit."""
+        if self.farthest is None:
+            return None
+        seg_len = self.farthest.shape[1]
+        query = torch.arange(key_len - seg_len, key_len, device=self.farthest.device)  # (L,)
+        first_key = (query - self.farthest)[:, None, :, None]
+        return torch.arange(key_len, device=self.farthest.device) < first_key
+
     def to(self, dtype: torch.dtype) -> "ScoreTerms":
-        """Cast all tensors."""
-        tensors = {name: term.to(dtype) for name, term in vars(self).items() if isinstance(term, Tensor)}
+        """Cast all tensors but distances."""
+        tensors = {}
+        for name, term in vars(self).items():
+            if isinstance(term, Tensor) and term.is_floating_point():
+                tensors[name] = term.to(dtype)
         return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
 
     def without_repetition(self, max_distance: int | None) -> "ScoreTerms":

@@ -49,6 +49,7 @@ class ArchitectureCheck(Rules):
         self.attempt(self.check_reading, "readers read a text by segments and by tokens")
         self.attempt(self.check_windows, "a window is read from an empty memory")
         self.attempt(self.check_gradients, "an objective has gradients, with a full memory")
+        self.attempt(self.check_resets, "documents begin within segments (train.reset_at_documents)")
         self.attempt(self.check_training, "a training run is saved and resumed")
         self.attempt(self.check_fixed_places, "a step runs on tensors of fixed places, as a CUDA graph takes it")
         self.attempt(self.check_padding, "a padded segment is trained on (train.seg_len_jitter)")
@@ -175,6 +176,42 @@ class ArchitectureCheck(Rules):
             error = float((rounded_weight.grad - weight.grad).abs().max())
             rule = "gradients in float32 equal those in float64 up to rounding"
             self.require(error <= 1e-3 * size + 1e-5, rule, f"{name} is off by {error:.1e} of {size:.1e}")
+
+    @torch.no_grad()
+    def check_resets(self) -> None:
+        """Check that documents that begin within segments have the losses that they have alone."""
+        model = self.model()
+        if self.settings.reset_obstacle is not None or not model.supports_reset:
+            return
+        count = 3 * L
+        tokens = draw_tokens(B, count + 1)
+        begins = torch.arange(B)[:, None] + L + 1  # of the second document of each lane
+        position = torch.arange(count)
+        since_reset = torch.where(position < begins, position, position - begins)
+        memory = model.first_memory(B, self.mem_len)
+        together = torch.zeros((), dtype=torch.float64)
+        for first in range(0, count, L):
+            segment = tokens[:, first : first + L + 1]
+            goal = Objective(mem_len=self.mem_len, since_reset=since_reset[:, first : first + L])
+            _, loss, memory = model.objective(segment[:, :-1], segment[:, 1:], memory, goal)
+            together += loss * B * L
+        alone = torch.zeros((), dtype=torch.float64)
+        for lane, begin in enumerate(begins.flatten().tolist()):
+            alone += self.loss_alone(model, tokens[lane], 0, begin)
+            alone += self.loss_alone(model, tokens[lane], begin, count)
+        rule = "a document that begins within a segment has the loss that it has alone, or supports_reset is false"
+        self.require_equal(together, alone, rule)
+
+    def loss_alone(self, model: LanguageModel, tokens: Tensor, first: int, end: int) -> Tensor:
+        """Return the loss (0-d) of the inputs from `first` up to `end` of tokens (T,), read in the text's segments."""
+        memory = model.first_memory(1, self.mem_len)
+        total = torch.zeros((), dtype=torch.float64)
+        while first < end:
+            stop = min(end, first - first % L + L)
+            hidden, memory = model(tokens[None, first:stop], memory, mem_len=self.mem_len)
+            total += model.losses(hidden, tokens[None, first + 1 : stop + 1]).sum()
+            first = stop
+        return total
 
     def check_training(self) -> None:
         """Check that a resumed training run equals a whole one, and that a file has all weights."""

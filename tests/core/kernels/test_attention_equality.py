@@ -110,6 +110,22 @@ def test_output_and_gradients_equal_the_definition(implementation, terms, sizes)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("terms", ["all terms", "no positions", "distance bias, Shaw"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_each_query_may_have_a_farthest_distance_of_its_own(implementation, terms, sizes):
+    seg_len, key_len, reach = SIZES[sizes]
+    tensors = arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach)
+    limits = {"reach": reach, "farthest": farthest_of(B, seg_len, key_len)}
+    expected = with_gradients(attention.attend, tensors, **limits)
+    assert_equal(with_gradients(IMPLEMENTATIONS[implementation], tensors, **limits), expected)
+
+
+def farthest_of(batch_size, seg_len, key_len):
+    """The largest distance that each query sees, of which some limit nothing."""
+    return torch.randint(key_len + 2, (batch_size, seg_len), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("names", [SHAW, RELATIVE, (*RELATIVE, "distance_bias")])
 @pytest.mark.parametrize("position_keys", [1, L - 1, L + 2, 10])
 def test_distances_without_a_position_key_score_as_the_farthest_with_one(implementation, names, position_keys):

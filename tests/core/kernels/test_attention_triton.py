@@ -62,11 +62,12 @@ def largest_differences(given, expected):
     return differences
 
 
-def compare(names, sizes, *, position_keys=None, dtype=torch.float32, splits=0):
+def compare(names, sizes, *, position_keys=None, dtype=torch.float32, splits=0, **limits):
     seg_len, key_len, reach, width = sizes
     tensors = arguments(names, seg_len=seg_len, key_len=key_len, reach=reach, width=width, position_keys=position_keys)
-    expected = with_gradients(attention.attend, tensors, reach=reach)
-    given = with_gradients(partial(attention_triton.attend, splits=splits), cast(tensors, dtype), reach=reach)
+    expected = with_gradients(attention.attend, tensors, reach=reach, **limits)
+    triton_attend = partial(attention_triton.attend, splits=splits)
+    given = with_gradients(triton_attend, cast(tensors, dtype), reach=reach, **limits)
     return largest_differences(given, expected)
 
 
@@ -81,6 +82,24 @@ def test_output_and_gradients_equal_the_definition_in_float64(terms, sizes):
 @pytest.mark.parametrize("sizes", LARGE)
 def test_output_and_gradients_of_several_tiles_equal_the_definition_in_float64(terms, sizes):
     for name, difference in compare(TERMS[terms], LARGE[sizes]).items():
+        assert difference < 2e-5, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("terms", "sizes"), sampled(2, TERMS, SMALL))
+def test_each_query_may_have_a_farthest_distance_of_its_own(terms, sizes, dtype):
+    seg_len, key_len, _, _ = SMALL[sizes]
+    farthest = equality.farthest_of(B, seg_len, key_len)
+    for name, difference in compare(TERMS[terms], SMALL[sizes], dtype=dtype, farthest=farthest).items():
+        assert difference < (2e-5 if dtype == torch.float32 else 0.05), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("terms", ["all terms", "no positions"])
+def test_tiles_of_keys_that_a_query_does_not_see_add_nothing(terms, splits):
+    farthest = equality.farthest_of(B, 130, 203) % 9
+    for name, difference in compare(TERMS[terms], LARGE["several tiles"], splits=splits, farthest=farthest).items():
         assert difference < 2e-5, name
 
 

@@ -238,11 +238,14 @@ def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path,
     modes = {
         mode: {"directory": str(tmp_path / mode), "parallel": mode, **VALIDATED} for mode in ("ddp", "zero", "fsdp")
     }
+    resets = {"directory": str(tmp_path / "resets"), **VALIDATED, "reset_at_documents": True}
+    one_with_resets = validated(tmp_path / "one with resets", **VALIDATED, reset_at_documents=True)
     few = {"directory": str(tmp_path / "few"), **VALIDATED, "valid_batch_size": 1}
     few_divided = {**few, "directory": str(tmp_path / "few divided"), "parallel": "fsdp"}
     found = run_checks(
         processes,
         *((mode, "validated", arguments) for mode, arguments in modes.items()),
+        ("resets", "validated", resets),
         ("fewer lanes", "validated", few),
         ("fewer lanes of fsdp", "validated", few_divided),
         ("stopped", "stopped_in_validation", {"directory": str(tmp_path / "stopped"), "calls": 3, **VALIDATED}),
@@ -252,6 +255,8 @@ def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path,
         assert (found[mode]["tokens"], found[mode]["averaged"]) == ([30], [True])
         assert found[mode]["change"] < 1e-20  # a bias that was 0
         assert found[mode]["difference"] == 0
+    assert found["resets"]["losses"] == pytest.approx(one_with_resets["losses"], rel=0, abs=1e-6)
+    assert found["resets"]["losses"] != pytest.approx(one_validation["losses"], abs=1e-3)
     whole = alone(tmp_path / "whole", max_steps=1, valid_every=1, average="none", valid_batch_size=1)
     assert [report.tokens for report in run(whole) if report.kind == "valid"] == found["fewer lanes"]["tokens"]
     assert found["fewer lanes of fsdp"]["losses"] == pytest.approx(found["fewer lanes"]["losses"], rel=0, abs=1e-6)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import new_model
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.documents import document_spans
 from txlcli.core.reading.scoring import Scores, Stream, score, scored_stream
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
@@ -25,6 +27,7 @@ from txlcli.errors import TrainingError
 
 CPU = torch.device("cpu")
 LANES, LANE_LEN, L, M = 6, 11, 5, 7  # segments of 5, 5 and 1: three steps are an epoch
+DOCUMENT = 4  # tokens of a document, with reset_at_documents
 
 
 def draw_split(count, *, seed):
@@ -71,8 +74,12 @@ def new_training(
     if model is None:
         settings_of_model = model_settings(**{"dropout": dropout, "attention_dropout": dropout, **(shape or {})})
         model = new_model(settings_of_model, V, seed=settings.seed, device=CPU)
-    segments = TrainingSegments(ids, settings, starts)
     split = scored_stream(draw_split(31, seed=6), None) if valid else None
+    if settings.reset_at_documents:
+        starts = np.arange(0, len(ids), DOCUMENT)
+        spans = document_spans(np.arange(0, 31, DOCUMENT), None, 30)
+        cls = partial(cls, valid_spans=spans)
+    segments = TrainingSegments(ids, settings, starts, shuffles=not settings.reset_at_documents)
     return cls(model, settings, segments, split, saver or Saver(directory, {"recipe": "tiny"}), world)
 
 

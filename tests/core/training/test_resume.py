@@ -38,6 +38,7 @@ SETTINGS = {
     },
     "groups of parameters": {"optimizer": "adamw", "weight_decay": 0.1, "embedding_lr": 2.0, "decay_norms": False},
     "segments read again": {"reread_len": 3},
+    "documents": {"reset_at_documents": True},
     "segments of sampled lengths": {"seg_len_jitter": True, "reread_len": 4, "activation_penalty": 0.5},
     "mean": {"average": "mean", "average_from": 3, "min_lr_ratio": 0.1, "betas": (0.5, 0.7), "valid_every": 2},
     "end after validations without improvement": {"stop_after": 1, "optimizer": "sgd", "lr": 3.0, "valid_every": 1},

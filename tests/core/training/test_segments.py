@@ -13,8 +13,9 @@ from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.errors import StoreError, TrainingError
 
 
-def segments_of(ids, starts=None, **settings):
-    return TrainingSegments(ids, TrainSettings(**{"mem_len": 0, "max_steps": 1, "seed": 0, **settings}), starts)
+def segments_of(ids, starts=None, *, shuffles=True, **settings):
+    settings = {"mem_len": 0, "max_steps": 1, "seed": 0, **settings}
+    return TrainingSegments(ids, TrainSettings(**settings), starts, shuffles=shuffles)
 
 
 def epoch_of(segments, number=0):

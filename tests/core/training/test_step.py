@@ -27,6 +27,7 @@ from txlcli.errors import TrainingError, UsageError
 CPU = torch.device("cpu")
 LR, SCHEDULE = 2.0**-7, {"schedule": "constant", "warmup_steps": 4}  # exact in float32, as graphs read them
 LANES, LANE_LEN, L, M = 3, 38, 5, 7  # an epoch: memories of 0 and 5, then six whole segments, then a shorter one
+DOCUMENT = 11  # tokens of a document, with reset_at_documents
 MODELS = {
     "relative": {"dropout": 0.2, "attention_dropout": 0.2, "word_dropout": 0.2},
     "variational": {"dropout": 0.2, "variational_dropout": True, "tie_biases": False},
@@ -88,7 +89,9 @@ def begin(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, **
     cls = cls or AS_ON_CUDA[model_changes.get("arch", "transformer")]
     model = cls(model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8) if ids is None else ids
-    return Training(model, settings, TrainingSegments(ids, settings), capture_graph=capture_graph)
+    starts = np.arange(0, len(ids), DOCUMENT) if settings.reset_at_documents else None
+    segments = TrainingSegments(ids, settings, starts, shuffles=False)
+    return Training(model, settings, segments, capture_graph=capture_graph)
 
 
 def trained(model_changes, *, steps=20, **changed):
@@ -164,6 +167,8 @@ def test_replayed_graphs_train_the_same(changes):
         {"accumulate": LANES},
         {"reread_len": 3, "mem_len": 0, "activation_penalty": 2.0, "slowness_penalty": 1.0},
         {"reread_len": 6},
+        {"reset_at_documents": True, "reread_len": 2},
+        {"reset_at_documents": True, "accumulate": LANES, "precision": "bf16"},
     ],
     ids=str,
 )
@@ -191,6 +196,7 @@ def test_recomputed_layers_repeat_their_random_numbers_in_every_replay(name):
         {"mem_len": 0, "reread_len": 3},
         {"reread_len": 3, "activation_penalty": 2.0, "slowness_penalty": 1.0},
         {"loss_part": "half", "seg_len": 6},
+        {"reset_at_documents": True},
     ],
     ids=str,
 )
@@ -255,8 +261,10 @@ def test_what_differs_between_steps_runs_eagerly(model_changes, changes, graphs)
     assert_graphs_train_the_same(model_changes, expected=graphs, **changes)
 
 
-def test_a_run_that_is_stopped_between_captured_steps_resumes_bit_for_bit():
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_run_that_is_stopped_between_captured_steps_resumes_bit_for_bit(resets):
     changed = {"average": "exponential", "precision": "bf16", "capture_graph": tape.capture}
+    changed["reset_at_documents"] = resets
     numbers, tensors = trained(MODELS["relative"], **changed)
     first, second = (begin(MODELS["relative"], **changed) for _ in range(2))
     for _ in range(12):

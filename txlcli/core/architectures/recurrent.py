@@ -5,12 +5,15 @@ Axes: B batch, L segment, d model width, W width of a layer, V vocabulary.
 
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import RnnSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.module_list import ModuleList
 
 State = tuple[Tensor, Tensor]
@@ -28,6 +31,31 @@ class RecurrentLayer(nn.Module, ABC):
         """Read (B, L, inputs) -> (B, L, W) and the state after it, both in the dtype of the state."""
 
 
+def read_between_resets(
+    read: Callable[[Tensor, State], tuple[Tensor, State]], hidden: Tensor, state: State, since_reset: Tensor | None
+) -> tuple[Tensor, State]:
+    """Call a layer as `RecurrentLayer.forward`, with zeros as the state of each lane where it begins anew.
+
+    The layer is called once for all positions between two resets of any lanes.
+    """
+    if since_reset is None:
+        return read(hidden, state)
+    begins = since_reset == 0  # (B, L)
+    cuts = [0, *begins[:, 1:].any(0).nonzero().add(1).flatten().tolist(), hidden.shape[1]]
+    parts = []
+    for first, end in itertools.pairwise(cuts):
+        lanes = begins[:, first]
+        state = (_zeroed(state[0], lanes), _zeroed(state[1], lanes))
+        part, state = read(hidden[:, first:end], state)
+        parts.append(part)
+    return torch.cat(parts, dim=1), state
+
+
+def _zeroed(tensor: Tensor, lanes: Tensor) -> Tensor:
+    """Return a tensor (B, ...) with zeros in some lanes (B,)."""
+    return tensor.masked_fill(lanes.view(-1, *[1] * (tensor.dim() - 1)), 0.0)
+
+
 class RecurrentModel(LanguageModel):
     """Embedding, recurrent layers, softmax; dropout where AWD-LSTM has it (Merity et al. 2017).
 
@@ -37,6 +65,7 @@ class RecurrentModel(LanguageModel):
     """
 
     settings: RnnSettings
+    supports_reset = True
 
     def __init__(self, settings: RnnSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
@@ -68,10 +97,10 @@ class RecurrentModel(LanguageModel):
         return [like.new_zeros(batch_size, *shape) for layer in self.layers for shape in layer.state_shapes]
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        _, hidden, memory = self._read_undropped(tokens, memory, mem_len)
+        _, hidden, memory = self._read_undropped(tokens, memory, Objective(mem_len=mem_len))
         return hidden, memory
 
-    def _read_undropped(self, tokens: Tensor, memory: Memory, mem_len: int) -> tuple[Tensor, Tensor, Memory]:
+    def _read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
         # Not scaled by sqrt(d) as in the Transformer: each step of Adam would then move a tied embedding too far.
         hidden = self.embedding_dropout(self.embedding(tokens))
         new_memory: Memory = []
@@ -80,8 +109,8 @@ class RecurrentModel(LanguageModel):
                 hidden = self.dropout(hidden)
             if self.before_layer is not None:
                 self.before_layer(number)
-            read = self.layer_function(layer)
-            hidden, state = read(hidden, (memory[2 * number], memory[2 * number + 1]))
+            state = (memory[2 * number], memory[2 * number + 1])
+            hidden, state = read_between_resets(self.layer_function(layer), hidden, state, goal.since_reset)
             # Copies, because a view would keep the whole segment in memory.
             new_memory += [tensor.detach().clone() for tensor in state]
         return hidden, self.output_dropout(hidden), new_memory

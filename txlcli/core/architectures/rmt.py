@@ -31,6 +31,7 @@ class RecurrentMemoryTransformer(TransformerXL):
     """
 
     settings: RmtSettings
+    supports_reset = False
     objective = LanguageModel.objective  # segments are read one after another
 
     def __init__(self, settings: RmtSettings, vocab_size: int) -> None:

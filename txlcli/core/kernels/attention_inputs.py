@@ -56,6 +56,8 @@ class AttentionInputs(NamedTuple):
     None without relative positions."""
     distance_bias: Tensor | None
     """Added to the score of each distance, (H, 1, n); there is a position key for each of them, too."""
+    unseen: Tensor | None
+    """True for keys that a query does not see, (B, 1, L, K); None if it sees the n nearest."""
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> "AttentionInputs":
@@ -85,6 +87,7 @@ class AttentionInputs(NamedTuple):
             position_bias=_scaled_bias(terms.position_bias, scale, query, width),
             position_key=position_key,
             distance_bias=distance_bias,
+            unseen=terms.unseen(key.shape[2]),
         )
 
     @property

@@ -174,6 +174,9 @@ class _Probabilities:
             positioned = tile.select_biased_queries(inputs.query, inputs.position_bias)
             buffer.multiply(positioned, _dense(self._position_key[:, -tile.keys :]), bias, scratch=out)
         torch.baddbmm(buffer.by_key, query, _dense(tile.select_keys(inputs.key)).mT, out=out)
+        if inputs.unseen is not None:
+            unseen = inputs.unseen[tile.sequences, :, tile.queries, : tile.keys]  # (b, 1, l, k)
+            out.unflatten(0, (len(unseen), -1)).masked_fill_(unseen, -math.inf)
         return torch.softmax(out, dim=-1, out=out)
 
     def release(self) -> None:
@@ -295,9 +298,9 @@ class _Gradients:
         """Return the gradients in the order of the fields of `AttentionInputs`, and release the buffers."""
         of_content_bias = None if self._inputs.content_bias is None else _sum_over_queries(self._of_query)
         if self._position is None:
-            return self._of_query, self._of_key, self._of_value, of_content_bias, None, None, None
+            return self._of_query, self._of_key, self._of_value, of_content_bias, None, None, None, None
         of_query = self._of_query.add_(self._position.grad_query)
-        return of_query, self._of_key, self._of_value, of_content_bias, *self._position.release()
+        return of_query, self._of_key, self._of_value, of_content_bias, *self._position.release(), None
 
 
 def _sum_over_queries(grad_query: Tensor) -> Tensor:

@@ -36,6 +36,9 @@ PROGRAMS_PER_PROCESSOR = 2
 """Programs that a processor of the GPU should find, before the keys of a query are divided among several."""
 MIN_TILES_OF_SPLIT = 4
 MAX_SPLITS = 32
+UNSEEN = -30_000.0
+"""Score of a distance that one of the queries does not see: finite, so that a tile may have no others, and in the range
+of fp16. A query sees its own position, and the softmax over all tiles gives the others a probability of 0."""
 KEYS_OF_TOKEN = 64
 """Keys of a tile of the kernel of single tokens."""
 
@@ -172,7 +175,7 @@ def _padded(count: int) -> int:
 
 def _count_columns(terms: ScoreTerms) -> int:
     """Return the number of distances with a score of their own; 0 without position scores."""
-    if terms.distance_bias is not None:
+    if terms.distance_bias is not None or terms.farthest is not None:
         return terms.reach
     if terms.position_key is None:
         return 0
@@ -198,6 +201,11 @@ def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerm
         bias = aligned(terms.distance_bias, pitch).to(rows.dtype)[:, None, None]  # (H, 1, 1, P)
         bias = bias.expand(heads, batch_size, seg_len, pitch)
         scores = bias.contiguous() if scores is None else scores + bias
+    if terms.farthest is not None:
+        if scores is None:
+            scores = rows.new_zeros(heads, batch_size, seg_len, pitch)
+        distance = torch.arange(columns - 1, columns - 1 - pitch, -1, device=rows.device)
+        scores = scores.masked_fill(distance > terms.farthest[:, :, None], UNSEEN)
     return scores
 
 

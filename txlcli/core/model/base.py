@@ -57,6 +57,9 @@ class LanguageModel(nn.Module, ABC):
     """True if the memory leaves out the padding of a segment, which CUDA graphs add with train.seg_len_jitter. Training
     steps of other models run without graphs then."""
 
+    supports_reset: ClassVar[bool] = False
+    """True if `objective` begins anew within a segment, at `Objective.since_reset` (train.reset_at_documents)."""
+
     before_layer: Callable[[int], None] | None = None
     """Called with the number of each layer before it reads its weights, which training may still receive."""
 
@@ -276,9 +279,12 @@ class LanguageModel(nn.Module, ABC):
         """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
         return self.softmax.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
 
-    def _read_undropped(self, tokens: Tensor, memory: Memory, mem_len: int) -> tuple[Tensor, Tensor, Memory]:
-        """Return the last hidden states (B, L, d) before and after their dropout, and the new memory."""
-        hidden, memory = self(tokens, memory, mem_len=mem_len)
+    def _read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
+        """Return the last hidden states (B, L, d) before and after their dropout, and the new memory.
+
+        A model whose settings have `supports_reset` begins anew where `goal.since_reset` is 0.
+        """
+        hidden, memory = self(tokens, memory, mem_len=goal.mem_len)
         return hidden, hidden, memory
 
     def objective(
@@ -294,7 +300,7 @@ class LanguageModel(nn.Module, ABC):
         Returns:
             The objective (0-d), the mean loss in nats to report (0-d), the new memory.
         """
-        undropped, hidden, memory = self._read_undropped(tokens, memory, goal.mem_len)
+        undropped, hidden, memory = self._read_undropped(tokens, memory, goal)
         counted = goal.counted(tokens.shape[1])
         loss = self.losses(hidden[:, counted], targets[:, counted], goal.tail_rows).mean()
         return sum(goal.penalties(undropped[:, counted]), loss), loss, memory

@@ -65,6 +65,9 @@ class Objective:
     fixed size, filled up with T, a row after the last. None: the softmax finds them."""
     reread_len: int = 0
     """E, final positions that the next segment reads again, so that the memory ends before them."""
+    since_reset: Tensor | None = None
+    """Tokens that were read since the memory began anew, before each one that is read, (B, E + L); what is farther away
+    has no influence. None: the memory is carried through all of the text."""
     activation_penalty: float = 0.0
     """Weight of the mean square of the last hidden states, before their dropout (AR, Merity et al. 2017)."""
     slowness_penalty: float = 0.0

@@ -82,14 +82,18 @@ class TransformerXL(LanguageModel):
     layer_class: type[Layer] = Layer
     memory_skips_padding = True
     """A class with a `remember` of its own has False, unless it declares True next to it."""
+    supports_reset = True
+    """Likewise: queries see tokens of their own document by distance, which a key of another memory may not have."""
     reads_padded_rows = True
     """True if all methods read hidden states that end in zeros; a subclass has False, unless it declares True."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
+        owner = next(base for base in cls.__mro__ if "remember" in vars(base))
         if "memory_skips_padding" not in vars(cls):
-            owner = next(base for base in cls.__mro__ if "remember" in vars(base))
             cls.memory_skips_padding = vars(owner).get("memory_skips_padding", False)
+        if "supports_reset" not in vars(cls):
+            cls.supports_reset = vars(owner).get("supports_reset", False)
         if "reads_padded_rows" not in vars(cls):
             cls.reads_padded_rows = False
 
@@ -371,8 +375,9 @@ class TransformerXL(LanguageModel):
         pasts: Sequence[HiddenMemory],
         key_limit: int | None = None,
         max_distance: int | None = None,
+        since_reset: Tensor | None = None,
     ) -> list[LayerOutput]:
-        """Return the outputs of all layers for a segment, or a part of it (B, L)."""
+        """Return the outputs of all layers for a segment, or a part of it (B, L); for `since_reset` see `Objective`."""
         n_past = pasts[0].length
         key_len = n_past + tokens.shape[1]
         in_stream = torch.arange(key_len, device=tokens.device)  # positions of past and tokens
@@ -381,6 +386,8 @@ class TransformerXL(LanguageModel):
         pasts = [dataclasses.replace(past, rotation=of_keys) for past in pasts]
         rotation = self.encoding.rotation(in_stream[n_past:])
         terms = rotated(self.score_terms(reach, max_distance=max_distance), rotation)
+        if since_reset is not None:
+            terms = [dataclasses.replace(added, farthest=since_reset) for added in terms]
         first = pasts[0].segment_len
         positions = in_stream[first : first + tokens.shape[1]]  # in the segment
         return list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
@@ -395,7 +402,7 @@ class TransformerXL(LanguageModel):
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
         pasts = self.pasts(memory, goal.mem_len)
-        outputs = self.read_layers(tokens, pasts)
+        outputs = self.read_layers(tokens, pasts, since_reset=goal.since_reset)
         memory = self.memory_after(pasts, outputs, goal)
         del pasts
         more = [output.loss for output in outputs if output.loss is not None]

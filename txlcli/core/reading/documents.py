@@ -3,8 +3,10 @@
 Axes: B batch, L segment, N window length, T tokens of a document.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,8 +17,11 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.reading.scoring import Stream, Tokens, score
+from txlcli.core.reading.scoring import Scores, Stream, Tokens, score
 from txlcli.core.reading.windows import score_windows
+
+AT_ONCE = 1024
+"""Documents that are sorted by length together."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,40 @@ class DocumentScore:
     """Cross entropy of each target that was scored; the last one belongs to the last target."""
     is_likeliest: bool
     """True if each of the compared targets is the likeliest token there."""
+
+
+def document_spans(starts: Tokens, boundary: int | None, count: int) -> list[tuple[int, int]]:
+    """Return the first target of each document, and the one after its last, in a stream of `scoring.scored_stream`.
+
+    Args:
+        starts: places of the first tokens of documents in the split.
+        boundary: with which the stream was made.
+        count: targets of the stream.
+    """
+    firsts = starts.astype(np.int64)
+    if boundary is None:
+        firsts -= 1  # the first token of the text is not a target
+    firsts = np.maximum(firsts, 0)
+    edges = [*np.unique(firsts[firsts < count]).tolist(), count]
+    return list(pairwise(edges))
+
+
+def score_spans(stream: Stream, spans: Sequence[tuple[int, int]]) -> Scores:
+    """Score the documents between these targets, each from an empty memory, some at once.
+
+    The first token of a document is predicted from the one before it alone.
+    """
+    started = time.perf_counter()
+    losses = [np.empty(0, np.float32)]
+    for number in range(0, len(spans), AT_ONCE):
+        batch = spans[number : number + AT_ONCE]
+        documents = [Document(stream.inputs[first:end], stream.targets[first:end]) for first, end in batch]
+        for scores in score_documents(stream.model, documents, stream.settings):
+            losses.append(scores.losses_nats)
+        _, scored = batch[-1]
+        stream.on_tokens(scored)
+    seconds = time.perf_counter() - started
+    return Scores(np.concatenate(losses), seconds, min(stream.settings.batch_size, len(spans)))
 
 
 def score_documents(model: LanguageModel, documents: Sequence[Document], settings: EvalSettings) -> list[DocumentScore]:

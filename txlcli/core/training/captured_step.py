@@ -97,12 +97,15 @@ class CapturedStep:
             return None
         inputs = batch.inputs
         targets = batch.targets
+        since_reset = batch.since_reset
         seg_len = None
         if settings.seg_len_jitter:
             seg_len = self._seg_len.fill_(length)
             padding = (0, settings.padded_segment - length)
             inputs = F.pad(inputs, padding)
             targets = F.pad(targets, padding)
+            if since_reset is not None:
+                since_reset = F.pad(since_reset, padding)
         rows = self._tail_rows(targets, memories)
         if rows is None:
             return None
@@ -111,6 +114,7 @@ class CapturedStep:
             targets=send(targets, inputs.device),
             progress=batch.progress,
             seg_len=seg_len,
+            since_reset=since_reset,
             tail_rows=[send(tail, inputs.device) for tail in rows],
         )
 
@@ -140,6 +144,7 @@ class CapturedStep:
             batch,
             inputs=batch.inputs.clone(),
             targets=batch.targets.clone(),
+            since_reset=None if batch.since_reset is None else batch.since_reset.clone(),
             tail_rows=[tail.clone() for tail in batch.tail_rows],
         )
         self._memories = []
@@ -281,7 +286,10 @@ class CapturedStep:
 
 def _tensors(batch: Batch, memories: list[Memory]) -> list[Tensor]:
     """Return all tensors that the first graph reads, but the length of a segment."""
-    return [batch.inputs, batch.targets, *batch.tail_rows, *chain(*memories)]
+    tensors = [batch.inputs, batch.targets, *batch.tail_rows, *chain(*memories)]
+    if batch.since_reset is not None:
+        tensors.append(batch.since_reset)
+    return tensors
 
 
 def make_step(

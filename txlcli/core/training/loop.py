@@ -74,12 +74,18 @@ class Training:
         saver: Saver | None = None,
         world: World = SINGLE_PROCESS,
         *,
+        valid_spans: Sequence[tuple[int, int]] = (),
         capture_graph: CaptureGraph | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if settings.reset_at_documents and not model.supports_reset:
+            message = f"train.reset_at_documents: {type(model).__name__} does not support it; set it to false"
+            raise RecipeError(message, setting="train.reset_at_documents")
         self.settings = settings
         self.segments = segments
         self.valid = valid
+        self.valid_spans = valid_spans
+        """Targets of each document of the validation split, if each is read from an empty memory."""
         self.saver = saver or Saver()
         self.world = world
         self.device = model.device
@@ -255,7 +261,11 @@ class Training:
         """Return the segments of the lanes of this process at the position."""
         lanes = slice(self._parts[0].start, self._parts[-1].stop)
         inputs, targets = self._read(lanes, self.position)
-        return Batch(inputs=inputs, targets=targets, progress=self.step / self.settings.max_steps)
+        since_reset = None
+        if self.settings.reset_at_documents:
+            since_reset = send(torch.from_numpy(self.segments.since_reset(self.position, lanes)), self.device)
+        progress = self.step / self.settings.max_steps
+        return Batch(inputs=inputs, targets=targets, progress=progress, since_reset=since_reset)
 
     def _read(self, lanes: slice, position: StreamPosition) -> tuple[Tensor, Tensor]:
         """Return the inputs (lanes, E + L) and targets (lanes, L) at a position."""
@@ -320,9 +330,10 @@ class Training:
             return
         with self.average.swapped_in():
             valid = self.valid
-            scores = self._on_fast_path(
-                lambda: validate(self.parallel, valid, should_stop=should_stop, on_tokens=on_tokens)
+            compute = functools.partial(
+                validate, self.parallel, valid, spans=self.valid_spans, should_stop=should_stop, on_tokens=on_tokens
             )
+            scores = self._on_fast_path(compute)
         if scores:
             yield self.on_validation(scores)
 

@@ -38,13 +38,22 @@ class TrainingSegments:
     Args:
         ids: the split, (N,), in memory or memory-mapped.
         settings: lengths, number of lanes, and the seed of all that is sampled.
-        sentence_starts: if given, every epoch reads the sentences in a new order.
+        sentence_starts: places in the text where sentences, or documents, begin.
+        shuffles: read the sentences in a new order in every epoch.
     """
 
-    def __init__(self, ids: Tokens, settings: TrainSettings, sentence_starts: Tokens | None = None) -> None:
+    def __init__(
+        self,
+        ids: Tokens,
+        settings: TrainSettings,
+        sentence_starts: Tokens | None = None,
+        *,
+        shuffles: bool = True,
+    ) -> None:
         self.ids = ids
         self._settings = settings
         self._sentence_starts = sentence_starts
+        self._shuffles = shuffles
         self._shuffled_epoch: int | None = None
         self.lane_len = (len(ids) - 1) // settings.batch_size
         """Predictions of a lane in an epoch."""
@@ -88,30 +97,55 @@ class TrainingSegments:
         The E tokens before the segment are fewer at the beginning of an epoch.
         """
         _check_complete(self.ids)
-        settings = self._settings
-        segment = self.range_of(position)
-        lane = np.arange(settings.batch_size)[:, None]
-        at = np.arange(max(0, segment.start - settings.reread_len), segment.stop + 1)
-        if settings.roll_lanes:  # the first token of a lane follows its last one
-            chance = np.random.default_rng((settings.seed, position.epoch))
-            at = (at + chance.integers(self.lane_len, size=lane.shape)) % self.lane_len
-        numbers = (lane * self.lane_len + at)[lanes]
-        if self._sentence_starts is not None:
-            numbers = self._shuffled(self._sentence_starts, numbers, position.epoch)
+        first, in_lane = self._places(position, lanes)
+        numbers = first + in_lane
+        starts = self._sentence_starts
+        if starts is not None and self._shuffles:
+            sentence, begin = self._sentences(starts, numbers, position.epoch)
+            numbers = starts[sentence].astype(np.int64) + numbers - begin
         return self.ids[numbers].astype(np.int64)
 
-    def _shuffled(self, starts: Tokens, numbers: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Return the places in the text of the tokens with these numbers in the reordered stream of an epoch."""
+    def since_reset(self, position: StreamPosition, lanes: slice = slice(None)) -> NDArray[np.int64]:
+        """Return how many tokens were read since the memory began anew, before each input at a position, (B, E + L).
+
+        It begins anew with the token before a sentence, from which the first one of the sentence is predicted, and with
+        the last token of a lane, which a rolled one reads before its first.
+        """
+        assert self._sentence_starts is not None
+        first, in_lane = self._places(position, lanes)
+        predicted = in_lane[:, 1:]
+        numbers = first + predicted
+        _, begin = self._sentences(self._sentence_starts, numbers, position.epoch)
+        return np.minimum(numbers - begin, predicted)
+
+    def _places(self, position: StreamPosition, lanes: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first token of each lane, (B, 1), and the places in it of the tokens at a position, (B, E+L+1)."""
+        settings = self._settings
+        segment = self.range_of(position)
+        first = np.arange(settings.batch_size)[:, None] * self.lane_len
+        at = np.arange(max(0, segment.start - settings.reread_len), segment.stop + 1)[None]
+        if settings.roll_lanes:  # the first token of a lane follows its last one
+            chance = np.random.default_rng((settings.seed, position.epoch))
+            at = (at + chance.integers(self.lane_len, size=first.shape)) % self.lane_len
+        return first[lanes], np.broadcast_to(at, (settings.batch_size, at.shape[1]))[lanes]
+
+    def _sentences(
+        self, starts: Tokens, numbers: NDArray[np.int64], epoch: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the sentence of each token of an epoch's stream, as its number in the text, and the number of its
+        first token in the stream."""
+        if not self._shuffles:
+            sentence = np.searchsorted(starts, numbers.astype(starts.dtype), side="right") - 1
+            return sentence, starts[sentence].astype(np.int64)
         if self._shuffled_epoch != epoch:
             self._order = np.arange(len(starts), dtype=np.uint32)  # 32 bits suffice for tens of millions
             np.random.default_rng((self._settings.seed, epoch)).shuffle(self._order)
             lengths = np.diff(starts.astype(np.int64), append=len(self.ids))
             self._ends = np.cumsum(lengths[self._order])  # of the sentences in the reordered stream
             self._shuffled_epoch = epoch
-        sentence = np.searchsorted(self._ends, numbers, side="right")
-        first = starts[self._order[sentence]].astype(np.int64)
-        begin = np.where(sentence > 0, self._ends[sentence - 1], 0)
-        return first + numbers - begin
+        place = np.searchsorted(self._ends, numbers, side="right")
+        begin = np.where(place > 0, self._ends[place - 1], 0)
+        return self._order[place].astype(np.int64), begin
 
 
 @functools.lru_cache(maxsize=2)

@@ -36,6 +36,8 @@ class Batch:
     """Fraction of the training steps that are done; auxiliary losses depend on it."""
     seg_len: Tensor | None = None
     """Number of targets that are not padding (0-d), if the segment is padded."""
+    since_reset: Tensor | None = None
+    """`Objective.since_reset`, (B, E + L)."""
     tail_rows: Sequence[Tensor] = ()
     """`Objective.tail_rows` of one micro-batch after another, if a CUDA graph reads them."""
 
@@ -43,10 +45,17 @@ class Batch:
         """Yield micro-batches of these numbers of lanes."""
         inputs = self.inputs.split(sizes)
         targets = self.targets.split(sizes)
+        since_reset = [None] * len(sizes) if self.since_reset is None else self.since_reset.split(sizes)
         tails = len(self.tail_rows) // len(sizes)
         for number in range(len(sizes)):
             rows = self.tail_rows[number * tails : (number + 1) * tails]
-            yield replace(self, inputs=inputs[number], targets=targets[number], tail_rows=rows)
+            yield replace(
+                self,
+                inputs=inputs[number],
+                targets=targets[number],
+                since_reset=since_reset[number],
+                tail_rows=rows,
+            )
 
 
 class Step:
@@ -117,6 +126,7 @@ class Step:
             seg_len=batch.seg_len,
             tail_rows=batch.tail_rows or None,
             reread_len=self.settings.reread_len,
+            since_reset=batch.since_reset,
             activation_penalty=self.settings.activation_penalty,
             slowness_penalty=self.settings.slowness_penalty,
         )

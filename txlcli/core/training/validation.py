@@ -3,7 +3,7 @@
 Axes: B lanes, T tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ import torch
 
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
+from txlcli.core.reading.documents import score_spans
 from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
 from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.distributed import World, even_parts
@@ -45,18 +46,22 @@ def validate(
     parallel: DataParallel,
     split: InputsAndTargets,
     *,
+    spans: Sequence[tuple[int, int]] = (),
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,
 ) -> Scores | None:
-    """Score the validation split; return None if stopped before its end. All processes must call this."""
+    """Score the validation split; return None if stopped before its end. All processes must call this.
+
+    With the `spans` of documents, each is read from an empty memory.
+    """
     world = parallel.world
     in_windows = parallel.settings.valid_attn_len is not None
 
     def after_segment(tokens: int) -> None:
         if on_tokens:
             on_tokens(tokens)
-        # Processes read different numbers of windows: several of them only stop after the last.
-        may_agree = world.size == 1 or not in_windows
+        # Processes read different numbers of windows or documents: several of them only stop after the last.
+        may_agree = world.size == 1 or not (in_windows or spans)
         if may_agree and world.any_of(should_stop()):
             raise _Stopped
 
@@ -64,6 +69,9 @@ def validate(
     settings = validation_settings(parallel.settings)
     stream = Stream(parallel.model, inputs, targets, settings, after_segment, parallel.make_reader)
     with suppress(_Stopped):
+        if spans:
+            parallel.receive_updates()
+            return _score_documents(stream, spans, world)
         if in_windows:
             return _score_windows(stream, parallel.settings, world)
         return score_in_processes(stream, world=world)
@@ -80,6 +88,19 @@ def _score_windows(stream: Stream, settings: TrainSettings, world: World) -> Sco
         replace(stream, settings=evaluation), stride=settings.valid_stride, share=(world.rank, world.size)
     )
     return add_shares(own, world)
+
+
+def _score_documents(stream: Stream, spans: Sequence[tuple[int, int]], world: World) -> Scores:
+    """Score the documents between these targets, divided over the processes."""
+    own_spans = spans[world.rank :: world.size]
+    own = score_spans(stream, own_spans)
+    losses = np.zeros(len(stream.targets), dtype=np.float32)
+    done = 0
+    for first, end in own_spans:
+        length = end - first
+        losses[first:end] = own.losses_nats[done : done + length]
+        done += length
+    return add_shares(Scores(losses, own.seconds, min(stream.settings.batch_size, len(spans))), world)
 
 
 def check_lanes(tokens: int, settings: EvalSettings, processes: int) -> None:

@@ -4,19 +4,16 @@ Axes: N window length, S stride, M memory length, T tokens.
 """
 
 import math
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.core.measures.timing import Repetitions, time_evaluation, time_vanilla
-from txlcli.core.reading.documents import Document, score_documents
-from txlcli.core.reading.scoring import Scores, Stream, attention_span
+from txlcli.core.reading.documents import score_spans
+from txlcli.core.reading.scoring import Scores, attention_span
 from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.validation import add_shares, check_lanes, score_in_processes
 from txlcli.errors import TrainingError
@@ -25,11 +22,8 @@ from txlcli.system.processors import is_trusted
 from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
-from txlcli.workflows.evaluation.texts import document_starts
+from txlcli.workflows.evaluation.texts import spans_of_documents
 from txlcli.workflows.result import Result
-
-DOCUMENTS_AT_ONCE = 1024
-"""Documents that are ordered by length together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,28 +151,11 @@ def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
 def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     """Score the documents of a split, each from an empty memory; its first token follows the one before it alone."""
     scoring = scoring.changed(mem_len=mem_len)
-    starts = document_starts(scoring.opened, scoring.text, scoring.workspace)
-    spans = list(pairwise([*starts, len(scoring.text.targets)]))
-    scores = scoring.score(partial(_score_spans, spans), f"M = {mem_len}")
+    spans = spans_of_documents(scoring.opened, scoring.text, scoring.workspace)
+    scores = scoring.score(partial(score_spans, spans=spans), f"M = {mem_len}")
     longest = max(end - first for first, end in spans)
     keys = _keys_seen(scoring.changed(batch_size=1), longest)
     return make_row(scoring, scores, keys=keys, documents=len(spans))
-
-
-def _score_spans(spans: Sequence[tuple[int, int]], stream: Stream) -> Scores:
-    """Score the documents between these targets, some at once."""
-    started = time.perf_counter()
-    losses = []
-    for number in range(0, len(spans), DOCUMENTS_AT_ONCE):
-        batch = spans[number : number + DOCUMENTS_AT_ONCE]
-        documents = [Document(stream.inputs[first:end], stream.targets[first:end]) for first, end in batch]
-        for scores in score_documents(stream.model, documents, stream.settings):
-            losses.append(scores.losses_nats)
-        _, scored = batch[-1]
-        stream.on_tokens(scored)
-    seconds = time.perf_counter() - started
-    lanes = min(stream.settings.batch_size, len(spans))
-    return Scores(np.concatenate(losses), seconds, lanes)
 
 
 def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:

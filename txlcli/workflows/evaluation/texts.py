@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.config import recipe
+from txlcli.core.reading.documents import document_spans
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.corpora import CORPORA
 from txlcli.corpora.locate import printable
@@ -116,17 +117,13 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, workspac
     )
 
 
-def document_starts(opened: OpenRun, text: ScoredText, workspace: Workspace) -> list[int]:
-    """Return the index of the first target of each document of a split."""
+def spans_of_documents(opened: OpenRun, text: ScoredText, workspace: Workspace) -> list[tuple[int, int]]:
+    """Return the targets of each document of a split, as `document_spans` does."""
     store = opened.store(workspace.data_dir)
     starts = store.sentence_starts(text.split or "")
     if starts is None:
         raise StoreError(f"{store.path} does not record where documents begin; prepare it again with `documents`")
-    firsts = starts.astype(np.int64)
-    if store.vocab.boundary is None:
-        firsts -= 1  # the first token of the text is not a target
-    firsts = np.maximum(firsts, 0)
-    return np.unique(firsts[firsts < len(text.targets)]).tolist()
+    return document_spans(starts, store.vocab.boundary, len(text.targets))
 
 
 def _predictable(tokens: int, vocab: Vocab) -> int:

@@ -1,6 +1,6 @@
 """Builds what a training run needs: the processes, the text, the run directory, the model and its optimizer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.documents import document_spans
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training import checkpoint, distributed
 from txlcli.core.training.checkpoint import Checkpoint
@@ -195,7 +196,9 @@ class Builder:
         saver = Saver(run.directory, identity)
         out_of_memory.warn(plan, self.reporter)
         with out_of_memory.explained(plan):
-            training = Training(_make_model(run, train, begin, self.device), train, segments, valid, saver, self.world)
+            model = _make_model(run, train, begin, self.device)
+            spans = _valid_spans(run.settings, self.store, valid)
+            training = Training(model, train, segments, valid, saver, self.world, valid_spans=spans)
             if saved is not None:
                 training.restore(saved)
         return training
@@ -231,7 +234,8 @@ def read_splits(
 ) -> tuple[TrainingSegments, InputsAndTargets | None]:
     """Read the segments of the train split, and the valid split; None for a store without one."""
     train = settings.train
-    segments = TrainingSegments(store.ids("train"), train, _shuffled_starts(settings, store))
+    starts, shuffles = _train_starts(settings, store)
+    segments = TrainingSegments(store.ids("train"), train, starts, shuffles=shuffles)
     if segments.lane_len <= train.seg_len:
         reporter.say(
             f"each of the {train.batch_size} parallel parts of the text has {segments.lane_len:,} tokens, no more than "
@@ -247,20 +251,32 @@ def read_splits(
     return segments, valid
 
 
-def _shuffled_starts(settings: Settings, store: TokenStore) -> Ids | None:
-    """Return where the sentences or documents of the train split start, if the recipe shuffles them."""
+def _train_starts(settings: Settings, store: TokenStore) -> tuple[Ids | None, bool]:
+    """Return where the sentences or documents of the train split start, if the recipe needs it, and if it shuffles."""
     if settings.corpus.shuffle_sentences:
-        unit = "sentences"
-    elif settings.corpus.shuffle_documents:
-        unit = "documents"
-    else:
-        return None
-    starts = store.sentence_starts("train")
+        return _starts(store, "train", "sentences", "corpus.shuffle_sentences"), True
+    if settings.corpus.shuffle_documents:
+        return _starts(store, "train", "documents", "corpus.shuffle_documents"), True
+    if settings.train.reset_at_documents:
+        return _starts(store, "train", "documents", "train.reset_at_documents"), False
+    return None, False
+
+
+def _starts(store: TokenStore, split: str, unit: str, setting: str) -> Ids:
+    """Return where the units of a split start, which a setting needs."""
+    starts = store.sentence_starts(split)
     if starts is None:
-        setting = f"corpus.shuffle_{unit}"
         message = f"{setting}: {store.path} does not record where {unit} start; set it to false"
         raise RecipeError(message, setting=setting)
     return starts
+
+
+def _valid_spans(settings: Settings, store: TokenStore, valid: InputsAndTargets | None) -> Sequence[tuple[int, int]]:
+    """Return the targets of each document of the validation split, if each begins with an empty memory."""
+    if valid is None or not settings.train.reset_at_documents:
+        return ()
+    starts = _starts(store, "valid", "documents", "train.reset_at_documents")
+    return document_spans(starts, store.vocab.boundary, len(valid[1]))
 
 
 def _check_without_valid(train: TrainSettings, store: TokenStore) -> None:

@@ -21,6 +21,7 @@ FIXED_KEYS = (
     "train.mem_len",
     "train.reread_len",
     "train.roll_lanes",
+    "train.reset_at_documents",
     "train.optimizer",
     "train.momentum",
     "train.average",
