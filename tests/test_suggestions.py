@@ -6,7 +6,7 @@ from txlcli.config import recipe
 from txlcli.suggestions import did_you_mean, meant_option, meant_setting
 
 DEVICES = ["auto", "cpu", "cuda"]
-FORMATS = ["huggingface", "nanogpt", "llm.c", "megatron", "parquet"]
+FORMATS = ["transformers", "hf", "nanogpt", "llm.c", "megatron", "parquet"]
 CORPORA = ["enwik8", "text8", "wt103", "lm1b", "ptb", "stdlib"]
 TOKENIZERS = ["byte", "char", "word", "sentencepiece"]
 COMMANDS = ["quickstart", "prepare", "train", "eval", "speed", "generate", "runs", "recipes", "import", "export"]
@@ -18,7 +18,7 @@ EVAL = ["--mem-len", "--seg-len", "--max-distance", "--plot", "--device", "--pre
     ("word", "known", "meant"),
     [
         ("gpu", DEVICES, "cuda"),
-        ("hf", FORMATS, "huggingface"),
+        ("huggingface", FORMATS, "transformers"),
         ("wikitext", CORPORA, "wt103"),
         ("enwik9", CORPORA, "enwik8"),
         ("rope", ["relative", "shaw", "sinusoid", "learned", "rotary"], "rotary"),

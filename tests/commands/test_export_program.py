@@ -77,7 +77,7 @@ def test_a_program_of_pieces_is_told_to_take_ids(here):
 
 def test_other_architectures_are_rejected_and_other_configurations_are_told(here):
     train("model.norm=pre", name="pre")
-    assert refusal("export", "pre", "out", code=1).endswith("; export it with --format pt2")
+    assert refusal("export", "pre", "out", "--format", "hf", code=1).endswith("; export it with --format transformers")
     train(
         "model.arch=rmt", "model.segment_len=5", "train.mem_len=0", "eval.mem_len=0", "eval.same_length=off", name="rmt"
     )

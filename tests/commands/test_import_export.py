@@ -53,7 +53,7 @@ def refused(*arguments, code=1):
 
 @pytest.mark.parametrize("run", ["adaptive", "word"])
 def test_an_exported_run_is_imported_with_the_same_weights(here, run):
-    told = json_of("export", run, "hf")
+    told = json_of("export", run, "hf", "--format", "hf")
     assert told["files"] == ["config.json", "model.safetensors", "vocab.json", "vocab.txt"]
     assert sorted(path.name for path in (here / "hf").iterdir()) == told["files"]
     assert (told["run"], told["folder"], told["parameters"]) == (f"runs/{run}", "hf", card(f"runs/{run}")["parameters"])
@@ -70,7 +70,7 @@ def test_an_exported_run_is_imported_with_the_same_weights(here, run):
 
 
 def test_an_imported_run_is_evaluated_with_the_same_settings_and_loss_and_generates_the_same_text(here):
-    done("export", "adaptive", "hf")
+    done("export", "adaptive", "hf", "--format", "hf")
     done("import", "hf", "--name", "back", "--store", "word")
     (ours,), (theirs,) = (json_of("eval", run, *EVALUATION)["rows"] for run in ("back", "adaptive"))
     same = ("tokens", "lanes", "mem_len", "attn_len_min", "attn_len_max")
@@ -84,8 +84,8 @@ def test_an_imported_run_is_evaluated_with_the_same_settings_and_loss_and_genera
 
 
 def test_an_export_notes_that_the_memory_started_empty(here):
-    assert len(json_of("export", "word", "hf")["notes"]) == 1
-    assert json_of("export", "adaptive", "other")["notes"] == []
+    assert len(json_of("export", "word", "hf", "--format", "hf")["notes"]) == 1
+    assert json_of("export", "adaptive", "other", "--format", "hf")["notes"] == []
     done("import", "hf", "--store", "word")  # a key of txl in config.json records how it started
     config = json.loads((here / "hf/config.json").read_text())
     assert config.pop("memory_start") == "empty"
@@ -97,7 +97,7 @@ def test_an_export_notes_that_the_memory_started_empty(here):
 
 
 def test_the_export_has_hugging_face_s_keys_and_names(here):
-    done("export", "adaptive", "hf")
+    done("export", "adaptive", "hf", "--format", "hf")
     config = json.loads((here / "hf/config.json").read_text())
     shape = ("model_type", "n_layer", "d_model", "n_head", "d_head", "d_inner", "cutoffs", "div_val", "d_embed")
     assert [config[key] for key in shape] == ["transfo-xl", 2, 8, 3, 5, 11, [5, 11], 2, 16]
@@ -116,7 +116,11 @@ def vocabulary(here):
 
 @pytest.mark.parametrize("tokenizer", ["byte", "sentencepiece"])
 def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, tokenizer):
-    assert json_of("export", tokenizer, "hf")["files"] == ["config.json", "model.safetensors", "vocab.json"]
+    assert json_of("export", tokenizer, "hf", "--format", "hf")["files"] == [
+        "config.json",
+        "model.safetensors",
+        "vocab.json",
+    ]
     done("import", "hf")
     assert card("runs/hf")["metric"] == card(f"runs/{tokenizer}")["metric"]
     assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{tokenizer}/best.safetensors")
@@ -126,7 +130,7 @@ def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, token
 
 
 def test_the_store_is_the_one_of_the_folder_or_the_recipe_if_it_has_the_vocabulary(here):
-    done("export", "adaptive", "word")
+    done("export", "adaptive", "word", "--format", "hf")
     told = json_of("import", "word", "--name", "hf")
     assert told == {
         **{"run": "runs/hf", "source": "word", "system": "Hugging Face TransfoXL"},
@@ -143,7 +147,7 @@ def test_the_store_is_the_one_of_the_folder_or_the_recipe_if_it_has_the_vocabula
 
 
 def test_without_a_store_the_text_can_still_be_prepared(here):
-    done("export", "adaptive", "hf")
+    done("export", "adaptive", "hf", "--format", "hf")
     shutil.copyfile(here / "data/novel.h5", here / "data/taken.h5")  # of another vocabulary
     (here / "data/word.h5").unlink()
     (here / "data/broken.h5").write_text("not a store")
@@ -168,7 +172,7 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     ids=["a list with a byte order mark", "a given file", "a store"],
 )
 def test_the_vocabulary_comes_from_the_folder_a_file_or_a_store(here, kept, mark, options):
-    done("export", "adaptive", "hf")
+    done("export", "adaptive", "hf", "--format", "hf")
     words = (here / "hf/vocab.txt").read_bytes()
     for name in ("vocab.txt", "vocab.json"):
         (here / "hf" / name).unlink()
@@ -179,7 +183,7 @@ def test_the_vocabulary_comes_from_the_folder_a_file_or_a_store(here, kept, mark
 
 
 def test_a_recipe_provides_the_settings_that_a_directory_lacks(here):
-    done("export", "adaptive", "hf")
+    done("export", "adaptive", "hf", "--format", "hf")
     (here / "mine.toml").write_text(RECIPE.replace("lr = 3e-2", "lr = 7e-2").replace("d_model = 8", "d_model = 6"))
     done("import", "hf", "--recipe", "mine.toml", "--set", "eval.batch_size=3")
     told = card("runs/hf")
@@ -331,11 +335,15 @@ def test_no_code_of_a_hostile_directory_is_run(foreign, name, case):
 
 def test_an_export_is_replaced_only_with_force(here):
     (here / "hf").mkdir()
-    done("export", "adaptive", "hf")
+    done("export", "adaptive", "hf", "--format", "hf")
     before = files_of(here / "hf")
-    assert "--force" in refusal("export", "byte", "hf", code=1)
+    assert "--force" in refusal("export", "byte", "hf", "--format", "hf", code=1)
     assert files_of(here / "hf") == before
-    assert json_of("export", "byte", "hf", "--force")["files"] == ["config.json", "model.safetensors", "vocab.json"]
+    assert json_of("export", "byte", "hf", "--force", "--format", "hf")["files"] == [
+        "config.json",
+        "model.safetensors",
+        "vocab.json",
+    ]
     assert sorted(files_of(here / "hf")) != sorted(before)
     done("import", "hf")
     assert card("runs/hf")["vocab_size"] == 256
@@ -344,9 +352,9 @@ def test_an_export_is_replaced_only_with_force(here):
 def test_other_files_are_never_overwritten(here):
     before = files_of(here / "novel")
     for force in ([], ["--force"]):
-        refusal("export", "adaptive", "novel", *force, code=1)
-        assert "tiny.toml exists" in refusal("export", "adaptive", "tiny.toml", *force, code=1)
-    assert "novel holds test.txt" in refusal("export", "adaptive", "novel", "--force", code=1)
+        refusal("export", "adaptive", "novel", *force, "--format", "hf", code=1)
+        assert "tiny.toml exists" in refusal("export", "adaptive", "tiny.toml", *force, "--format", "hf", code=1)
+    assert "novel holds test.txt" in refusal("export", "adaptive", "novel", "--force", "--format", "hf", code=1)
     assert files_of(here / "novel") == before
 
 
@@ -357,7 +365,9 @@ def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
         if content:
             (here / "mine/vocab.json").write_text(content)
         before = files_of(here / "mine")
-        assert "no vocab.json of an export" in refusal("export", "adaptive", "mine", "--force", code=1)
+        assert "no vocab.json of an export" in refusal(
+            "export", "adaptive", "mine", "--force", "--format", "hf", code=1
+        )
         assert files_of(here / "mine") == before
 
 

@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused_with_the_setting(here):
 
 
 def test_an_import_does_not_tell_how_to_train_and_begins_with_the_settings_that_are_given(here):
-    done("export", "byte", "hf")
+    done("export", "byte", "hf", "--format", "hf")
     done("import", "hf", "--name", "imported", "--store", "novel")
     assert "does not tell how to train" in refusal("train", "--from", "imported")
     done("train", "--from", "imported", "--name", "tuned", *STILL, "--set", "train.max_steps=9")

@@ -189,7 +189,7 @@ JOBS = (
         ("hf", "data/word.h5", "data/novel.h5", "runs/byte"),
         check_import,
     ),
-    Job("export", ("export", "char", "out", "--force", "--json"), ("out", "runs/char"), check_export),
+    Job("export", ("export", "char", "out", "--format", "hf", "--force", "--json"), ("out", "runs/char"), check_export),
 )
 
 

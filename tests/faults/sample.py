@@ -51,7 +51,7 @@ def build(directory):
         done("eval", run, *where, "--split", "valid")
     done("eval", "byte", *where, "--split", "valid", "--losses", directory / "losses.h5", "--quiet")
     done("compress", "byte", directory / "novel/valid.txt", directory / "packed", *where)
-    done("export", "word", directory / "hf", "--runs-dir", directory / "runs")
+    done("export", "word", directory / "hf", "--format", "hf", "--runs-dir", directory / "runs")
     shutil.copytree(directory / "hf", directory / "out")
     (directory / "other.txt").write_text(
         "".join(f"{number:x} is followed by {number + 1:x}\n" for number in range(9000))

@@ -84,7 +84,7 @@ def test_an_import_predicts_as_the_peer_does_and_an_export_is_the_peer_again(kin
     ours = predictions("mine", tokens, seg_len)
     torch.testing.assert_close(ours, peer.log_probs(model, tokens, seg_len), rtol=0, atol=1e-5)
 
-    run_txl("export", "mine", "back")
+    run_txl("export", "mine", "back", "--format", "hf")
     again = peer.load(tmp_path / "back")
     torch.testing.assert_close(
         peer.log_probs(again, tokens, seg_len), peer.log_probs(model, tokens, seg_len), rtol=0, atol=1e-6

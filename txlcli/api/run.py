@@ -357,7 +357,7 @@ class LoadedRun:
 
     @checked
     def export(self, directory: PathLike, options: ExportOptions | None = None) -> ExportedRun:
-        """Write the run for Hugging Face's class, or as a program of PyTorch, as `txl export`.
+        """Write the run for Hugging Face Transformers, or as a program of PyTorch, as `txl export`.
 
         Args:
             directory: receives the files.
@@ -370,7 +370,7 @@ class LoadedRun:
         """
         given = options or ExportOptions()
         if given.format not in export_run.FILES_BY_FORMAT:
-            raise UsageError(f"`format` {given.format} is for a token store; a run has huggingface and pt2")
+            raise UsageError(f"`format` {given.format} is for a token store; a run has transformers, hf and pt2")
         return export_run.run(self._name, Path(directory), given, self._workspace.runs_dir)
 
     @checked

@@ -63,15 +63,16 @@ def export(
 ) -> None:
     """Export a run for other programs, or the tokens or text of a store.
 
-    A run becomes a TransfoXL folder: config.json and model.safetensors for transformers up to version 4, and the
-    vocabulary; "txl import" reads it back. With --format pt2 it becomes a program that PyTorch runs without txl.
-    A store becomes one file per split, of ids or of text, and the vocabulary; "txl prepare" reads them back.
+    A run becomes a folder that Hugging Face Transformers 5 opens, with its model code, tokenizer and model card. With
+    --format hf it becomes a folder of the TransfoXL class of Transformers 4, which "txl import" reads back; with
+    --format pt2 a program that PyTorch runs without txl. A store becomes one file per split, of ids or of text, and
+    the vocabulary; "txl prepare" reads them back.
 
-    Example: txl export runs/wt103 hf-wt103/
+    Example: txl export runs/wt103 wt103-model/
     """
     path = Path(name) if name.endswith(".h5") else workspace.store_path(name)
     is_run = run_directory.is_run(name, workspace.runs_dir)
-    if options.format in ("huggingface", "pt2"):
+    if options.format in ("transformers", "hf", "pt2"):
         if path.is_file() and not is_run:
             raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
         run_directory.find(name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
@@ -91,9 +92,13 @@ def export(
 
 def _show_run(result: "ExportedRun") -> None:
     folder = shlex.quote(result.folder)
-    command: str | None = f"txl import {folder}"
-    if "load.py" in result.files:  # a program with a note reads ids only, not text
-        command = None if result.notes else f"python {folder}/load.py score FILE"
+    command: str | None = None
+    if result.format == "transformers":
+        command = f"AutoModelForCausalLM.from_pretrained({result.folder!r}, trust_remote_code=True)"
+    elif result.format == "hf":
+        command = f"txl import {folder}"
+    elif not result.notes:  # a program with a note reads ids only, not text
+        command = f"python {folder}/load.py score FILE"
     facts = {"files": ", ".join(result.files), "next": command}
     console.show_facts(f"{result.run} as {result.folder}", facts, result.notes)
 

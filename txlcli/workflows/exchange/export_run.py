@@ -1,4 +1,4 @@
-"""Writes a run as a directory that Hugging Face's TransfoXL reads, or as a program that plain PyTorch runs."""
+"""Writes a run as a directory for Hugging Face Transformers, for its former TransfoXL, or as a program of PyTorch."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ from txlcli.errors import RunError
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import replacing
-from txlcli.workflows.exchange import export_directory, huggingface
+from txlcli.workflows.exchange import export_directory, huggingface, transformers_folder
 from txlcli.workflows.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.workflows.exchange.huggingface import CONFIG
 from txlcli.workflows.exchange.options import ExportOptions
@@ -34,7 +34,11 @@ WEIGHTS = "model.safetensors"
 WORDS = "vocab.txt"
 PROGRAM = "model.pt2"
 LOADER = "load.py"
-FILES_BY_FORMAT = {"huggingface": (CONFIG, WEIGHTS, WORDS), "pt2": (PROGRAM, LOADER)}
+FILES_BY_FORMAT = {
+    "transformers": transformers_folder.FILES,
+    "hf": (CONFIG, WEIGHTS, WORDS),
+    "pt2": (PROGRAM, LOADER),
+}
 EMPTY_START = (
     "Hugging Face's memory starts with M zero vectors that are attended to, this run's memory started empty: "
     "predictions differ near the beginning of a text"
@@ -49,16 +53,21 @@ class ExportedRun(Result):
 
     run: str
     folder: str
+    format: str
     files: tuple[str, ...]
     parameters: int
     notes: tuple[str, ...]
 
 
 def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
-    """Write a run as a Hugging Face directory, or as a program with the file that runs it."""
+    """Write a run as a directory in one of the formats."""
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
     notes: tuple[str, ...] = ()
-    if options.format == "pt2":
+    if options.format == "transformers":
+        transformers_folder.check(opened)
+        write = transformers_folder.write
+        notes = transformers_folder.notes_of(opened)
+    elif options.format == "pt2":
         _check_architecture(opened)
         write = _write_program
         if opened.vocab.tokenizer not in ("byte", "char", "word"):
@@ -73,6 +82,7 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
     return ExportedRun(
         run=str(opened.run.directory),
         folder=str(directory),
+        format=options.format,
         files=export_directory.fill(directory, names, fill, opened.vocab, force=options.force),
         parameters=opened.run.parameters,
         notes=notes,
@@ -93,7 +103,7 @@ def _check_settings(opened: OpenRun) -> None:
         return
     message = f"{opened.run.directory}: {missing}"
     if settings.arch == "transformer":
-        message += "; export it with `format` pt2"
+        message += "; export it with `format` transformers"
     raise RunError(message)
 
 

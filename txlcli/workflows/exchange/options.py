@@ -25,9 +25,9 @@ class ImportOptions(Options):
 class ExportOptions(Options):
     """Options of `txl export`."""
 
-    format: Literal["huggingface", "pt2", "nanogpt", "llm.c", "megatron", "parquet"] = option(
-        "huggingface, or pt2 (a program of PyTorch) for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or "
-        "parquet (text) for a store.",
-        default="huggingface",
+    format: Literal["transformers", "hf", "pt2", "nanogpt", "llm.c", "megatron", "parquet"] = option(
+        "transformers, hf (the TransfoXL class of transformers 4) or pt2 (a program of PyTorch) for a run; nanogpt, "
+        "llm.c (.bin), megatron (.bin and .idx) or parquet (text) for a store.",
+        default="transformers",
     )
     force: bool = force_option()

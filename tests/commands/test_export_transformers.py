@@ -1,0 +1,68 @@
+"""txl export for Hugging Face Transformers: the files of the folder; tests/peer/test_transformers.py opens them."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.commands.novel import card, done, json_of, refusal, train
+from tests.core.builders import POSITIONS
+from txlcli.core.model.encodings import ENCODINGS
+from txlcli.workflows.exchange import transformers_folder
+
+FILES = ["README.md", "config.json", "model.safetensors", "modeling_txl.py", "tokenization_txl.py"]
+FILES += ["tokenizer_config.json", "vocab.json"]
+
+
+def test_the_folder_holds_model_tokenizer_and_card(here):
+    done("eval", "word", "--mem-len", "0,5")
+    told = json_of("export", "word", "out")
+    assert told["files"] == FILES == sorted(path.name for path in Path("out").iterdir())
+    config = json.loads(Path("out/config.json").read_text())
+    assert (config["segment_len"], config["mem_len"], config["key_limit"]) == (5, 5, 5)
+    weights = load_file("out/model.safetensors")
+    assert sum(tensor.numel() for tensor in weights.values()) == card("runs/word")["parameters"]
+    text = Path("out/README.md").read_text()
+    assert "| word test |" in text
+    assert "`model.d_model` | `8`" in text
+
+
+def test_ids_without_text_have_no_tokenizer(here):
+    Path("pieces").mkdir()
+    for number in range(20):
+        Path(f"pieces/{number}.json").write_text(json.dumps([1, 2, 3] * 20))
+    done("prepare", "pieces", "--ids", "--vocab-size", 7, "--name", "numbers")
+    train("corpus.store=numbers", name="numbers")
+    assert json_of("export", "numbers", "out")["files"] == [name for name in FILES if "token" not in name]
+
+
+@pytest.mark.parametrize("name", ["modeling_txl.py", "tokenization_txl.py"])
+def test_the_code_needs_torch_and_transformers_alone(name):
+    tree = ast.parse((transformers_folder.CODE / name).read_text())
+    top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    assert {module.partition(".")[0] for module in modules} <= {
+        *("torch", "transformers"),
+        *("base64", "json", "math", "pathlib", "re", "shutil"),
+    }
+
+
+def test_every_encoding_of_txl_is_in_the_code():
+    assert set(transformers_folder.POSITIONS) == set(ENCODINGS) == set(POSITIONS)
+
+
+def test_a_model_that_the_code_does_not_compute_is_rejected(watched):
+    assert "watched" in refusal("export", "watched", "out", code=1)
+    train(
+        "model.arch=rmt",
+        "model.n_memory_tokens=2",
+        "model.segment_len=5",
+        "train.mem_len=0",
+        "eval.mem_len=0",
+        name="rmt",
+    )
+    assert 'not "rmt"' in refusal("export", "rmt", "out", code=1)
+    assert not Path("out").exists()

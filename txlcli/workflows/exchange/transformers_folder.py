@@ -1,0 +1,130 @@
+"""Writes a run as a folder that Hugging Face Transformers 5 opens: settings, weights, code, tokenizer and card."""
+
+import json
+import shutil
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from txlcli.config.bands import bands
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.errors import RunError
+from txlcli.runs.loading import OpenRun
+from txlcli.system.atomic_files import replacing
+from txlcli.workflows.exchange.model_card import card_of
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+MODEL_CODE = "modeling_txl.py"
+TOKENIZER_CODE = "tokenization_txl.py"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+FILES: tuple[str, ...] = (CONFIG, WEIGHTS, CARD, MODEL_CODE, TOKENIZER_CODE, TOKENIZER_CONFIG)
+CODE = files("txlcli.workflows.exchange") / "transformers_files"
+POSITIONS = ("relative", "relative_tied", "shaw", "sinusoid", "learned", "rotary", "alibi", "t5", "none")
+FEED_FORWARDS = ("relu", "swiglu")
+AUTO_TEMPERATURE = "eval.temperature = auto is exported as 1; set softmax_temperature in config.json to another"
+
+
+def check(opened: OpenRun) -> None:
+    """Reject a run whose model the code in the folder does not compute."""
+    settings = opened.model.settings
+    run = opened.run.directory
+    if not isinstance(settings, TransformerSettings) or settings.arch != "transformer":
+        raise RunError(f'{run}: only arch = "transformer" can be exported, not "{settings.arch}"')
+    if settings.position not in POSITIONS:
+        raise RunError(f'{run}: position = "{settings.position}" is an encoding of your own, which cannot be exported')
+    if settings.parts.feed_forward not in FEED_FORWARDS:
+        raise RunError(
+            f'{run}: feed_forward = "{settings.parts.feed_forward}" is a sublayer of your own, which cannot be exported'
+        )
+
+
+def notes_of(opened: OpenRun) -> tuple[str, ...]:
+    """Return what a user should know about the folder."""
+    if opened.run.settings.evaluation_settings().temperature == "auto":
+        return (AUTO_TEMPERATURE,)
+    return ()
+
+
+def write(opened: OpenRun, draft: Path) -> None:
+    """Write the files of the folder."""
+    model = opened.transformer
+    config = config_of(model.settings, opened.run.settings.evaluation_settings(), model.vocab_size)
+    (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with replacing(draft / WEIGHTS) as file:
+        try:
+            save_file(weights_of(model), file, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(0, str(error)) from error
+    names = [MODEL_CODE]
+    if opened.vocab.tokenizer != "ids":  # ids have no text
+        names.append(TOKENIZER_CODE)
+        tokenizer = {
+            "auto_map": {"AutoTokenizer": ["tokenization_txl.TxlTokenizer", None]},
+            "tokenizer_class": "TxlTokenizer",
+        }
+        (draft / TOKENIZER_CONFIG).write_text(json.dumps(tokenizer, indent=2) + "\n", encoding="utf-8")
+    for name in names:
+        shutil.copyfile(str(CODE / name), draft / name)
+    (draft / CARD).write_text(card_of(opened), encoding="utf-8")
+
+
+def weights_of(model: TransformerXL) -> dict[str, Any]:
+    """Return the weights by name, those of the code in the folder."""
+    return {
+        name: parameter.detach().contiguous()
+        for name, parameter in model.named_parameters()
+        if not name.startswith("auxiliary.")  # classifiers that are used in training only
+    }
+
+
+def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: int) -> dict[str, Any]:
+    """Return config.json: the settings of the model, and those of its evaluation that decide what a token sees."""
+    limits = [limit for limit in (evaluation.key_limit, model.window) if limit is not None]
+    auto_map = {"AutoConfig": "modeling_txl.TxlConfig", "AutoModelForCausalLM": "modeling_txl.TxlForCausalLM"}
+    return {
+        "model_type": "txl",
+        "architectures": ["TxlForCausalLM"],
+        "auto_map": auto_map,
+        "vocab_size": vocab_size,
+        "n_layers": model.n_layers,
+        "d_model": model.d_model,
+        "n_heads": model.n_heads,
+        "d_head": model.d_head,
+        "inner_width": model.inner_width,
+        "position": model.position,
+        "n_positions": model.n_positions,
+        "tie_biases": model.tie_biases,
+        "norm": model.norm,
+        "norm_eps": model.norm_eps,
+        **asdict(model.parts),
+        "gating": model.gating,
+        "gate_bias": model.gate_bias,
+        "memory_start": model.memory_start,
+        "bands": [asdict(band) for band in bands(model, vocab_size)],
+        "tie_embeddings": model.tie_embeddings,
+        "segment_len": evaluation.seg_len if evaluation.mem_len else None,
+        "mem_len": evaluation.mem_len,
+        "key_limit": min(limits, default=None),
+        "max_distance": evaluation.max_distance,
+        "softmax_temperature": 1.0 if evaluation.temperature == "auto" else evaluation.temperature,
+        "init_std": model.init_std,
+        "dropout": model.dropout,
+        "embedding_dropout": model.dropout_rate("embedding_dropout"),
+        "output_dropout": model.dropout_rate("output_dropout"),
+        "distance_dropout": model.dropout_rate("distance_dropout"),
+        "feed_forward_dropout": model.dropout_rate("feed_forward_dropout"),
+        "inner_dropout": model.dropout_rate("inner_dropout", "feed_forward_dropout"),
+        "attention_dropout": model.attention_dropout,
+        "projection_dropout": model.projection_dropout,
+        "variational_dropout": model.variational_dropout,
+        "word_dropout": model.word_dropout,
+        "dtype": "float32",
+    }
