@@ -62,6 +62,7 @@ def test_a_model_that_the_code_does_not_compute_is_rejected(watched):
         "model.segment_len=5",
         "train.mem_len=0",
         "eval.mem_len=0",
+        "eval.same_length=off",
         name="rmt",
     )
     assert 'not "rmt"' in refusal("export", "rmt", "out", code=1)

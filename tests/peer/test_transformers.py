@@ -199,3 +199,28 @@ def test_trainer_lowers_the_loss(trained, tmp_path):
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_minicons_gives_our_surprisals(trained):
+    scorer = pytest.importorskip("minicons.scorer", reason="pip install minicons")
+    folder = trained / "exported" / "char"
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    text = "the fox jumps over the lazy dogs"
+    (scores,) = scorer.IncrementalLMScorer(model, "cpu", tokenizer=tokenizer).token_score([text], surprisal=True)
+    assert "".join(symbol for symbol, _ in scores) == text
+    ours = txlcli.load("char", runs_dir=trained / "runs").score(text).loss_nats
+    assert [nats for _, nats in scores[1:]] == pytest.approx(ours.tolist(), abs=1e-4)
+
+
+def test_the_harness_scores_the_folder_as_txl_does(trained):
+    huggingface = pytest.importorskip("lm_eval.models.huggingface", reason='pip install "lm_eval>=0.4.13"')
+    from lm_eval.api.instance import Instance
+
+    model = huggingface.HFLM(
+        pretrained=str(trained / "exported" / "word"), trust_remote_code=True, device="cpu", max_length=4096
+    )
+    text = text_of("test")
+    request = Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=0)
+    ours = txlcli.load("word", runs_dir=trained / "runs").score(text)
+    assert model.loglikelihood_rolling([request]) == [pytest.approx(-ours.total_nats, rel=1e-5)]

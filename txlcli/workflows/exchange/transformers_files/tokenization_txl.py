@@ -15,7 +15,8 @@ AS_BYTES = f"{SPACE}\0"  # characters that are always pieces of bytes
 class TxlTokenizer(PreTrainedTokenizer):
     """Encodes and decodes text exactly as txl does; words are divided by blanks, and each line end has a symbol.
 
-    There are no special tokens: padding, at the left, has id 0 and is hidden by the attention mask.
+    There are no special tokens, which would disappear from decoded text: a text begins after a line end, if line ends
+    have a symbol (`bos_token`); padding, at the left, has id 0 and is hidden by the attention mask.
     """
 
     vocab_files_names = {"vocab_file": "vocab.json"}
@@ -53,6 +54,14 @@ class TxlTokenizer(PreTrainedTokenizer):
     @property
     def pad_token_id(self):
         return 0
+
+    @property
+    def bos_token(self):
+        return self.line_end
+
+    @property
+    def bos_token_id(self):
+        return self.facts["boundary"]
 
     def get_vocab(self):
         return dict(self.ids)
