@@ -275,9 +275,17 @@ def test_options_of_generated_ids_exclude_those_of_text(pieces):
         GenerateOptions(prompt_ids=Path("seed.json"), greedy=True, samples=2)
 
 
+def test_one_long_array_is_cut_by_its_ids(untouched):
+    np.save(untouched / "long.npy", sample(1000))
+    told = json_of("prepare", "long.npy", "--ids", "--split", "80,10,10")
+    assert [told["splits"][split]["tokens"] for split in ("train", "valid", "test")] == [800, 100, 100]
+    assert store("long").sentence_starts("train") is None
+
+
 def test_a_folder_without_pieces_is_named(untouched):
     assert "no token ids" in refusal("prepare", "novel", "--ids", code=1)
     assert "--ids has no effect" in refusal("prepare", "ptb", "--ids")
+    assert "leave out --tokenizer" in refusal("prepare", "novel", "--ids", "--tokenizer", "word")
     (untouched / "one.npy").write_bytes(b"\x93NUMPY")
     assert "--ids" in refusal("prepare", "one.npy", code=1)
 

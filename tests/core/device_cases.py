@@ -104,7 +104,8 @@ def build(case, settings, device):
 def start(settings, model, **more):
     """A training of it on a text of ids that lie in all bands."""
     ids = np.arange(4 * 10 * settings.train.seg_len) * 257 % model.vocab_size
-    segments = TrainingSegments(ids, settings.train)
+    starts = np.arange(0, len(ids), 97) if settings.train.reset_at_documents else None
+    segments = TrainingSegments(ids, settings.train, starts, shuffles=False)
     return Training(model, settings.train, segments, **more)
 
 

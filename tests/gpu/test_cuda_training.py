@@ -28,6 +28,7 @@ CASES = {
     "reference": (*DROPOUT, "train.attention=reference"),
     "recomputed": (*DROPOUT, "train.recompute=true"),
     "compiled": (*DROPOUT, "train.compile=on"),
+    "documents": (*DROPOUT, "train.reset_at_documents=true"),
     "adaptive softmax": (*DROPOUT, "model.cutoffs=[101, 307]", "model.div_val=2"),
     "lamb": (*DROPOUT, "train.optimizer=lamb", "train.roll_lanes=true"),
 }
@@ -38,7 +39,7 @@ def start(directory, *changes):
     settings = recipe.load("stdlib", [*SMALL, "train.deterministic=true", *changes])
     train = settings.train
     ids = np.random.default_rng(3).integers(V, size=train.batch_size * train.seg_len * 11 + 1)
-    segments = TrainingSegments(ids, train)
+    segments = TrainingSegments(ids, train, np.arange(0, len(ids), 97), shuffles=False)
     model = new_model(settings.model, V, seed=train.seed, device=CUDA)
     directory.mkdir(exist_ok=True)
     return Training(model, train, segments, saver=Saver(directory))

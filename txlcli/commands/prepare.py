@@ -35,7 +35,7 @@ def prepare(
 
     Corpora: enwik8, text8, wt103, lm1b, ptb (downloaded, or read from --source), stdlib (part of every Python).
     Own text may be plain, compressed, or a column of Parquet, Arrow, JSON lines, CSV or TSV. Token ids of nanoGPT,
-    llm.c, LitGPT, Megatron and fairseq (.bin, .idx) are kept as they are.
+    llm.c, LitGPT, Megatron and fairseq (.bin, .idx) are kept as they are; --ids reads them from .npy, .npz and JSON.
 
     Example: txl prepare stdlib
     """

@@ -240,9 +240,9 @@ def failed_captures():
     return reasons
 
 
-def captured_updates(case):
+def captured_updates(case, *changes):
     """Return the notes of a training run whose steps are captured by the program's own graphs."""
-    settings = load(case)
+    settings = load(case, *changes)
     with pretending():
         training = start(settings, build(case, settings, CUDA))
         for _ in range(5):
@@ -316,6 +316,7 @@ GROUPS = {
         "noticed": detected_waits,
         "failed captures": failed_captures,
         **{f"{case} captured": partial(captured_updates, case) for case in ("relative", "alibi", "lamb")},
+        "documents captured": partial(captured_updates, "relative", "train.reset_at_documents=true"),
         **{f"one of two, {mode}": partial(captured_updates_of_two, mode) for mode in ("ddp", "zero")},
         **{f"{case} by graphs": partial(reading_by_graphs, case) for case in ("relative", "sinusoid", "learned")},
     },

@@ -158,12 +158,13 @@ def test_more_windows_are_used_only_if_they_are_faster_and_share_distances():
     assert timing.best_windows(model, windows(L), FASTEST, Repetitions(2)) == (1, FASTEST)
 
 
-def test_training_is_timed_by_real_steps_with_a_full_memory_that_write_no_files(tmp_path, monkeypatch):
+@pytest.mark.parametrize("resets", [False, True])
+def test_training_is_timed_by_real_steps_with_a_full_memory_that_write_no_files(resets, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, calls = small_float_model(), []
     model.layers[0].register_forward_pre_hook(lambda _, inputs: calls.append((*inputs[0].shape[:2], inputs[1].length)))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    times = timing.time_training(model, TRAIN, Repetitions(2))
+    times = timing.time_training(model, dataclasses.replace(TRAIN, reset_at_documents=resets), Repetitions(2))
     assert calls[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions
     assert len(times.ms_per_token) == 2
     assert any(not parameter.equal(before[name]) for name, parameter in model.named_parameters())

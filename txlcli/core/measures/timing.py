@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from txlcli.config.settings import EvalSettings
@@ -196,7 +197,8 @@ def time_training(
     tokens = settings.batch_size * settings.seg_len
     steps = warm_up + times.repeat * times.min_steps
     ids = _random_tokens(model, (tokens * (steps + 1) + 1,)).cpu().numpy()
-    training = Training(model, settings, TrainingSegments(ids, settings))
+    starts = np.arange(0, len(ids), settings.mem_len + settings.seg_len)  # of documents that begin anew
+    training = Training(model, settings, TrainingSegments(ids, settings, starts, shuffles=False))
     timing = measure(
         training.update,
         training.device,

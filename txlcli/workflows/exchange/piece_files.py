@@ -44,7 +44,7 @@ class PieceFiles:
     format = FORMAT
 
     def joined(self, directory: Path, vocab_size: int | None) -> TokenFiles:
-        """Write the pieces of each split into one file of a directory, in order; each piece is a document.
+        """Write the pieces of each split into one file of a directory, in order; each of several is a document.
 
         All ids must be below the size of the vocabulary, if it is known.
         """
@@ -61,7 +61,10 @@ class PieceFiles:
             splits[split] = (Slice(joined, 0, joined.stat().st_size),)
             offsets[joined] = starts
         used = tuple(itertools.chain.from_iterable(self.splits.values()))
-        return TokenFiles(FORMAT, DTYPE, splits, Documents("index", offsets=offsets), joined=used)
+        documents = None
+        if sum(map(len, offsets.values())) > 1:
+            documents = Documents("index", offsets=offsets)
+        return TokenFiles(FORMAT, DTYPE, splits, documents, joined=used)
 
 
 def find(source: Path) -> PieceFiles | None:

@@ -66,6 +66,11 @@ class PrepareOptions(Options):
         shares = self.split
         if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
             raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
+        if self.ids:
+            self.exclude(
+                *("tokenizer", "min_count", "sp_type", "column", "documents", "encoding"),
+                because="`ids` reads token ids, each piece a document",
+            )
         if self.vocab is not None:
             others = ("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention")
             self.exclude(*others, because="the file of `vocab` decides")
