@@ -114,8 +114,17 @@ def test_symbols_are_printable(sentencepiece):
     assert all(sentencepiece.symbol(number).isprintable() for number in range(sentencepiece.size))
 
 
+OF_IDS = (Vocab.of_ids(3), Vocab("ids", ["Bar_None", "1", "Pitch_60"]))
+
+
 def test_json_preserves_vocabularies(sentencepiece):
-    for vocab in (words(lower_case=True), Vocab.of_bytes(b"ba", dropped=b"\n"), Vocab("char", ["x"]), sentencepiece):
+    for vocab in (
+        words(lower_case=True),
+        Vocab.of_bytes(b"ba", dropped=b"\n"),
+        Vocab("char", ["x"]),
+        sentencepiece,
+        *OF_IDS,
+    ):
         copy = Vocab.from_json(vocab.to_json())
         assert asdict(copy) == asdict(vocab)
         assert (copy.to_json(), copy.fingerprint, copy.size) == (vocab.to_json(), vocab.fingerprint, vocab.size)
@@ -132,6 +141,7 @@ def test_fingerprints_distinguish_vocabularies():
 
 WORDS = {"kind": "word", "symbols": ["<eos>", "a", "b", "c"], "lower_case": False, "boundary": 0, "unknown": None}
 BYTES = {"kind": "byte", "bytes": list(range(256)), "dropped": [], "boundary": None, "unknown": None}
+IDS = {"kind": "ids", "size": 2, "names": ["a", "b"], "boundary": None, "unknown": None}
 WRONG = {
     "a boundary of -1": WORDS | {"boundary": -1},
     "a word that is a number": WORDS | {"symbols": ["<eos>", 7, "b", "c"]},
@@ -140,6 +150,11 @@ WRONG = {
     "no words": WORDS | {"symbols": [], "boundary": None},
     "bytes above 255": BYTES | {"bytes": [0, 1, 2, 256]},
     "an unknown kind": WORDS | {"kind": "syllable"},
+    "no ids": IDS | {"size": 0},
+    "more ids than names": IDS | {"size": 3},
+    "a name that is a number": IDS | {"names": ["a", 7]},
+    "a name twice": IDS | {"names": ["a", "a"]},
+    "an object of names": IDS | {"names": 7},
     "no boundary": {key: value for key, value in WORDS.items() if key != "boundary"},
     "a list": [],
 }

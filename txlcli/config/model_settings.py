@@ -177,7 +177,7 @@ class ModelSettings(Section):
 
     @property
     def reset_obstacle(self) -> str | None:
-        """Why a document within a segment would not be read as if it were alone; None if it is."""
+        """Setting with which a document within a segment is not read as if it were alone; None if it is."""
         if not self.supports_reset:
             return f'with arch = "{self.arch}"'
         if self.absolute_positions:

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -56,12 +56,9 @@ class Vocab:
         return cls("byte", [chr(value) for value in values], dropped=dropped)
 
     @classmethod
-    def of_ids(cls, size: int, names: Mapping[int, str] | None = None) -> "Vocab":
-        """Create a vocabulary of ids whose text is not known; each is written as its name, or its number."""
-        symbols = [str(number) for number in range(size)]
-        for number, name in (names or {}).items():
-            symbols[number] = name
-        return cls("ids", symbols)
+    def of_ids(cls, size: int) -> "Vocab":
+        """Create a vocabulary of ids without text and names; each is written as its number."""
+        return cls("ids", [str(number) for number in range(size)])
 
     @classmethod
     def of_model(cls, model: bytes) -> "Vocab":
@@ -272,9 +269,8 @@ class Vocab:
             facts["model"] = base64.b64encode(self.model).decode()
         elif self.tokenizer == "ids":
             facts["size"] = self.size
-            names = {number: symbol for number, symbol in enumerate(self.symbols) if symbol != str(number)}
-            if names:
-                facts["names"] = names
+            if self.symbols != self.of_ids(self.size).symbols:
+                facts["names"] = self.symbols
         else:
             facts["symbols"] = self.symbols
             facts["lower_case"] = self.lower_case
@@ -307,11 +303,7 @@ class Vocab:
             sentencepiece_model.check(model)
             vocab = cls(kind, model=model, **named)
         elif kind == "ids":
-            size = facts["size"]
-            if type(size) is not int or not 0 < size <= MAX_IDS:
-                raise ValueError(f"its size is {size!r}, not a number up to {MAX_IDS:,}")
-            vocab = cls.of_ids(size, {int(number): name for number, name in facts.get("names", {}).items()})
-            "".join(vocab.symbols).encode()
+            vocab = cls._from_ids(facts["size"], facts.get("names"))
         elif kind not in get_args(TokenizerName):
             raise ValueError(f"its kind is {kind!r}; a newer txl may have written it")
         else:
@@ -323,6 +315,18 @@ class Vocab:
             if number is not None and not (type(number) is int and 0 <= number < vocab.size):
                 raise ValueError(f"{name} is {number!r}, not an id")
         return vocab
+
+    @classmethod
+    def _from_ids(cls, size: Any, names: Any) -> "Vocab":
+        """Return a vocabulary of ids after checking its size, and their names if there are any."""
+        if type(size) is not int or not 0 < size <= MAX_IDS:
+            raise ValueError(f"its size is {size!r}, not a number up to {MAX_IDS:,}")
+        if names is None:
+            return cls.of_ids(size)
+        "".join(names).encode()
+        if len(names) != size:
+            raise ValueError(f"it has {len(names):,} names for {size:,} ids")
+        return cls("ids", list(names))
 
 
 def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:

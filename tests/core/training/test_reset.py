@@ -3,6 +3,7 @@
 Axes: B lanes, E tokens that are read again, L segment, M memory.
 """
 
+import itertools
 from itertools import pairwise
 
 import numpy as np
@@ -80,12 +81,16 @@ def mem_len_of(model):
     return 0 if model.settings.recurrent_state else 7
 
 
-@pytest.mark.parametrize("attention", ["auto", "reference"])
-@pytest.mark.parametrize("name", MODELS)
-def test_each_document_has_the_loss_and_gradient_that_it_has_alone(name, attention):
+VIEWS = [{}, {"attention": "reference"}, {"recompute": True}, {"recompute": "layers"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "view"), [*itertools.product(MODELS, VIEWS[:2]), ("relative", VIEWS[2]), ("t5", VIEWS[3])]
+)
+def test_each_document_has_the_loss_and_gradient_that_it_has_alone(name, view):
     model = MODELS[name]()
     if model.attention_backend is not None:
-        model = model.on(attention=attention)
+        model = model.on(**view)
     mem_len = mem_len_of(model)
     segments = segments_of(IDS, STARTS, batch_size=B, seg_len=L, shuffles=False)
     given, expected = (

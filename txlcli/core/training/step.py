@@ -223,7 +223,7 @@ class Step:
     def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
         """Return the mean loss (0-d) of inputs (B, E + L), targets (B, L) with the current weights, without dropout.
 
-        All processes must call this with as many tokens.
+        Documents do not begin anew: this tells if the loss is finite. All processes must call this with as many tokens.
         """
         self.parallel.receive_updates()
         model = self.model.eval()

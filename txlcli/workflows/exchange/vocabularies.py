@@ -54,30 +54,28 @@ def read(path: Path) -> Vocab:
 
 def read_for_ids(path: Path) -> Vocab:
     """Read a vocabulary for token ids: any that `read` knows, or JSON with the names of ids, {name: id} or a list."""
-    names = None
-    if path.suffix == ".json" and check_regular(path).is_file():
-        try:
-            names = _names(parse_json(read_text(path, MAX_VOCABULARY)))
-        except (ValueError, AttributeError, TypeError) as error:
-            raise VocabularyError(f"{path}: {error}; give names of ids as JSON, such as {{name: id}}") from error
-    if names is None:
+    if path.suffix != ".json" or not check_regular(path).is_file():
         return read(path)
-    return Vocab.of_ids(1 + max(names), names)
+    try:
+        content = parse_json(read_text(path, MAX_VOCABULARY))
+        if isinstance(content, dict) and "kind" in content:  # a vocabulary of txl
+            return read(path)
+        return Vocab("ids", _names(content))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise VocabularyError(f"{path}: {error}; give names of ids as JSON, such as {{name: id}}") from error
 
 
-def _names(content: Any) -> dict[int, str] | None:
-    """Return the name of each id; None for a vocabulary of txl."""
-    if isinstance(content, dict) and "kind" in content:
-        return None
+def _names(content: Any) -> list[str]:
+    """Return the name of each id; an id without one has its number."""
     if isinstance(content, list):
         content = {name: number for number, name in enumerate(content)}
-    names = {number: name for name, number in content.items()}
-    if not names or len(names) != len(content):
-        raise ValueError("no names of ids, or two names of one id")
-    if not all(isinstance(name, str) for name in names.values()):
-        raise ValueError("a name is not text")
-    if not all(type(number) is int and 0 <= number < MAX_IDS for number in names):
+    by_id = {number: name for name, number in content.items()}
+    if not all(type(number) is int and 0 <= number < MAX_IDS for number in by_id):
         raise ValueError(f"an id is not a number below {MAX_IDS:,}")
+    names = [by_id.get(number, str(number)) for number in range(1 + max(by_id, default=-1))]
+    "".join(names).encode()  # names are texts without unpaired surrogates
+    if len(by_id) != len(content) or not 0 < len(names) == len(set(names)):
+        raise ValueError("no names, or one of them or of their ids twice")
     return names
 
 
