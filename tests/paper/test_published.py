@@ -1,6 +1,7 @@
 """The paper's numbers agree with the paper's text, with each other and with the recipes."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -37,6 +38,18 @@ ELSEWHERE = {"wt103-ablation": 6, "lm1b-ablation": 7}
 
 def test_every_table_has_as_many_rows_as_printed():
     assert {number: len(published.TABLES[number].rows) for number in published.TABLES} == ROWS
+
+
+@pytest.mark.parametrize("corpus", published.OTHERS)
+def test_results_of_other_papers_are_those_of_a_benchmark_each_once(corpus):
+    assert corpus in CORPORA
+    rows = published.OTHERS[corpus]
+    assert len({(row.label, row.parameters) for row in rows}) == len(rows)
+    for row in rows:
+        assert re.fullmatch(r"\d{4}\.\d{5}|PMLR \d+|[\w-]+/[\w-]+", row.source)
+        # arXiv numbers begin with the year and the month of the first version.
+        if row.source[4] == "." and row.citation[-1] == ")":
+            assert row.citation[-5:-1] == f"20{row.source[:2]}"
 
 
 def row_of(name):

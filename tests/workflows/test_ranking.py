@@ -19,6 +19,7 @@ SCORED = {  # tokens of valid and test that are predicted, and V
     "text8": (4_999_999, 4_999_999, 27),
     "ptb": (73_760, 82_430, 10_000),
     "lm1b": (None, 159_658, 793_470),
+    "wt2": (217_646, 245_569, 33_278),
 }
 
 
@@ -43,9 +44,9 @@ def both(name, **changed):
     return history(name, reports=[valid_report(valid)], evals=[scored_row(test)], **changed)
 
 
-def own_row(section):
-    """Return the valid and test results of the run in the table; None if it has no row."""
-    return next((row[2:] for row in section.grids[0].rows if row[0] == "> runs/mine"), None)
+def own_row(section, table=0):
+    """Return the valid and test results of the run in one of the tables; None if it has no row."""
+    return next((row[2:4] for row in section.grids[table].rows if row[0] == "> runs/mine"), None)
 
 
 @pytest.mark.parametrize("name", ["wt103", "enwik8", "text8", "ptb"])
@@ -55,6 +56,29 @@ def test_whole_splits_in_the_benchmarks_vocabulary_are_compared(name):
     assert len(ranked.grids[0].rows) == len(table.rows) + 1
     assert ["step 1,500" in ranked.notes[1], "step 1,000" in ranked.notes[2]] == [True, True]
     assert not [note for note in ranked.notes if note.startswith("not comparable:")]
+
+
+@pytest.mark.parametrize("name", ["wt103", "enwik8", "text8", "ptb"])
+def test_a_run_has_a_place_among_other_papers_in_a_table_of_their_own(name):
+    ranked = rank(both(name))
+    others = ranked.grids[1]
+    assert len(others.rows) == len(published.OTHERS[name]) + 1
+    assert own_row(ranked, 1) == own_row(ranked)
+    results = [float(row[3]) for row in others.rows]
+    assert results == sorted(results)
+    assert {len(row) for row in others.rows} == {len(others.columns)}
+
+
+def test_wikitext_2_has_the_table_of_other_papers_only():
+    ranked = rank(both("wt2"))
+    assert len(ranked.grids) == 1
+    assert own_row(ranked) == ["33.12", "20.09"]
+    assert "no table" in ranked.notes[0]
+
+
+def test_without_a_comparable_result_other_papers_are_listed_alone():
+    ranked = rank(both("ptb", vocab_size=9_999))
+    assert len(ranked.grids[1].rows) == len(published.OTHERS["ptb"])
 
 
 def test_one_billion_word_has_no_published_validation_split():

@@ -1,4 +1,4 @@
-"""The paper's numbers, Tables 1 to 10 of Dai et al. (2019): the types of the rows of published.toml.
+"""The paper's numbers, Tables 1 to 10 of Dai et al. (2019), and those of other papers: the rows of published.toml.
 
 Values that no version of the paper prints are None.
 """
@@ -37,6 +37,27 @@ class Result:
     def label(self) -> str:
         """First cell of the row; the paper's own rows are labelled with its authors."""
         return f"{self.citation or 'Dai et al. (2019)'} - {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherResult:
+    """A result that another paper publishes on a benchmark."""
+
+    citation: str
+    """Authors and year, or "Public logs"."""
+    name: str
+    parameters: str | None = None
+    test: float
+    valid: float | None = None
+    protocol: str | None = None
+    """How the text was scored, if not by a plain pass from left to right; None if its source does not say."""
+    source: str
+    """Number in arXiv, or the proceedings or the repository."""
+
+    @property
+    def label(self) -> str:
+        """First cell of the row."""
+        return f"{self.citation} - {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +119,13 @@ ROW_TYPES: dict[int, type[Any]] = {6: Ablation, 8: ContextLength, 9: Slowdown, 1
 """Types of the rows by table; those of the other tables are a `Result`."""
 
 
+CONTENT = tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))
+
+
 def _read_tables() -> dict[int, Table[Any]]:
-    """Return the tables of published.toml by number."""
-    content = (files("txlcli.paper") / "published.toml").read_text(encoding="utf-8")
+    """Return the tables of the paper by number."""
     tables = {}
-    for facts in tomllib.loads(content)["tables"]:
+    for facts in CONTENT["tables"]:
         number = facts["number"]
         row_type = ROW_TYPES.get(number, Result)
         facts["rows"] = tuple(row_type(**row) for row in facts["rows"])
@@ -113,5 +136,9 @@ def _read_tables() -> dict[int, Table[Any]]:
 TABLES: Mapping[int, Table[Any]] = _read_tables()
 BENCHMARKS: Mapping[str, Table[Result]] = {str(TABLES[number].corpus): TABLES[number] for number in range(1, 6)}
 """Tables 1 to 5 by their corpora."""
+OTHERS: Mapping[str, tuple[OtherResult, ...]] = {
+    benchmark["corpus"]: tuple(OtherResult(**row) for row in benchmark["rows"]) for benchmark in CONTENT["others"]
+}
+"""Results of other papers by corpus: those of Tables 1 to 5, and WikiText-2."""
 SLOWDOWN_BY_ATTN_LEN = {row.attn_len: row.slowdown for row in reversed(TABLES[9].rows)}
 """Slowdown (Table 9) by attention length, in rising order."""

@@ -1,4 +1,4 @@
-"""Ranks a run among the systems of the paper's Tables 1 to 5, if its numbers are comparable."""
+"""Ranks a run among the systems of the paper's Tables 1 to 5 and of other papers, if its numbers are comparable."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -6,13 +6,18 @@ from collections.abc import Iterator, Sequence
 from txlcli.corpora.corpus import Corpus
 from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
-from txlcli.paper.published import CONTEMPORARY, FINETUNED
+from txlcli.paper.published import CONTEMPORARY, FINETUNED, OtherResult, Result, Table
 from txlcli.runs.history import History, Record, lowest
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.reproduction.section import Grid, ReportSection
 
 LEAST_LEFT = 0.9  # smallest share of a split that remains after symbols are dropped, whose number is unknown
 SPLITS = ("valid", "test")
+COLUMNS = ["system", "#param", *SPLITS]
+OTHERS_CAPTION = (
+    "Results of other papers, by number in arXiv. Protocol: what differs from one plain pass, as far as it is known; "
+    "dynamic evaluation trains on the text that it scores."
+)
 OTHER_SYMBOLS = "~"
 MARKS = {
     CONTEMPORARY: "contemporary with the paper",
@@ -21,39 +26,76 @@ MARKS = {
 }
 Results = dict[str, tuple[float, str]]
 """Result and its source in words, by split."""
+Ranked = tuple[float, list[str]]
+"""Number by which a row is ranked, and its cells."""
 
 
 def rank(history: History) -> ReportSection:
-    """Return the paper's table of the run's corpus, the best first, with the run's results if they are comparable.
+    """Return the published results on the run's corpus, the best first, with the run's if they are comparable.
 
-    A run without a test result is ranked by its validation result.
+    The paper's table and the results of other papers are two tables. A run without a test result is ranked by its
+    validation result.
     """
     run = history.run
     corpus = corpus_of(history)
-    table = published.BENCHMARKS.get(corpus.name) if corpus else None
-    if corpus is None or table is None:
+    if corpus is None or corpus.name not in published.OTHERS:
         raise UsageError(f"{run.directory} was trained on {run.settings.corpus.store}, not a corpus of the paper")
     dropped = len(corpus.released_rule.dropped) if corpus.released_rule else 0
     # The paper's own rows are of text without the symbols that the released code drops.
     released = bool(dropped) and run.vocab_size == corpus.published["types"] - dropped
-    results, reasons = _compared(history, corpus, table.metric, dropped=dropped, released=released)
-    ranked = []
-    shown_marks = ""
+    metric = metrics.metric_of(corpus.unit)
+    results, reasons = _compared(history, corpus, metric, dropped=dropped, released=released)
+    notes = _notes_on_results(run, results, reasons)
+    grids = []
+    table = published.BENCHMARKS.get(corpus.name)
+    if table is not None:
+        rows, marks = _rows_of_table(table, released=released if results and dropped else None)
+        grids.append(Grid(COLUMNS, _ranked(rows, run, results), "Results in the paper."))
+        notes.insert(0, f"Table {table.number} of the paper, {metric}, the best first; below, other papers.")
+        notes += [f"{mark} {text}" for mark, text in MARKS.items() if mark in marks]
+    else:
+        notes.insert(0, f"The paper has no table of {corpus.name}; results of other papers, {metric}, the best first.")
+    others = _rows_of_others(published.OTHERS[corpus.name])
+    grids.append(Grid([*COLUMNS, "protocol", "source"], _ranked(others, run, results), OTHERS_CAPTION))
+    if results and dropped:
+        notes.append("Whether systems of other papers drop these symbols is not known.")
+    return ReportSection(notes=notes, grids=grids)
+
+
+def _rows_of_table(table: Table[Result], *, released: bool | None) -> tuple[list[Ranked], str]:
+    """Return the rows of one of the paper's tables, and their marks.
+
+    `released` is True if the run's text lacks the symbols that the released code drops; None if rows are not marked.
+    """
+    rows = []
+    all_marks = ""
     for row in table.rows:
         marks = row.mark
-        if results and dropped and row.ours != released:
+        if released is not None and row.ours != released:
             marks += OTHER_SYMBOLS
         cells = [f"  {row.label} {marks}".rstrip(), row.parameters or "-", str(row.valid or "-"), f"{row.test}"]
-        ranked.append((row.test, cells))
-        shown_marks += marks
+        rows.append((row.test, cells))
+        all_marks += marks
+    return rows, all_marks
+
+
+def _rows_of_others(others: Sequence[OtherResult]) -> list[Ranked]:
+    rows = []
+    for row in others:
+        cells = [f"  {row.label}", row.parameters or "-", str(row.valid or "-"), f"{row.test}"]
+        rows.append((row.test, [*cells, row.protocol or "-", row.source]))
+    return rows
+
+
+def _ranked(rows: Sequence[Ranked], run: Run, results: Results) -> list[list[str]]:
+    """Return the cells of the rows and of the run, which has a row if it has a comparable result, the best first."""
+    ranked = list(rows)
     if results:
         best, _ = results.get("test") or results["valid"]
-        ranked.append((best, _cells_of_run(run, results)))
-    notes = [f"Table {table.number} of the paper, {table.metric}, the best first."]
-    notes += _notes_on_results(run, results, reasons)
-    notes += [f"{mark} {text}" for mark, text in MARKS.items() if mark in shown_marks]
-    rows = [cells for _, cells in sorted(ranked)]
-    return ReportSection(notes=notes, grids=[Grid(["system", "#param", *SPLITS], rows)])
+        cells = _cells_of_run(run, results)
+        width = len(rows[0][1])
+        ranked.append((best, cells + ["-"] * (width - len(cells))))
+    return [cells for _, cells in sorted(ranked)]
 
 
 def _cells_of_run(run: Run, results: Results) -> list[str]:
