@@ -6,7 +6,7 @@ Axes: T tokens, V vocabulary.
 import operator
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -31,10 +31,11 @@ from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.evaluation.rows import EvalRows, with_memory
+from txlcli.workflows.evaluation.rows import EvalRow, EvalRows, with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.search import with_temperature
 from txlcli.workflows.evaluation.texts import encode_text
+from txlcli.workflows.evaluation.words import Word, Words, ends_of_words
 from txlcli.workflows.exchange import export_run
 from txlcli.workflows.exchange.export_run import ExportedRun
 from txlcli.workflows.exchange.options import ExportOptions
@@ -64,6 +65,23 @@ class TextScore(Result):
     """Cross entropy of each scored token in nats, (T,)."""
     bits_per_byte: float | None
     """Bits per byte of the text; None if not every byte is scored, as with words."""
+    scoring: Scoring = field(repr=False)
+    """The text, and how it was scored."""
+    row: EvalRow = field(repr=False)
+    """Result of the whole text."""
+
+    @checked
+    def words(self) -> list[Word]:
+        """Return the words of the text with their surprisal, a list that pandas.DataFrame takes.
+
+        A line end is a word. The probability of ending a word belongs to the word; for SentencePiece this takes another
+        pass over the text. The bits of all words add up to those of the text.
+
+        Raises:
+            VocabularyError: the text is not UTF-8.
+        """
+        words = Words.of(self.scoring.opened.vocab, self.scoring.text)
+        return words.with_bits(words.bits(self.loss_nats, ends_of_words(self.scoring, self.row)))
 
     @property
     def total_nats(self) -> float:
@@ -196,6 +214,8 @@ class LoadedRun:
             tokens=encoded.targets.astype(np.int64),
             loss_nats=row.losses_nats,
             bits_per_byte=row.measures.get("bits_per_byte"),
+            scoring=scoring,
+            row=row,
         )
 
     @checked

@@ -74,12 +74,15 @@ def evaluate(
 def _show(result: "EvalResult", options: EvalOptions, *, json: bool) -> None:
     """Show the result, and write the files."""
     from txlcli.report import pages
+    from txlcli.workflows.evaluation import words
     from txlcli.workflows.evaluation.annotated import annotate
     from txlcli.workflows.evaluation.result import write_losses
 
     console.show_result(result, show, json=json)
     if options.losses is not None:  # after the result, which a full disk must not cost
         write_losses(options.losses, result)
+    if options.words is not None:
+        words.write(options.words, result.scoring, result.rows)
     if options.plot is not None:
         figures.plot_evaluation(options.plot, result)
         console.say(f"figure written to {options.plot}")

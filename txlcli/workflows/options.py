@@ -7,7 +7,7 @@ it writes the name of the field in backticks, `mem_len`, and the command line pr
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from txlcli.config.ranges import FieldType, as_plain, check_names
 from txlcli.config.settings import PLAIN_NAME
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
-from txlcli.system.written_files import check_replaceable
+from txlcli.system.written_files import MARK, check_replaceable
 
 Split = Literal["train", "valid", "test"]
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
@@ -38,6 +38,8 @@ class OptionTraits:
     """Texts that `read` accepts."""
     writes: tuple[str, ...] = ()
     """Extensions of a file that the job writes, and replaces with `force` only."""
+    signature: str = MARK
+    """Text by which such a file is known to be one of txl."""
 
 
 def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
@@ -85,19 +87,19 @@ class Options:
             raise UsageError(f"`{item.name}` is empty; give at least one number, or leave it out")
         traits: OptionTraits = item.metadata["option"]
         if value and traits.writes:
-            self._check_output(item.name, value, traits.writes)
+            self._check_output(item.name, value, traits)
         if item.name == "name" and value is not None and not re.fullmatch(PLAIN_NAME, value):
             raise UsageError(f'`name` "{value}" is not a plain name; use letters, digits, ".", "-" and "_"')
 
-    def _check_output(self, name: str, path: Path, extensions: Sequence[str]) -> None:
+    def _check_output(self, name: str, path: Path, traits: OptionTraits) -> None:
         """Reject a file that cannot be written, or that exists unless it is to be replaced."""
-        if path.suffix.lower() not in extensions:
-            raise UsageError(f"`{name}` {path}: use the extension {' or '.join(extensions)}")
+        if path.suffix.lower() not in traits.writes:
+            raise UsageError(f"`{name}` {path}: use the extension {' or '.join(traits.writes)}")
         check_output(path, f"`{name}` {path}")
         if os.path.lexists(path) and "force" not in self.changed():
             raise UsageError(f"`{name}` {path} exists; name another file, or add `force` to replace it")
         if path.suffix.lower() not in LOSS_FORMATS:  # which their reader recognizes
-            check_replaceable(path)
+            check_replaceable(path, traits.signature)
 
     def _check(self) -> None:
         """Reject combinations of options; subclasses define it.

@@ -7,7 +7,7 @@ Axes: W windows side by side, N window length (attention length), S stride, T to
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby, islice, pairwise
 
@@ -32,11 +32,18 @@ def windows_at_once(device: torch.device, length: int) -> int:
     return max(1, TOKENS_AT_ONCE[device.type] // length)
 
 
-def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1)) -> Scores:
+def score_windows(
+    stream: Stream,
+    *,
+    stride: int,
+    share: tuple[int, int] = (0, 1),
+    on_hidden: Callable[[Positions, Tensor], None] | None = None,
+) -> Scores:
     """Score every target from the last N tokens before it.
 
     A stride S of 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
-    A share of (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
+    A share of (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0. `on_hidden`
+    is called with the positions (W, c) that count in each batch, and their last hidden states (W, c, d).
     """
     started = time.perf_counter()
     count = len(stream.targets)
@@ -44,14 +51,20 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
     losses = torch.zeros(count, device=stream.model.device)
     first_batch, processes = share
     batches = islice(_batches(count, length, stream.settings.batch_size, stride), first_batch, None, processes)
-    for scored, window_losses in read_windows(stream, batches, length, tokens=count * length // stride):
+    tokens = count * length // stride
+    for scored, window_losses in read_windows(stream, batches, length, tokens=tokens, on_hidden=on_hidden):
         losses[scored] = window_losses
         stream.on_tokens(int(scored[-1, -1]) + 1)
     return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)
 
 
 def read_windows(
-    stream: Stream, batches: Iterable[tuple[Positions, int]], length: int, *, tokens: int = 0
+    stream: Stream,
+    batches: Iterable[tuple[Positions, int]],
+    length: int,
+    *,
+    tokens: int = 0,
+    on_hidden: Callable[[Positions, Tensor], None] | None = None,
 ) -> Iterator[tuple[Positions, Tensor]]:
     """Read windows of N = `length` tokens, each from an empty memory; yield positions and their losses, (W, c) each.
 
@@ -71,6 +84,8 @@ def read_windows(
         inputs = _sent(stream.inputs[positions], reader.device)
         hidden = reader.read_last(inputs, count=counted)
         scored = positions[:, length - counted :]
+        if on_hidden:
+            on_hidden(scored, hidden)
         targets = _sent(stream.targets[scored], model.targets_device)
         yield scored, reader.losses(hidden, targets).float()
 

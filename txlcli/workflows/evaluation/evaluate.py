@@ -30,9 +30,10 @@ from txlcli.workflows.evaluation.settings import (
     row_settings,
 )
 from txlcli.workflows.evaluation.texts import read_text, warn_if_trained_on
+from txlcli.workflows.evaluation.words import Words
 from txlcli.workflows.workspace import Workspace, compile_reading
 
-NOT_COMPARED = ("text", "losses", "html", "plot")
+NOT_COMPARED = ("text", "losses", "words", "html", "plot")
 """Options that need not be the same in all processes, or are compared by what they name."""
 
 
@@ -65,6 +66,8 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     workspace.reporter.say(f"evaluating {opened.run.directory} ({weights}, step {step})")
 
     text = read_text(opened, options, workspace)
+    if options.words is not None:
+        Words.of(opened.vocab, text)  # a text without words is an error before it is read
     settings = eval_settings(opened.run.settings, text, options)
     planned = row_settings(opened.run.settings, options)
     lacks = lacks_recurrence(opened, options)

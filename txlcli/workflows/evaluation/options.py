@@ -8,6 +8,7 @@ from txlcli.config.ranges import MAX_COUNT, NaturalInt, PositiveInt, Range
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import AttentionBackend, Compile
 from txlcli.errors import UnknownNameError, UsageError
+from txlcli.workflows.evaluation import words_file
 from txlcli.workflows.options import (
     LOSS_FORMATS,
     PlotOptions,
@@ -82,6 +83,12 @@ class EvalOptions(PlotOptions):
         metavar="FILE.h5",
         writes=LOSS_FORMATS,
     )
+    words: Path | None = option(
+        "Write the bits of every word of `text` to this file.",
+        metavar="FILE.tsv",
+        writes=(".tsv",),
+        signature=words_file.SIGNATURE,
+    )
     html: Path | None = option(
         "Write a page with the text coloured by loss, and by what memory gained.",
         metavar="FILE.html",
@@ -135,6 +142,10 @@ class EvalOptions(PlotOptions):
         check_encoding(self.encoding)
         if self.losses is not None:
             self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
+        if self.words is not None:
+            if self.text is None:
+                raise UsageError("`words` needs the `text` that it divides; give a file, or - for stdin")
+            self.exclude("cache", "dynamic", "protocols", because="`words` are those of the model alone")
         if self.html is not None:
             because = "`html` shows the model and its memory"
             self.exclude("attn_len", "cache", "dynamic", "protocols", because=because)
@@ -188,7 +199,7 @@ class EvalOptions(PlotOptions):
         if processes == 1:
             return
         because = "several processes divide the lanes, or the windows, of the model alone"
-        self.exclude("cache", "dynamic", "html", "reset_at_documents", because=because)
+        self.exclude("cache", "dynamic", "html", "words", "reset_at_documents", because=because)
         if self.text is not None and self.text.name == STDIN:
             raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
         batch_size = self.batch_size or default_batch_size

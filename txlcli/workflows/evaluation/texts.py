@@ -30,6 +30,8 @@ class ScoredText:
     title: str
     inputs: NDArray[np.integer]
     targets: NDArray[np.integer]
+    data: bytes = b""
+    """A user's text, which was encoded; empty for a split."""
     words: int | None
     """Number of original words, with line ends counted as in the benchmark; None if unknown."""
     size: int | None
@@ -185,6 +187,7 @@ def encode_text(
         title=printable(source.title),
         inputs=inputs,
         targets=targets,
+        data=data,
         words=_scored_words(words, vocab) if whole else None,
         size=size,
         unit="piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer,

@@ -1,0 +1,246 @@
+"""The words of a scored text with their bits: surprisal, for each memory length or window.
+
+A word is what blanks divide, and a line end is a word of its own, as when words are counted for a perplexity per word.
+Each scored token belongs to one word, so that the bits of all words add up to those of the text.
+
+The probability of a word is that of its letters and of its end, the blank after it. Bytes, characters and words have
+the end where it belongs. A piece of SentencePiece begins with the blank before a word instead, so the probability that
+a piece begins with a blank is moved from each word to the one before (Pimentel & Meister 2024): a word has the bits of
+its pieces, plus those of the event that the next piece begins with a blank, less those of the same event before the
+word. Nothing is moved across the beginning and the end of the text.
+
+Axes: W words, T scored tokens, V vocabulary.
+"""
+
+import csv
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from txlcli.core.kernels.modes import autocast
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.scoring import MAX_LOGITS, Stream, score
+from txlcli.core.reading.windows import score_windows, windows_at_once
+from txlcli.data.vocabulary import Vocab
+from txlcli.errors import VocabularyError
+from txlcli.system.atomic_files import errors_of_writing, replacing
+from txlcli.workflows.evaluation.rows import EvalRow
+from txlcli.workflows.evaluation.scoring import Scoring
+from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.words_file import COLUMNS
+
+LINE_END = r"\r\n|\r|\n"
+SCRIPT_WITHOUT_BLANKS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+"""Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
+CHARACTERS = "the text is written without blanks between words: the rows are characters"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """A word of a scored text."""
+
+    word: str
+    start: int
+    """Offset of its first character in the text."""
+    end: int
+    """Offset after its last character."""
+    tokens: int
+    """Number of its scored tokens."""
+    unknown: bool
+    """True if one of them is not in the vocabulary."""
+    bits: float
+    """Surprisal, -log2 of its probability."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a text that have scored tokens, and which tokens these are."""
+
+    texts: list[str]
+    spans: NDArray[np.int64]
+    """Offsets of the first character of each word and after the last one, (W, 2)."""
+    firsts: NDArray[np.int64]
+    """First token of each word, (W,)."""
+    targets: NDArray[np.integer]
+    """Scored tokens, (T,)."""
+    unknown: NDArray[np.bool_]
+    """True for words with a token that is not in the vocabulary, (W,)."""
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, vocab: Vocab, text: ScoredText) -> "Words":
+        """Divide a user's text, and find the word of each scored token."""
+        characters = decoded(text.data, vocab)
+        spans, notes = divide(characters, vocab)
+        owners = owners_of(vocab, text, characters, spans)  # (T,)
+        numbers, firsts = np.unique(owners, return_index=True)
+        is_unknown = np.zeros(len(text.targets), dtype=bool)
+        if vocab.unknown is not None:
+            is_unknown = text.targets == vocab.unknown
+        kept = spans[numbers]
+        texts = [characters[start:end] for start, end in kept]
+        return cls(texts, kept, firsts, text.targets, np.logical_or.reduceat(is_unknown, firsts), notes)
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Number of tokens of each word, (W,)."""
+        return np.diff(self.firsts, append=len(self.targets))
+
+    def bits(self, losses_nats: NDArray[np.float32], ends_nats: NDArray[np.float64] | None) -> NDArray[np.float64]:
+        """Return the bits of each word, (W,), given the loss of each token, (T,).
+
+        Args:
+            losses_nats: of each token.
+            ends_nats: loss of the event that the token begins with a blank, for pieces of SentencePiece.
+        """
+        nats = np.add.reduceat(losses_nats.astype(np.float64), self.firsts)
+        if ends_nats is not None:
+            before = ends_nats[self.firsts]
+            before[0] = 0.0  # nothing before the text takes it over
+            nats = nats - before + np.append(before[1:], 0.0)
+        return nats / math.log(2)
+
+    def with_bits(self, bits: NDArray[np.float64]) -> list[Word]:
+        """Return the words, with these bits (W,)."""
+        columns = zip(self.texts, self.spans, self.tokens, self.unknown, bits, strict=True)
+        return [
+            Word(word=text, start=int(start), end=int(end), tokens=int(count), unknown=bool(missing), bits=float(value))
+            for text, (start, end), count, missing, value in columns
+        ]
+
+
+def decoded(data: bytes, vocab: Vocab) -> str:
+    """Return the characters of a text, as the vocabulary reads them."""
+    if vocab.tokenizer == "byte":
+        data = data.translate(None, vocab.dropped)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"the text is not UTF-8 at byte {error.start}, so it has no words; convert it") from error
+
+
+def divide(characters: str, vocab: Vocab) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the offsets (W, 2) of the words of a text, or of its characters if it is written without blanks."""
+    word = r"\S+"
+    notes: tuple[str, ...] = ()
+    if vocab.tokenizer != "word":
+        letters = sum(character.isalpha() for character in characters)
+        if 2 * len(re.findall(SCRIPT_WITHOUT_BLANKS, characters)) > letters:
+            word = r"\S"
+            notes = (CHARACTERS,)
+    if vocab.tokenizer == "word" and vocab.boundary is not None:
+        written = re.escape(vocab.symbols[vocab.boundary])  # at the end of a line it is the same line end
+        word = rf"(?:(?<!\S){written}[^\S\r\n]*)?(?:{LINE_END})|{word}"
+    elif vocab.keeps_line_ends:
+        word = f"{LINE_END}|{word}"
+    spans = [found.span() for found in re.finditer(word, characters)]
+    return np.array(spans, dtype=np.int64).reshape(-1, 2), notes
+
+
+def owners_of(vocab: Vocab, text: ScoredText, characters: str, spans: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of the word that each scored token belongs to, (T,), rising."""
+    count = len(text.targets)
+    skipped = 1 if vocab.boundary is None else 0  # nothing predicts a first token then
+    if vocab.tokenizer == "word":
+        return np.arange(count) + skipped
+    if vocab.tokenizer == "char":
+        starts = np.arange(count) + skipped
+        ends = starts + 1
+    else:
+        sizes = np.array([len(piece) for piece in vocab.pieces])
+        lengths = sizes[text.targets]
+        bytes_read = sizes[text.inputs[:skipped]].sum() + np.cumsum(lengths)
+        character_of_byte = np.repeat(np.arange(len(characters)), [len(one.encode()) for one in characters])
+        starts = character_of_byte[bytes_read - lengths]
+        ends = character_of_byte[bytes_read - 1] + 1
+    if vocab.tokenizer == "sentencepiece":  # blanks belong to the word after them
+        owners = np.searchsorted(spans[:, 1], ends - 1, side="right")
+    else:  # to the word before
+        owners = np.searchsorted(spans[:, 0], starts, side="right") - 1
+    return owners.clip(0, len(spans) - 1)
+
+
+def ends_of_words(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
+    """Return the loss, in nats, of the event that a token begins with a blank, 0 where it does not, (T,).
+
+    It takes another pass over the text. None if the vocabulary has no pieces that begin with a blank.
+    """
+    vocab = scoring.opened.vocab
+    if vocab.tokenizer != "sentencepiece":
+        return None
+    is_blank = np.array([piece[:1].isspace() for piece in vocab.pieces])
+    scoring = scoring.changed(temperature=row.temperature, mem_len=row.mem_len)
+    if row.attn_len is None:
+        ends = scoring.score(lambda stream: _ends_with_memory(stream, is_blank), f"ends of words, M = {row.mem_len}")
+    else:
+        at_once = windows_at_once(scoring.opened.model.device, min(row.attn_len, row.tokens))
+        scoring = scoring.changed(seg_len=row.attn_len, batch_size=at_once)
+        stride = row.stride or 1
+        title = f"ends of words, N = {row.attn_len}"
+        ends = scoring.score(lambda stream: _ends_in_windows(stream, is_blank, stride), title)
+    ends[~is_blank[scoring.text.targets]] = 0.0
+    return ends
+
+
+def _ends_with_memory(stream: Stream, is_blank: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the loss of a blank at each token of a stream that is read with a memory, (T,)."""
+    segments: list[Tensor] = []
+
+    def keep(hidden: Tensor, _targets: Tensor, _losses: Tensor) -> None:
+        segments.append(_losses_of_blanks(stream.model, hidden, is_blank))
+
+    with torch.inference_mode():
+        score(stream, on_segment=keep)
+        ends: NDArray[np.float64] = stream.lanes().join(torch.cat(segments, dim=1)).numpy()
+    return ends
+
+
+def _ends_in_windows(stream: Stream, is_blank: NDArray[np.bool_], stride: int) -> NDArray[np.float64]:
+    """Return the loss of a blank at each token of a stream that is read in windows, (T,)."""
+    ends = np.zeros(len(stream.targets))
+
+    def keep(positions: NDArray[np.int64], hidden: Tensor) -> None:
+        ends[positions] = _losses_of_blanks(stream.model, hidden, is_blank).numpy()
+
+    with torch.inference_mode():
+        score_windows(stream, stride=stride, on_hidden=keep)
+    return ends
+
+
+def _losses_of_blanks(model: LanguageModel, hidden: Tensor, is_blank: NDArray[np.bool_]) -> Tensor:
+    """Return the loss of all tokens that begin with a blank together, (B, l), after hidden states (B, l, d)."""
+    blanks = torch.from_numpy(np.flatnonzero(is_blank)).to(hidden.device)
+    rows = max(1, MAX_LOGITS // model.vocab_size)
+    parts = []
+    with autocast(model.device, model.backend.precision):
+        for part in hidden.flatten(0, 1).split(rows):
+            log_probs = model.log_probs(part[None])[0]  # (rows, V)
+            parts.append(-log_probs[:, blanks].double().logsumexp(-1))
+    return torch.cat(parts).unflatten(0, hidden.shape[:2]).cpu()
+
+
+def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> tuple[str, ...]:
+    """Write the words of a user's text with their bits in each row; return notes.
+
+    The file is tab-separated, with a quoted cell where a word has a quote or is a line end.
+    """
+    words = Words.of(scoring.opened.vocab, scoring.text)
+    names = [f"bits_N{row.attn_len}" if row.attn_len is not None else f"bits_M{row.mem_len}" for row in rows]
+    bits = [words.bits(row.losses_nats, ends_of_words(scoring, row)) for row in rows]
+    with errors_of_writing(path), replacing(path) as draft, Path(draft).open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow([*COLUMNS, *names])
+        columns = zip(words.texts, words.spans, words.tokens, words.unknown, *bits, strict=True)
+        for text, (start, end), count, missing, *values in columns:
+            table.writerow([text, start, end, count, int(missing), *(f"{value:.6f}" for value in values)])
+    scoring.reporter.say(f"the bits of {len(words.texts):,} words written to {path}")
+    for note in words.notes:
+        scoring.reporter.say(note)
+    return words.notes

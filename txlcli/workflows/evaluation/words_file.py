@@ -1,0 +1,6 @@
+"""The columns of a file of words, without PyTorch."""
+
+COLUMNS = ("word", "start", "end", "tokens", "unknown")
+"""First columns; `start` and `end` are offsets in characters. Those of bits follow, one for each reading."""
+SIGNATURE = "\t".join(COLUMNS)
+"""Beginning of a file of words."""
