@@ -181,7 +181,7 @@ class LoadedRun:
             UsageError: the model cannot use a memory.
         """
         settings = one_lane(self._opened.run, mem_len=mem_len)
-        return make_reader(self.model, replace(settings, batch_size=batch_size))
+        return make_reader(self.model, settings.with_batch_size(batch_size))
 
     @checked
     def score(self, text: str | bytes | os.PathLike[str], *, mem_len: int | None = None) -> TextScore:

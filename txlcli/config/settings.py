@@ -89,6 +89,14 @@ class EvalSettings(Section):
             return None
         return self.mem_len + 1 if self.same_length == "m_plus_one" else self.mem_len
 
+    def with_batch_size(self, batch_size: int) -> "EvalSettings":
+        """Return the settings of an evaluation with so many lanes, or windows, side by side."""
+        return dataclasses.replace(self, batch_size=batch_size)
+
+    def in_windows(self, length: int) -> "EvalSettings":
+        """Return the settings of the vanilla model: windows of `length` tokens, and no memory."""
+        return dataclasses.replace(self, seg_len=length, mem_len=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings(Section):

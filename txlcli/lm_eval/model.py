@@ -3,7 +3,6 @@
 Each document is read from an empty memory, which is carried along it. Only this module imports lm_eval.
 """
 
-import dataclasses
 import itertools
 import logging
 import math
@@ -80,7 +79,7 @@ class HarnessModel(LM):
         self._settings = options.apply_to(settings.evaluation_settings(**changes))
         self._in_windows = attn_len is not None or not (self._settings.mem_len or settings.model.recurrent_state)
         if self._in_windows:
-            self._settings = dataclasses.replace(self._settings, mem_len=0, seg_len=attn_len or settings.train.seg_len)
+            self._settings = self._settings.in_windows(attn_len or settings.train.seg_len)
 
     @property
     def tokenizer_name(self) -> str:
@@ -183,7 +182,7 @@ class HarnessModel(LM):
         longest = max((document.compared for document in documents), default=0)
         if longest > length:
             raise UsageError(f"attn_len={length}: a continuation has {longest} tokens; give at least that")
-        settings = dataclasses.replace(self._settings, batch_size=windows_at_once(model.device, length))
+        settings = self._settings.with_batch_size(windows_at_once(model.device, length))
         return [score_in_windows(model, document, settings) for document in tqdm(documents, "scoring", disable=None)]
 
     def _warn_of_unknown(self, documents: Sequence[Document]) -> None:

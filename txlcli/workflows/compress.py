@@ -224,7 +224,7 @@ def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSetti
     """Return the evaluation settings by which the model predicts a file of so many bytes."""
     lanes = options.lanes or min(MAX_LANES, size // BYTES_PER_LANE)
     settings = one_lane(opened.run, mem_len=options.mem_len)
-    return replace(settings, batch_size=max(1, min(lanes, size)))
+    return settings.with_batch_size(max(1, min(lanes, size)))
 
 
 def _conditions(opened: OpenRun) -> dict[str, Any]:

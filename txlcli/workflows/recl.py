@@ -208,7 +208,7 @@ def _losses(
     opened = member.opened
     text = member.text
     windows = batch_size or windows_at_once(opened.model.device, context_len)
-    settings = replace(member.settings, batch_size=windows)
+    settings = member.settings.with_batch_size(windows)
     before = bar.done
 
     def on_tokens(count: int) -> None:

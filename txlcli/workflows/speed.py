@@ -226,7 +226,7 @@ class Bench:
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
-        in_windows = replace(settings, seg_len=attn_len, mem_len=0)
+        in_windows = settings.in_windows(attn_len)
         clock = ShareClock()
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], 
 def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSettings) -> list[float]:
     """Return values of theta that suit the scale of a model's hidden states."""
     length = min(settings.seg_len, len(inputs))
-    reader = make_reader(model, replace(settings, batch_size=1), length=length)
+    reader = make_reader(model, settings.with_batch_size(1), length=length)
     tokens = torch.from_numpy(np.asarray(inputs[:length], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     earlier = torch.tril_indices(len(hidden), len(hidden), -1).unbind()
@@ -136,7 +136,7 @@ def gradient_rms(model: LanguageModel, ids: Tokens, settings: EvalSettings, coun
     """
     batch_size = min(settings.batch_size, max(1, len(ids) // (2 * settings.seg_len)))
     whole = (len(ids) - 1) // batch_size * batch_size  # lanes of equal lengths
-    lanes = Lanes.of(whole, replace(settings, batch_size=batch_size))
+    lanes = Lanes.of(whole, settings.with_batch_size(batch_size))
     parameters = model.predicting_weights
     parts = list(lanes.parts(settings.seg_len))
     parts = parts[: min(count, max(1, len(parts) - 1))]

@@ -11,7 +11,6 @@ Axes: B batch (lanes), T tokens, V vocabulary, S symbols of one distribution.
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import constriction
 import numpy as np
@@ -43,7 +42,7 @@ class Predictor:
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
         self.lanes = lanes
         self.vocab_size = model.vocab_size
-        settings = replace(settings, batch_size=lanes.number)
+        settings = settings.with_batch_size(lanes.number)
         self._reader = make_reader(model, settings, by_tokens=True, length=lanes.length)
 
     def read(self, tokens: Ids) -> Probabilities:

@@ -229,7 +229,7 @@ def best_windows(
     on_cuda = model.device.type == "cuda"
 
     def time_windows(windows: int, times: Repetitions) -> Timing:
-        return time_vanilla(model, replace(settings, batch_size=windows), times, warm_up=int(on_cuda))
+        return time_vanilla(model, settings.with_batch_size(windows), times, warm_up=int(on_cuda))
 
     best = 1
     best_ms = single.median

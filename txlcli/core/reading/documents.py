@@ -5,7 +5,7 @@ Axes: B batch, L segment, N window length, T tokens of a document.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -116,7 +116,7 @@ def _score_batch(model: LanguageModel, batch: Sequence[Document], settings: Eval
                     _, likeliest = model.softmax.likeliest(hidden[row, at][None], 1)
                 is_likeliest[row] = int(likeliest) == int(targets[row, at])
 
-    stream = Stream(model, inputs.ravel(), targets.ravel(), replace(settings, batch_size=len(batch)))
+    stream = Stream(model, inputs.ravel(), targets.ravel(), settings.with_batch_size(len(batch)))
     with torch.inference_mode():
         losses = score(stream, on_segment=compare).losses_nats.reshape(shape)
     scores = []

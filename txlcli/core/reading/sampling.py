@@ -1,7 +1,7 @@
 """Sampling with memory (Appendix E)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Sampling:
 
 def reader_of_one_text(model: LanguageModel, settings: EvalSettings) -> Reader:
     """Return a reader of one text, token by token: with memory at constant cost, or by windows without memory."""
-    settings = replace(settings, batch_size=1)
+    settings = settings.with_batch_size(1)
     if not model.settings.recurrent_state and settings.mem_len == 0:
         return WindowReader(model, settings)
     return make_reader(model, settings, by_tokens=depends_on_segments(model))

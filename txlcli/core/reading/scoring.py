@@ -6,7 +6,7 @@ Axes: B batch, L segment, d model width, T tokens scored, K likeliest tokens, V 
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -115,7 +115,7 @@ def score(
     """
     started = time.perf_counter()
     lanes = stream.lanes(numbers)
-    settings = replace(stream.settings, batch_size=len(lanes.numbers))
+    settings = stream.settings.with_batch_size(len(lanes.numbers))
     new_reader = stream.new_reader or partial(make_reader, stream.model)
     reader = new_reader(settings, length=lanes.length)
     losses = torch.empty(len(lanes.numbers), lanes.length, device=reader.device)

@@ -8,7 +8,6 @@ Axes: W windows side by side, N window length (attention length), S stride, T to
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import groupby, islice, pairwise
 
 import numpy as np
@@ -76,7 +75,7 @@ def read_windows(
     before = np.arange(1 - length, 1)
     for lasts, counted in batches:
         if reader is None or reader.settings.batch_size != len(lasts):  # some batches may have fewer
-            settings = replace(stream.settings, batch_size=len(lasts))
+            settings = stream.settings.with_batch_size(len(lasts))
             reader = make_reader(model, settings, length=length, tokens=tokens)
             model = reader.model  # further readers need no copy of their own
         reader.reset()

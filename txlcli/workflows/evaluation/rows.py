@@ -195,7 +195,7 @@ def _times(scoring: Scoring) -> tuple[float, float] | None:
     if longest is not None and attn_len > longest:
         return None
     xl = time_evaluation(model, one_lane, Repetitions(SLOWDOWN_WINDOWS))
-    windows = replace(one_lane, seg_len=attn_len, mem_len=0)
+    windows = one_lane.in_windows(attn_len)
     vanilla = time_vanilla(model, windows, Repetitions(SLOWDOWN_WINDOWS))
     return xl.median, vanilla.median
 

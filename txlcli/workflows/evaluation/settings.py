@@ -89,7 +89,7 @@ def eval_settings(run_settings: Settings, text: ScoredText, options: EvalOptions
     mem_lens = options.mem_lens or (settings.mem_len,)
     longest = max(settings.seg_len, *mem_lens)
     lanes = min(settings.batch_size, len(text.targets) // (SHORT_LANE * longest))
-    return replace(settings, batch_size=max(1, lanes))
+    return settings.with_batch_size(max(1, lanes))
 
 
 def row_settings(run_settings: Settings, options: EvalOptions) -> list[RowSetting]:
