@@ -27,6 +27,7 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = f"txl {release}"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]
 html_css_files = ["manual.css"]
 html_show_sphinx = False
 html_copy_source = False
