@@ -68,7 +68,7 @@ def test_json_contains_all_settings_of_the_evaluation(here):
     assert set(rows[0]) == set(rows[1]) == set(KEYS.split())
     assert output == {
         **{"run": "runs/byte", "step": 7, "text": "novel test", "unit": "byte", "metric": "bpc"},
-        **{"conventions": output["conventions"], "search": None, "complete": True, "paper": None},
+        **{"conventions": output["conventions"], "search": None, "in_sample": False, "complete": True, "paper": None},
         **{"split_sha256": hashlib.sha256((here / "novel/test.txt").read_bytes()).hexdigest()},
         **{"may_be_learned": False, "seg_len": 5, "batch_size": 3, "position": "relative", "max_distance": 10},
         **{"same_length": "m", "precision": "fp32", "attention": "auto", "processes": 1, "slowdown_windows": 3},

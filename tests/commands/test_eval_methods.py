@@ -6,7 +6,7 @@ import math
 import h5py
 import pytest
 
-from tests.commands.novel import HERE, RecordingReporter, done, json_of, refusal, train
+from tests.commands.novel import HERE, done, json_of, refusal, train
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import UsageError
 from txlcli.workflows.evaluation import evaluate
@@ -81,20 +81,25 @@ def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
 
 
 def evaluate_words(**options):
-    """Evaluate the run of words on 60 tokens, and return the rows and the messages."""
-    reporter = RecordingReporter()
+    """Evaluate the run of words on 60 tokens."""
     options = EvalOptions(positions=60, batch_size=2, **options)
-    return evaluate.run("word", options, Workspace(**HERE, reporter=reporter)).rows, reporter.messages
+    return evaluate.run("word", options, Workspace(**HERE))
 
 
 def test_the_parameters_are_searched_on_valid_for_every_split(here):
-    (_, on_test), messages_of_test = evaluate_words(cache=30)
-    (_, on_valid), messages = evaluate_words(cache=30, split="valid")
+    test, valid = (evaluate_words(cache=30, split=split) for split in ("test", "valid"))
+    (_, on_test), (_, on_valid) = test.rows, valid.rows
     assert on_test.adaptation == on_valid.adaptation
     assert on_test.loss_nats != on_valid.loss_nats
-    message = "valid is used both for the search and for the result, which is therefore too optimistic"
-    assert message in messages
-    assert message not in messages_of_test
+    assert (test.in_sample, valid.in_sample) == (False, True)
+
+
+def test_a_choice_on_valid_marks_a_result_on_valid_as_in_sample(here):
+    chosen = ["--temperature", "auto", *SHORT]
+    assert "in-sample" in done("eval", "word", "--split", "valid", *chosen).stdout
+    assert json_of("eval", "word", "--split", "valid", *chosen)["in_sample"]
+    assert not json_of("eval", "word", *chosen)["in_sample"]
+    assert not json_of("eval", "word", "--split", "valid", *SHORT)["in_sample"]
 
 
 def test_the_search_scores_as_many_tokens_as_its_parameters_need():

@@ -196,6 +196,8 @@ def _notes(result: "EvalResult") -> list[str]:
     else:
         first = result.describe_settings(rows[0])
     notes = [f"* best. {first}" if len(rows) > 1 else first]
+    if result.in_sample:
+        notes.append("in-sample: settings were chosen on valid, which this result is of; it is too optimistic.")
     notes += map(with_flags, result.scoring.text.notes)
     if result.lacks_recurrence:
         notes.append(f"no recurrence: {result.lacks_recurrence}.")

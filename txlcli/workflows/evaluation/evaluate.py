@@ -72,8 +72,9 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     planned = row_settings(opened.run.settings, options)
     lacks = lacks_recurrence(opened, options)
     scoring = Scoring(opened, text, settings, workspace, options.positions, world)
-    if options.searched or options.adapts or settings.temperature == AUTO:
-        _warn_of_search(scoring)
+    chosen_on_valid = bool(options.searched or options.adapts or settings.temperature == AUTO)
+    if chosen_on_valid and text.split is None:
+        warn_if_trained_on(opened, "valid", workspace)
     if world.size > 1:
         facts = _common_facts(scoring, options)
         world.agree(facts)
@@ -88,17 +89,10 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         scoring=scoring,
         rows=_compared(rows, metrics.metric_of(text.unit)),
         search=search,
+        in_sample=chosen_on_valid and text.split == "valid",
         lacks_recurrence=lacks,
         ended_by=ended_by,
     )
-
-
-def _warn_of_search(scoring: Scoring) -> None:
-    """Say what a search on the validation split may mean for the result."""
-    if scoring.text.split is None:
-        warn_if_trained_on(scoring.opened, "valid", scoring.workspace)
-    elif scoring.text.split == "valid":
-        scoring.reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
 
 
 def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:

@@ -36,6 +36,8 @@ class EvalResult:
     scoring: Scoring = field(repr=False)
     rows: tuple[EvalRow, ...]
     search: LengthSearch | None
+    in_sample: bool
+    """True if settings were chosen on valid, which is also the text: the result is too optimistic."""
     lacks_recurrence: str | None
     """Reason why the model lacks the protocol "recurrence", if it was requested."""
     ended_by: BaseException | None
@@ -69,6 +71,7 @@ class EvalResult:
             "slowdown_windows": SLOWDOWN_WINDOWS,
             "paper": text.paper,
             "search": self.search and self.search.to_json(),
+            "in_sample": self.in_sample,
             "complete": self.ended_by is None,
             "rows": [row.to_json() for row in self.rows],
         }

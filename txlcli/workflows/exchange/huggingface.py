@@ -37,6 +37,10 @@ def read_keys(directory: Path) -> dict[str, dict[str, Any]]:
     try:
         stored = parse_json(read_text(path, MAX_SETTINGS))
         model_type = stored.get("model_type", MODEL_TYPE if "n_token" in stored else None)
+        if model_type == "txl":
+            raise RunError(
+                f"{directory} was exported for Transformers; use the run itself, or export it with `format` hf"
+            )
         if model_type != MODEL_TYPE:
             raise RunError(
                 f'{path}: model_type is "{model_type}", not "{MODEL_TYPE}"; only Transformer-XL can be imported'
