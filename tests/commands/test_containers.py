@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from tests.commands.novel import digests, done, json_of, refusal, store
 
-ROWS = [f'line {number} of "many", é' + "\nand a second" * (number % 7 == 0) for number in range(300)]
+ROWS = [f'line {number} of "many", é' + "\nand a second" * (number % 7 == 0) for number in range(97)]
 TEXT = "".join(f"{row}\n" for row in ROWS).encode()
 TABLE = arrow.table({"id": range(len(ROWS)), "text": ROWS, "title": ["a title"] * len(ROWS)})
 
@@ -31,7 +31,7 @@ def delimited(delimiter):
 def arrow_bytes(new_writer, table=TABLE):
     stream = arrow.BufferOutputStream()
     with new_writer(stream, table.schema) as writer:
-        writer.write_table(table, max_chunksize=101)
+        writer.write_table(table, max_chunksize=31)
     return stream.getvalue().to_pybytes()
 
 
@@ -58,10 +58,10 @@ CONTAINERS = {
         arrow.ipc.new_stream, TABLE.set_column(1, "text", TABLE["text"].combine_chunks().dictionary_encode())
     ),
     "0f3a9c": parquet_bytes(),
-    "text.gz": gzip.compress(TEXT[:5000]) + gzip.compress(TEXT[5000:]),
+    "text.gz": gzip.compress(TEXT[:1000]) + gzip.compress(TEXT[1000:]),
     "text.xz": lzma.compress(TEXT),
     "any name": bz2.compress(TEXT),
-    "text.txt.zst": zstd(TEXT[:5000]) + zstd(TEXT[5000:]),
+    "text.txt.zst": zstd(TEXT[:1000]) + zstd(TEXT[1000:]),
     "skipped first.zst": b"\x50\x2a\x4d\x18\x03\0\0\0abc" + zstd(TEXT),
     "skipped last mark.zst": b"\x5f\x2a\x4d\x18\0\0\0\0" + zstd(TEXT),
     "rows.ndjson.gz": gzip.compress(json_lines()),

@@ -23,7 +23,7 @@ COMMANDS = {
 
 @pytest.fixture
 def text(here):
-    Path("text").write_text("the fox jumps over lazy dogs\n" * 97)
+    Path("text").write_text("the fox jumps over lazy dogs\n" * 31)
 
 
 @pytest.mark.parametrize("file", COMMANDS)

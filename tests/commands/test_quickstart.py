@@ -64,7 +64,7 @@ def test_all_steps_are_done_and_can_be_repeated(small):
 
 def test_a_time_limit_covers_the_evaluation_too(small):
     for path in (small / "library").iterdir():
-        path.write_text(path.read_text() * 12)
+        path.write_text(path.read_text() * 9)
     result = done("quickstart", "--max-minutes", 0)
     assert 'runs/quickstart/last.safetensors at step 0 of 7; continue with "txl quickstart"' in result.stderr
     assert commands_in(result.stderr)[2][-2:] == ["--positions", "5000"]

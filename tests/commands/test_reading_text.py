@@ -11,9 +11,10 @@ from tests.commands.test_containers import CONTAINERS, TEXT
 from tests.samples import sampled
 from txlcli.errors import CorpusInputError
 
-ONE_LANE = ("--batch-size", 1, "--mem-len", 0)
+ONE_LANE = ("--batch-size", 1, "--mem-len", 0, "--seg-len", 97)
 CONTENT = ("stream", "0f3a9c", "text.gz", "text.xz", "any name", "text.txt.zst")
 """Containers that are recognized without their names."""
+SCORED_IN_PYTHON = ("rows.jsonl", "text.gz")
 
 
 def scored(*source, stdin=None):
@@ -30,9 +31,10 @@ def test_the_text_in_a_container_is_scored_as_the_plain_text(here):
     for name, packed in CONTAINERS.items():
         (here / name).write_bytes(packed)
         assert scored(name) == plain, name
-        assert byte.score(Path(name)).bits_per_byte == from_python, name
         if name in CONTENT:
             assert scored("-", stdin=packed) == plain, name
+        if name in SCORED_IN_PYTHON:
+            assert byte.score(Path(name)).bits_per_byte == from_python, name
 
 
 def test_another_encoding_and_a_column_are_read_as_prepare_reads_them(here):

@@ -143,21 +143,56 @@ def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
     assert any("stopped; saved" in line for line in stderr) == (rank is None)
 
 
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = str(file)
+
+    def __reduce__(self):
+        return open, (self.file, "w")
+
+
+def assert_only_this_machine_connects(pids):
+    """Check that the processes listen on the loopback alone."""
+    sockets = listening(pids)
+    assert sockets  # the ranks exchange tensors
+    assert {str(address) for address, _ in sockets if not address.is_loopback} == set()
+    for address in network_addresses():
+        for _, port in sockets:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, port), 5)
+
+
+def write_pickle_to_store(environment, payload):
+    """Write a pickle where the ranks and the launcher look for values when a rank has ended."""
+    file = Path(environment["TXL_STORE"])
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    store = distributed.FileStore(str(file))
+    run_id = environment["TORCHELASTIC_RUN_ID"]
+    for key in (f"torch.rendezvous.{run_id}", "restart 0/note/0", "restart 0/note/1"):
+        store.set(key, pickle.dumps(payload).decode("latin-1"))
+
+
 @on_linux
 @pytest.mark.parametrize(
     "parallel", ["ddp", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("zero", "fsdp"))]
 )
-def test_a_process_that_dies_leaves_the_last_checkpoint(here, parallel):
+def test_processes_of_one_machine_cannot_be_reached_run_no_pickle_and_die_with_the_last_checkpoint(here, parallel):
     done("train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM, "--max-steps", 3)
     first = (here / "runs/tiny/last.safetensors").read_bytes()
     process = start("train", "--resume", "tiny", "--processes", 2, "--set", f"train.parallel={parallel}")
     wait_for(lambda: reports("runs/tiny")[-1]["step"] > 3)
-    os.kill(processes_in(here)[1], signal.SIGKILL)
+    ranks = processes_in(here)
+    assert_only_this_machine_connects([process.pid, *ranks.values()])
+    write_pickle_to_store(environment_of(ranks[0]), Payload(here / "run by a pickle"))
+    os.kill(ranks[1], signal.SIGKILL)  # rank 0 looks for its note, and the launcher reports why it ended
     _, stderr = ended(process, 1)
     wait_for(lambda: not processes_in(here))
     (error,) = (line for line in stderr if line.startswith("error: "))
     assert "process 1 was killed by signal 9" in error
     assert (here / "runs/tiny/last.safetensors").read_bytes() == first
+    assert not Path("run by a pickle").exists()
 
 
 @pytest.mark.slow
@@ -178,49 +213,6 @@ def test_a_stopped_process_of_a_launcher_is_named_and_all_end_with_the_last_save
     (error,) = (line for line in stderr if line.startswith("error: "))
     assert "rank 1 has ended or does not answer" in error
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] > 0
-
-
-@on_linux
-def test_a_training_of_one_machine_cannot_be_reached_from_the_network(here):
-    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2)
-    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
-    sockets = listening([process.pid, *processes_in(here).values()])
-    assert sockets  # the ranks exchange tensors
-    assert {str(address) for address, _ in sockets if not address.is_loopback} == set()
-    for address in network_addresses():
-        for _, port in sockets:
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((address, port), 5)
-    process.send_signal(signal.SIGTERM)
-    ended(process, 143)
-
-
-class Payload:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, file):
-        self.file = str(file)
-
-    def __reduce__(self):
-        return open, (self.file, "w")
-
-
-@on_linux
-def test_a_pickle_written_to_the_store_of_a_training_is_not_run(here):
-    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2)
-    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
-    ranks = processes_in(here)
-    environment = environment_of(ranks[0])
-    file = Path(environment["TXL_STORE"])
-    assert file.parent.stat().st_mode & 0o777 == 0o700
-    payload = pickle.dumps(Payload(here / "run by a pickle"))
-    store = distributed.FileStore(str(file))
-    run_id = environment["TORCHELASTIC_RUN_ID"]
-    for key in (f"torch.rendezvous.{run_id}", "restart 0/note/0", "restart 0/note/1"):
-        store.set(key, payload.decode("latin-1"))
-    os.kill(ranks[1], signal.SIGKILL)  # rank 0 looks for its note, and the launcher starts the processes again
-    ended(process, 1)
-    assert not Path("run by a pickle").exists()
 
 
 def test_more_processes_than_lanes_are_rejected_before_they_start(here):

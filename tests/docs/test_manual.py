@@ -68,12 +68,16 @@ def _all_commands(command):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_settings_in_the_text_exist(name):
-    known = {key.setting for section in SECTIONS for key in keys(section)}
     sections = "|".join(SECTIONS)
     named = set(re.findall(rf"`(?:--set )?((?:{sections})\.[a-z_]+)(?:`| ?=)", PAGES[name]))
     named |= set(re.findall(rf"--set ((?:{sections})\.[a-z_]+)=", PAGES[name]))
     files = (".bin", ".idx", ".parquet", ".pt", ".py", ".safetensors")
-    assert {one for one in named if not one.endswith(files)} <= known
+    assert {one for one in named if not one.endswith(files)} <= _known_settings()
+
+
+@functools.cache
+def _known_settings():
+    return {key.setting for section in SECTIONS for key in keys(section)}
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -24,5 +24,5 @@ def test_neighbouring_tokens_that_agree_widen_the_interval():
 
 def test_the_interval_contains_the_true_mean_in_most_samples():
     generator = np.random.default_rng(7)
-    intervals = [mean_interval(generator.normal(0.1, 1.0, 4_001)) for _ in range(200)]
+    intervals = [mean_interval(generator.normal(0.1, 1.0, 4_001)) for _ in range(100)]
     assert 0.9 <= np.mean([low <= 0.1 <= high for low, high in intervals]) <= 0.99

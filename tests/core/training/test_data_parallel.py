@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from torch import distributed as torch_distributed
 
 from tests.core.builders import V, model_settings
@@ -59,19 +60,27 @@ class TwoProcesses:
     """Results of checks with two processes, by name.
 
     All checks of a group run when the first of their results is asked for: those of every run of the tests, or those
-    that are left to `pytest -m slow`.
+    that are left to `pytest -m slow`. The workers of pytest-xdist share the directory: one of them runs a group.
     """
 
     def __init__(self, run_checks, directory):
+        directory.mkdir(exist_ok=True)
         self._run_checks, self._directory, self._results = run_checks, directory, {}
         self._groups = [{name: rest for name, *rest in checks()} for checks in (sampled_checks, other_checks)]
 
     def __getitem__(self, name):
         if name not in self._results:
-            group = next(group for group in self._groups if name in group)
-            checks = [(name, check, self._arguments(name, check, given)) for name, (check, given) in group.items()]
-            self._results |= self._run_checks(2, *checks)
+            self._results |= self._results_of(next(group for group in self._groups if name in group))
         return self._results[name]
+
+    def _results_of(self, group):
+        """Return the results of a group, which another worker may have written."""
+        file = self._directory / f"{self._groups.index(group)}.json"
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                checks = [(name, check, self._arguments(name, check, given)) for name, (check, given) in group.items()]
+                file.write_text(json.dumps(self._run_checks(2, *checks)))
+        return json.loads(file.read_text())
 
     def _arguments(self, name, check, given):
         return (
@@ -91,7 +100,7 @@ REST, DIVIDED, FULLY_DIVIDED = {"steps": 4, **DROPPED}, {"parallel": "zero"}, {"
 
 
 def sampled_checks():
-    models = MODELS[::2]
+    models = SAMPLED_MODELS
     yield "steps", "trained", PLAIN
     yield "parts", "trained", {**PLAIN, "accumulate": 3}
     yield "uneven", "trained", {"batch_size": UNEVEN, **PLAIN}
@@ -124,7 +133,7 @@ def sampled_checks():
 
 
 def other_checks():
-    models = MODELS[1::2]
+    models = [name for name in MODELS if name not in SAMPLED_MODELS]
     yield "other models", "updates_of_models", {"cases": models}
     yield from comparisons("ddp", "zero", ZERO, list(ZERO)[1::2])
     yield "zero, then ddp", "stopped_and_resumed", {**REST, **DIVIDED, "then": {"parallel": "ddp"}}
@@ -163,11 +172,15 @@ def comparisons(whole, parallel, settings, names):
 
 @pytest.fixture(scope="module")
 def two(run_checks, tmp_path_factory):
-    return TwoProcesses(run_checks, tmp_path_factory.mktemp("two"))
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return TwoProcesses(run_checks, shared / "two-processes")
 
 
 SAMPLED = ("compressive", "rmt")
 """Architectures that every run of the tests trains with divided weights."""
+SAMPLED_MODELS = MODELS[::4]
+"""Models of which every run of the tests takes two steps."""
 UNEVEN = 5
 """Lanes of which one process has three and the other two."""
 ZERO = {
@@ -298,11 +311,11 @@ def test_a_checkpoint_of_two_has_the_memory_of_all_lanes_and_both_generators(two
     assert not torch.equal(saved.tensors["rng.cpu"], saved.tensors["rng.cpu.1"])
 
 
-@pytest.mark.parametrize("model", sampled(2, MODELS))
+@pytest.mark.parametrize("model", sampled(4, MODELS))
 def test_every_model_trains_in_two_processes(two, model):
     training = training_of_case(model, SINGLE_PROCESS)
     losses = [float(training.update().loss) for _ in range(2)]
-    models = "models" if model in MODELS[::2] else "other models"
+    models = "models" if model in SAMPLED_MODELS else "other models"
     for results in (models, f"{models} of fsdp") if model in FSDP_MODELS else (models,):
         assert two[results][model]["losses"] == pytest.approx(losses, abs=1e-5)
         assert two[results][model]["difference"] == 0
