@@ -135,7 +135,6 @@ def test_what_documents_cannot_be_used_for_is_named(here):
         ("prepare novel --documents records", "no records", 2),
         ("prepare pieces --documents records", "no records", 2),  # the rows of an export are pieces of one text
         ("eval byte --reset-at-documents", "does not record where documents begin", 1),
-        ("eval byte --reset-at-documents --cache 9", "leave out --cache", 2),
         (shuffled, "does not record where documents start", 2),
         ("train tiny.toml --set train.reset_at_documents=true", "does not record where documents start", 2),
         ("prepare one.txt --documents files", "too few to split", 1),

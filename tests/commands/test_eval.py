@@ -237,11 +237,6 @@ def test_compiled_layers_give_the_same_loss_but_for_rounding(here, backend):
     assert losses_of(compiled) != losses_of(eager)
 
 
-def test_what_adapts_or_reads_documents_is_not_compiled(here):
-    for option in ("--dynamic", "--reset-at-documents"):
-        assert refusal("eval", "byte", option, "--compile", "on").endswith("compile nothing; leave out --compile")
-
-
 def test_lanes_lose_context_but_no_token(here):
     # The losses with one and with seven lanes differ only near the beginning of a lane.
     done("eval", "byte", "--losses", "one.h5", "--batch-size", 1)

@@ -191,7 +191,6 @@ def test_a_text_spelled_token_by_token_is_the_text(here, kind):
         (["--at", 100_000], "has 459 tokens"),
         (["--reference", "--at", 450, "--tokens", 10], "has 449 tokens that 10 more follow"),
         (["--reference", "--tokens", 500], "has 0 tokens that 500 more follow"),
-        (["--greedy", "--top-k", 3], "leave out --top-k"),
     ],
 )
 def test_options_that_do_not_suit_the_run_are_rejected(here, arguments, message):

@@ -35,10 +35,6 @@ def refusal(word, **options):
         ({"min_count": 0}, "`min_count` must be at least 1, not 0"),
         ({"vocab_size": -5}, "`vocab_size` must be at least 2, not -5"),
         ({"name": "a/b"}, '`name` "a/b" is not a plain name; use letters, digits, ".", "-" and "_"'),
-        *(
-            ({"vocab": Path("vocab.json"), name: value}, f"the file of `vocab` decides; leave out `{name}`")
-            for name, value in {"tokenizer": "word", "vocab_size": 9, "min_count": 2, "sp_type": "bpe"}.items()
-        ),
     ],
 )
 def test_values_and_combinations_are_checked_when_the_options_are_made(options, message):
