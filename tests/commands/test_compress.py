@@ -5,6 +5,8 @@ import gzip
 import math
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,15 @@ def test_any_file_is_restored(here, kind, run):
     assert result["compressed_bytes"] == os.path.getsize("file.txlz")
 
 
+def test_a_portable_file_is_restored_with_other_threads_and_vectors(here):
+    data = written("file", KINDS["text"])
+    json_of("compress", "byte", data, "file.txlz", "--portable", "--threads", 1)
+    narrow = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-m", "txlcli", "decompress", "byte", "file.txlz", "back"]
+    subprocess.run(command, env=os.environ | narrow, check=True, capture_output=True)
+    assert Path("back").read_bytes() == KINDS["text"]
+
+
 @pytest.mark.parametrize(
     ("run", "text"), [("word", "the fox jumps\nover the owl\n"), ("sentencepiece", "the fox jumps")]
 )
@@ -97,6 +108,8 @@ def test_a_recurrent_state_predicts_too(here):
     done("train", "lstm.toml", "--name", "lstm")
     _, back = restored("lstm", written("file", NOVEL.encode()), "--lanes", 2)
     assert back == NOVEL.encode()
+    assert "--portable" in refusal("compress", "lstm", "file", "other", "--portable")
+    assert not os.path.exists("other")
 
 
 class TestRefusals:

@@ -28,7 +28,7 @@ def compress(
     """Compress a file with a run's predictions.
 
     Arithmetic coding, on the CPU in fp32. Any file can be compressed; text like the training data becomes smallest.
-    "txl decompress" restores every byte, with the same run, releases, and kind of processor.
+    "txl decompress" restores every byte, with the same run, releases, and kind of processor; with --portable, on any.
 
     Example: txl compress runs/stdlib notes.py notes.txlz
     """

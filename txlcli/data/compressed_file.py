@@ -54,6 +54,8 @@ class CompressionHeader:
     mem_len: NaturalInt
     max_distance: NaturalInt | None
     same_length: str
+    portable: bool = False
+    """True if the predictions are equal on all machines."""
 
 
 def digest(*parts: bytes) -> str:

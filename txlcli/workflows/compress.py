@@ -23,6 +23,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import useful_threads
 from txlcli.core.kernels.modes import threads
 from txlcli.core.measures.compression import Ids, Predictor, SymbolCoder, SymbolDecoder, SymbolEncoder, code_text
+from txlcli.core.measures.portable import PortableArithmetic
 from txlcli.core.reading.scoring import Lanes
 from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressionHeader
@@ -89,7 +90,8 @@ def compress(
     coder = SymbolEncoder()
     used = useful_threads(opened.model, settings.batch_size)
     with threads(used):
-        probe = _code(opened, settings, workspace, coder, ids, f"compressing {source}")
+        title = f"compressing {source}"
+        probe = _code(opened, settings, workspace, coder, ids, title, portable=options.portable)
     seconds = time.perf_counter() - started
     header = CompressionHeader(
         **_conditions(opened),
@@ -103,6 +105,7 @@ def compress(
         mem_len=settings.mem_len,
         max_distance=settings.max_distance,
         same_length=settings.same_length,
+        portable=options.portable,
     )
     with errors_of_writing(target):
         size = compressed_file.write(target, header, coder.words())
@@ -130,6 +133,7 @@ def _code(
     ids: Ids,
     title: str,
     *,
+    portable: bool,
     probe: str | None = None,
 ) -> str:
     """Encode a text, or fill in one that is decoded; return the probe of the predictor, which must equal `probe`.
@@ -140,14 +144,20 @@ def _code(
     count = len(ids)
     if not count:
         return ""
-    predictor = Predictor(opened.model, settings, Lanes.of(count, settings))
-    measured = predictor.probe()
-    if probe is not None and probe != measured:
-        raise CompressedFileError(
-            f"{title}: this machine rounds differently from the one that compressed it; decompress it there"
-        )
-    alphabet = ALPHABETS.get(vocab.tokenizer, vocab.size)
-    with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
+    model = opened.model
+    arithmetic: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if portable:
+        model = model.double().on(attention="reference")
+        arithmetic = PortableArithmetic()
+    with arithmetic, workspace.reporter.progress(title, total=count, unit="tokens") as bar:
+        predictor = Predictor(model, settings, Lanes.of(count, settings))
+        measured = predictor.probe()
+        if probe is not None and probe != measured:
+            raise CompressedFileError(
+                f"{title}: this machine rounds differently from the one that compressed it; decompress it there, or "
+                "compress it there with `portable`"
+            )
+        alphabet = ALPHABETS.get(vocab.tokenizer, vocab.size)
         code_text(predictor, coder, ids, boundary=vocab.boundary, alphabet=alphabet, on_tokens=bar.reach)
     return measured
 
@@ -256,7 +266,8 @@ def _restored(
             max_distance=header.max_distance,
             same_length=header.same_length,
         )
-        _code(opened, settings, workspace, coder, ids, f"restoring {source}", probe=header.probe)
+        title = f"restoring {source}"
+        _code(opened, settings, workspace, coder, ids, title, portable=header.portable, probe=header.probe)
         return _decode(opened.vocab, ids)
     except (ValueError, RecipeError) as error:
         raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
