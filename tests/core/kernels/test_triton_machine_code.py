@@ -1,5 +1,6 @@
 """Triton's kernels become machine code for GPUs from Ampere to Blackwell, without spilled registers."""
 
+import contextlib
 import itertools
 import os
 
@@ -13,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton interprets its kernels, and compiles none", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton compiles the kernels; it is not among the test packages")
 
-from tests.core.kernels.triton_compiler import SHARED_BYTES, compiling_for, resources, warp_columns
+from tests.core.kernels.triton_compiler import SHARED_BYTES, compiled_by, compiling_for, resources, warp_columns
 from txlcli.core.kernels import attention_triton, normalizer_triton, updates_triton
 from txlcli.core.kernels.updates import chunks_of
 
@@ -24,42 +25,34 @@ MAX_REGISTERS = 255
 PRODUCTS = {"forward": 2, "backward_of_keys": 4, "backward_of_queries": 1}
 
 
-class Compiler:
-    """Compiles a kernel for the arguments it is called with, instead of running it."""
-
-    def __init__(self, name, kernel, reports):
-        self._name, self._kernel, self._reports = name, kernel, reports
-
-    def __getitem__(self, grid):
-        return self._compile
-
-    def _compile(self, *arguments, **options):
-        compiled = self._kernel.warmup(*arguments, grid=(1,), **options)
-        needs = resources(compiled)
-        print(self._name, compiled.metadata.target.arch, needs)  # pytest -s shows it
-        self._reports[self._name] = needs | {"columns": warp_columns(compiled)}
+UPDATES = ("adam", "lamb_moments", "sum", "lamb")
+ATTENTION = ("forward", "token", "combine", "backward_of_keys", "backward_of_queries")
 
 
-@pytest.fixture
-def reports(monkeypatch):
-    """Resources of each kernel that a call would run."""
-    collected = {}
-    for name in ("forward", "token", "combine", "backward_of_keys", "backward_of_queries"):
-        kernel = getattr(attention_triton.kernels, f"{name}_kernel")
-        monkeypatch.setattr(attention_triton.kernels, f"{name}_kernel", Compiler(name, kernel, collected))
-    return collected
+@contextlib.contextmanager
+def reporting(capability, module=attention_triton.kernels, names=ATTENTION):
+    """Yield the resources of each kernel of a module that the block calls; they are there after it."""
+    kernels = {name: getattr(module, f"{name}_kernel") for name in names}
+    reports = {}
+    with compiling_for(capability):
+        compiled_by(capability, kernels)  # by an earlier test
+        yield reports
+    for name, compiled in compiled_by(capability, kernels).items():
+        reports[name] = resources(compiled) | {"columns": warp_columns(compiled)}
+        print(name, capability, reports[name])  # pytest -s shows it
 
 
 def compile_all(capability, dtype, width, *, dropout=0.1, positions=True):
-    """Compile what a training step runs, and what an evaluation of few sequences runs."""
+    """Return the resources of the kernels that a training step runs."""
     shapes = {"query": (B, L, H, width), "key": (B, K, H, width), "value": (B, K, H, width)}
     tensors = {name: draw(*shape, dtype=dtype).transpose(1, 2).requires_grad_() for name, shape in shapes.items()}
     if positions:
         tensors["position_key"] = draw(H, K, width, dtype=dtype).requires_grad_()
         tensors |= {name: draw(H, width, dtype=dtype) for name in ("content_bias", "position_bias")}
-    with compiling_for(capability), use_row_multiple(8):
+    with reporting(capability) as reports, use_row_multiple(8):
         out = call(attention_triton.attend, **tensors, reach=K, dropout=dropout)
         torch.autograd.grad(out.sum(), list(tensors.values())[:3])
+    return reports
 
 
 def assert_fits(reports, capability, *, tensor_cores):
@@ -80,8 +73,8 @@ def assert_coalesced(reports):
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
-def test_kernels_of_enwik8_in_bf16_use_tensor_cores_and_spill_no_registers(reports, capability):
-    compile_all(capability, torch.bfloat16, 64)
+def test_kernels_of_enwik8_in_bf16_use_tensor_cores_and_spill_no_registers(capability):
+    reports = compile_all(capability, torch.bfloat16, 64)
     assert_fits(reports, capability, tensor_cores=True)
     assert_coalesced(reports)
 
@@ -93,32 +86,32 @@ def test_kernels_of_enwik8_in_bf16_use_tensor_cores_and_spill_no_registers(repor
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("positions", [True, False])
-def test_every_kernel_spills_no_registers(reports, capability, dtype, width, dropout, positions):
-    compile_all(capability, dtype, width, dropout=dropout, positions=positions)
+def test_every_kernel_spills_no_registers(capability, dtype, width, dropout, positions):
+    reports = compile_all(capability, dtype, width, dropout=dropout, positions=positions)
     assert_fits(reports, capability, tensor_cores=dtype != torch.float32)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "width"), list(itertools.product(SHARED_BYTES, (64, 128))))
-def test_tf32_uses_tensor_cores(reports, capability, width):
+def test_tf32_uses_tensor_cores(capability, width):
     with float32_products(torch.device("cuda"), "tf32"):
-        compile_all(capability, torch.float32, width)
+        reports = compile_all(capability, torch.float32, width)
     assert_fits(reports, capability, tensor_cores=True)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_threads_of_a_warp_load_and_store_scores_of_neighboring_keys(reports, capability):
-    compile_all(capability, torch.bfloat16, 48)
+def test_threads_of_a_warp_load_and_store_scores_of_neighboring_keys(capability):
+    reports = compile_all(capability, torch.bfloat16, 48)
     assert_coalesced(reports)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "width"), list(itertools.product(SHARED_BYTES, (16, 64, 128))))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_single_tokens_need_two_kernels(reports, capability, width, dtype):
+def test_single_tokens_need_two_kernels(capability, width, dtype):
     rows = [draw(B, count, H, width).to(dtype) for count in (1, K, K)]
     terms = [draw(*shape).to(dtype) for shape in ((H, K, width), (H, width), (H, width), (H, K))]
-    with compiling_for(capability):
+    with reporting(capability) as reports:
         attention_triton.attend_token(*rows, *terms, torch.arange(K), torch.tensor([K]), 4)
     assert list(reports) == ["token", "combine"]
     assert max(needs["spilled"] for needs in reports.values()) <= FEW_BYTES
@@ -126,29 +119,21 @@ def test_single_tokens_need_two_kernels(reports, capability, width, dtype):
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_kernels_of_the_softmax_spill_no_registers(capability, dtype, monkeypatch):
-    collected = {}
-    for name in ("accumulate", "gradient"):
-        kernel = getattr(normalizer_triton, f"{name}_kernel")
-        monkeypatch.setattr(normalizer_triton, f"{name}_kernel", Compiler(name, kernel, collected))
+def test_kernels_of_the_softmax_spill_no_registers(capability, dtype):
     logits, chosen, rows = draw(64, 4096).to(dtype), torch.arange(64), normalizer_triton.TritonRows()
-    with compiling_for(capability):
+    with reporting(capability, normalizer_triton, ("accumulate", "gradient")) as reports:
         rows.accumulate(logits, chosen, slice(0, 4096), draw(64).float(), draw(64).float())
         rows.gradient(logits, chosen, slice(0, 4096), *(draw(64).float() for _ in range(3)))
-    assert {name: needs["spilled"] for name, needs in collected.items()} == {"accumulate": 0, "gradient": 0}
+    assert {name: needs["spilled"] for name, needs in reports.items()} == {"accumulate": 0, "gradient": 0}
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_updates_spill_no_registers_and_access_memory_in_wide_units(capability, monkeypatch):
-    collected = {}
-    for name in ("adam", "lamb_moments", "sum", "lamb"):
-        kernel = getattr(updates_triton, f"{name}_kernel")
-        monkeypatch.setattr(updates_triton, f"{name}_kernel", Compiler(name, kernel, collected))
+def test_updates_spill_no_registers_and_access_memory_in_wide_units(capability):
     weights, means, squares = draw(3, 5008).float()
     copies, gradients = draw(2, 5008)
     chunks, firsts = chunks_of([5008], weights.device)
     of_rule = [0.9, 0.999], 1e-8, 0.1
-    with compiling_for(capability):
+    with reporting(capability, updates_triton, UPDATES) as reports:
         updates_triton.adam(
             weights, gradients, means, squares, copies, chunks, draw(1).float(), *draw(2).float(), *of_rule, True
         )
@@ -156,4 +141,4 @@ def test_updates_spill_no_registers_and_access_memory_in_wide_units(capability, 
             weights, gradients, means, squares, chunks, firsts, draw(1).float(), *of_rule
         )
         updates_triton.lamb(weights, means, squares, copies, chunks, totals, draw(1).float(), *of_rule[1:], 10.0)
-    assert all(needs["spilled"] == 0 for needs in collected.values())
+    assert {name: needs["spilled"] for name, needs in reports.items()} == dict.fromkeys(UPDATES, 0)

@@ -19,8 +19,22 @@ SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448
 """Shared memory that a program can have, by compute capability."""
 
 
+class Utilities:
+    """Properties of a device that is not there, and binaries that are not loaded."""
+
+    @staticmethod
+    def get_device_properties(_):
+        return {"max_shared_mem": max(SHARED_BYTES.values())}
+
+    @staticmethod
+    def load_binary(*_):
+        return None, None, 0, 0, 1024
+
+
 class Driver:
     """A driver of Triton for a compute capability such as 80 or 90, which launches nothing."""
+
+    utils = Utilities
 
     def __init__(self, capability):
         self._capability = capability
@@ -33,6 +47,9 @@ class Driver:
 
     def get_current_stream(self, _):
         return 0
+
+    def launcher_cls(self, *_):
+        return lambda *_: None
 
     def get_device_interface(self):
         return torch.cuda
@@ -49,6 +66,16 @@ def compiling_for(capability):
         yield
     finally:
         driver.set_active(None)  # found again when it is needed
+
+
+def compiled_by(capability, kernels):
+    """Return the binary of each of these kernels, by name, that was called in a block of `compiling_for`."""
+    found = {}
+    for name, kernel in kernels.items():
+        binaries, *_ = kernel.device_caches.pop(capability, [{}])
+        for binary in binaries.values():
+            found[name] = binary
+    return found
 
 
 def resources(compiled):
