@@ -30,6 +30,9 @@ JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
 """Beginning of JSON, whatever the name of the file."""
 NUMBERS = re.compile(rb"[\s,;\[\]]*(\d+[\s,;\[\]]+){16}[\d\s,;\[\]]*")
 """Text that is numbers alone, such as token ids or character codes."""
+HEX_CODES = re.compile(rb"(?:0x|\\x|U\+|[0-9a-fA-F]{2}|[\s,;\[\]])+[0-9a-fA-F]?")
+"""Text that is hexadecimal codes alone, with or without spaces."""
+MIN_HEX_CODES = 16
 END_OF_TEXT = (b"<|endoftext|>", b"<|end_of_text|>", b"<|eot_id|>", b"<|im_end|>", b"</s>", b"<EOT>", b"[SEP]")
 """Marks that other programs write between documents."""
 SEARCHED = 1 << 16  # bytes of a text that are searched for them
@@ -105,6 +108,8 @@ def remarks_on(beginning: bytes, names: str, *, has_documents: bool = False) -> 
             f"{names}: the text is a list of {numbers}; bits per byte and per character are those of the digits; "
             "`tokenizer` word makes each number a token, and `ids` keeps token ids"
         )
+    elif HEX_CODES.fullmatch(complete) and len(re.findall(rb"\d[0-9a-fA-F]", complete)) >= MIN_HEX_CODES:
+        yield f"{names}: the text is hexadecimal codes, which are learned digit by digit; decode it first"
     marks = [mark.decode() for mark in END_OF_TEXT if mark in beginning[:SEARCHED]]
     if marks and not has_documents:
         yield f"{names}: {marks[0]} ends documents; `documents` '{marks[0]}' keeps them apart"

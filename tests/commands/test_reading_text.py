@@ -1,9 +1,12 @@
 """A file is the same text wherever it is read: txl prepare, txl eval --text, run.score, prompts."""
 
 import gzip
+import io
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import txlcli
 from tests.commands.novel import done, json_of, refusal
@@ -75,12 +78,16 @@ def test_a_prompt_from_stdin_may_be_compressed_and_is_rejected_if_it_is_not_text
     refused = refusal(*prompt, stdin="the fox".encode("utf-16"), code=1)
     assert "utf-16" in refused
     assert "--encoding" not in refused  # which generate does not have
+    table = io.BytesIO()
+    parquet.write_table(pyarrow.table({"title": ["fox"], "body": ["the fox"]}), table)
+    assert "--column" not in refusal(*prompt, stdin=table.getvalue(), code=1)
 
 
 def test_text_that_is_json_or_numbers_has_a_note_wherever_it_is_read(here):
     for name, text, word in (
         ("rows.txt", '{"text": "a"}\n' * 40, "JSON"),
         ("codes.txt", "65 66 10 255 0\n" * 40, "from 0 to 255"),
+        ("hex.txt", "48 65 6c 6c 6f 0a\n" * 40, "hexadecimal"),
         ("ids.txt", "[5012, 7, 7, 50256]\n" * 40, "token ids"),
         ("marked.txt", "the fox<|endoftext|>\nthe owl<|endoftext|>\n" * 40, "<|endoftext|>"),
     ):

@@ -188,6 +188,7 @@ DAMAGE = {
     "random state of another type": {"rng.cpu": lambda tensor: tensor.float()},
     "memory of another batch": {"memory.0": lambda tensor: tensor[:1].clone()},
     "memory of another width": {"memory.0": lambda tensor: tensor[..., :3].clone()},
+    "optimizer of another shape": {"optimizer.embedding.tables.0.exp_avg": lambda tensor: tensor[:1].clone()},
     "memory of tokens": {"memory.0": lambda tensor: tensor.long()},
     "weights of another shape": {"model.embedding.tables.0": lambda tensor: tensor[:5].clone()},
 }

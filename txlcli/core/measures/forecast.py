@@ -214,6 +214,10 @@ class _Step:
         model = replace(self.model, n_layers=n_layers)
         return _saved_bytes(replace(self, train=train, model=model))
 
+    def with_batch_size(self, batch_size: int) -> "_Step":
+        """Return the step of a micro-batch of so many sequences."""
+        return replace(self, train=replace(self.train, batch_size=batch_size))
+
     def _layer_inputs(self) -> int:
         """Return the bytes of memory and position keys, from which layers are computed again."""
         model = self.model
@@ -237,8 +241,14 @@ class _Step:
 def _saved_bytes(step: _Step) -> int:
     """Return the bytes that are kept for the backward pass.
 
-    All layers of a Transformer keep as much, unless some have a classifier of their own.
+    Each sequence after the second keeps as much as any other: tensors of a single one can be views of others. All
+    layers of a Transformer keep as much, unless some have a classifier of their own.
     """
+    batch_size = step.train.batch_size
+    if batch_size > 3:
+        two = _saved_bytes(step.with_batch_size(2))
+        three = _saved_bytes(step.with_batch_size(3))
+        return two + (batch_size - 2) * (three - two)
     model = step.model
     if not isinstance(model, TransformerSettings) or model.auxiliary_losses or model.n_layers <= 2:
         return _traced_bytes(step)

@@ -82,7 +82,10 @@ class DataParallel:
         return self.gather(checkpoint.optimizer_tensors(self.own_weights(), self.optimizer))
 
     def restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the state of this process, `NAME.KEY`, from the state of the whole optimizer."""
+        """Restore the state of this process, `NAME.KEY`, from the state of the whole optimizer.
+
+        Raises a ValueError for a tensor that has neither the shape of its weight nor a single element.
+        """
         weights = self.own_weights()
         for full_name, whole in tensors.items():
             name, _, key = full_name.rpartition(".")
@@ -92,8 +95,11 @@ class DataParallel:
             state = self.optimizer.state[weight]
             if whole.shape == weight.shape:
                 value = self.own_part(whole)
-            else:  # fused kernels need the step counter on the device of the parameter
+            elif whole.dim() == 0:  # fused kernels need the step counter on the device of the parameter
                 value = whole.to(weight.device)
+            else:
+                sizes = f"{tuple(whole.shape)}, and its weight {tuple(weight.shape)}"
+                raise ValueError(f"the optimizer's {full_name} has the shape {sizes}")
             if key in state:  # perhaps a view of a buffer
                 state[key].copy_(value)
             else:
