@@ -23,7 +23,7 @@ from tests.gpu import wheels
 from tests.gpu.stage import Stage, describe_machine, releases
 
 DIRECTORY = Path(__file__).parent
-ROW_S, SMOKE_S, TESTS_S, TO_END_TESTS_S = 100.0, 60.0, 150.0, 20.0
+ROW_S, SMOKE_S, TESTS_S, TO_END_TESTS_S = 100.0, 40.0, 150.0, 20.0
 """The longest time of a row, compilation included, of the smoke test, of all tests, and of what follows these."""
 CACHE = Path(tempfile.gettempdir()) / "txl-gpu-cache"
 """Where compiled kernels are kept by default: the home directory may not be writable."""
