@@ -143,6 +143,13 @@ def test_a_part_of_the_fast_path_that_fails_is_left_out_and_training_goes_on(out
     assert told == {"a capture", "launching", "attention"}  # warnings tell of the others
 
 
+def test_a_reader_goes_on_without_kernels_of_triton_if_one_fails_and_says_so_once(outcomes_of):
+    before, after, (warning,) = outcomes_of("failure of a reader")["reading"]
+    assert before == "triton, not compiled, not captured"
+    assert after == "tiles, not compiled, not captured"
+    assert "txl::attention" in warning
+
+
 @pytest.mark.parametrize(
     ("case", "of_layer", "others"),
     [

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import tempfile
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.recl import context_losses
 from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.reading.windows import score_windows
@@ -92,6 +94,21 @@ def reading_by_graphs(case):
         for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
             decoder.read(tokens)
     return [watch.waits, captures]
+
+
+def reading_after_failure():
+    """Return the path of a reader before a kernel of attention fails and after, and what the user is told."""
+    settings = load("relative")
+    with pretending(lambda name: name == "txl::attention"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = build("relative", settings, CUDA).on(precision="bf16")
+        reader = make_reader(model, dataclasses.replace(settings.eval, batch_size=2), length=100)
+        before = reader.path
+        tokens = torch.zeros(2, settings.eval.seg_len, dtype=torch.long, device=CUDA)
+        hidden = [reader.read(tokens) for _ in range(2)]
+        reader.losses(hidden[-1], torch.zeros(2, settings.eval.seg_len, dtype=torch.long))
+    told = [str(warning.message) for warning in caught if "Triton" in str(warning.message)]
+    return [before, reader.path, told]
 
 
 def kernels_of_a_token(case, precision, batch_size):
@@ -328,6 +345,7 @@ GROUPS = {
         "the update": partial(path_after_failure, operator="txl::adam"),
         "attention": partial(path_after_failure, operator="txl::attention_backward"),
     },
+    "failure of a reader": {"reading": reading_after_failure},  # it ends the use of Triton in this process, too
     "tokens": {
         f"kernels of a token, {case} {precision}, batch {batch_size}": partial(
             kernels_of_a_token, case, precision, batch_size

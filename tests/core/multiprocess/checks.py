@@ -11,8 +11,9 @@ from torch import distributed
 from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.device_cases import CASES, build, load, start
 from tests.core.tape import call_again
-from tests.core.training.test_loop import CPU, new_training, run, steps_of
+from tests.core.training.test_loop import CPU, L, new_training, run, steps_of
 from txlcli.core.architectures.registry import new_model
+from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import join
 from txlcli.core.training.loop import Training
@@ -34,8 +35,28 @@ def trained(directory, **changed):
     }
 
 
+class FailsCompiled(TransformerXL):
+    """Cannot go back to the embedding of compiled layers in rank 1, when the gradients of all layers are there."""
+
+    is_at_fault = False
+
+    def objective(self, tokens, targets, memory, goal):
+        is_compiled = self.backend.compiles and tokens.shape[1] == L and self.memory_is_full(memory, goal.mem_len)
+        self.is_at_fault = is_compiled and WORLD.rank == 1
+        return super().objective(tokens, targets, memory, goal)
+
+    def embed(self, tokens, positions):
+        hidden = super().embed(tokens, positions)
+        if self.is_at_fault:
+            hidden.register_hook(self._fail)
+        return hidden
+
+    def _fail(self, _):
+        raise RuntimeError("no registers here")
+
+
 def captured(directory, failing=None, **changed):
-    """Train six steps as by CUDA graphs, which rank 1 may fail to capture, or to rehearse; return what happened."""
+    """Train six steps as by CUDA graphs, of which rank 1 may fail to compute a part; return what happened."""
 
     def capture_graph(run, device, *, warm_up=0):
         if failing == "capture" and WORLD.rank == 1:
@@ -44,8 +65,11 @@ def captured(directory, failing=None, **changed):
             raise RuntimeError("no kernels here")
         return call_again(run, device)
 
+    if failing == "compiled layers":
+        changed |= {"compile": "on", "model_class": FailsCompiled}
     training = _training(directory, cls=functools.partial(Training, capture_graph=capture_graph), **changed)
-    reports = run(training)
+    with torch.compiler.set_stance("force_eager"):
+        reports = run(training)
     return {
         "losses": [report.loss_nats for report in steps_of(reports)],
         "weights": _flat_weights(training).tolist(),
@@ -241,16 +265,18 @@ def _training(directory, weights=None, **changed):
     """Return a training with these weights, or other initial ones in each process, which those of rank 0 replace."""
     settings = {"max_steps": 6, "valid_every": 3, "average": "exponential", **changed}
     shape = {key: settings.pop(key) for key in ("cutoffs", "div_val") if key in settings}
+    shape["model_class"] = settings.pop("model_class", TransformerXL)
     model = new_model_of(seed=1 + WORLD.rank, dropout=settings.pop("dropout", 0.0), **shape)
     if weights:
         model.load_state_dict(weights)
     return new_training(Path(directory), model=model, world=WORLD, **settings)
 
 
-def new_model_of(*, seed, dropout=0.0, cutoffs=(), **shape):
+def new_model_of(*, seed, dropout=0.0, cutoffs=(), model_class=TransformerXL, **shape):
     """Return the model that these checks train."""
     settings = model_settings(dropout=dropout, attention_dropout=dropout, cutoffs=tuple(cutoffs), **shape)
-    return new_model(settings, V, seed=seed, device=CPU)
+    torch.manual_seed(seed)
+    return model_class(settings, V)
 
 
 def _flat_weights(training):

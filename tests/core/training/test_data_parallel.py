@@ -130,6 +130,9 @@ def sampled_checks():
     yield from captures(list(CAPTURED)[::2])
     for failing in ("capture", "rehearsal"):
         yield f"failing {failing}", "captured", {**CAPTURED["ddp"], "failing": failing}
+    short_memory = {**PLAIN, "mem_len": 5}  # full in the second segment of each epoch
+    yield "short memory", "trained", short_memory
+    yield "failing compiled layers", "captured", {**short_memory, "failing": "compiled layers"}
 
 
 def other_checks():
@@ -350,6 +353,16 @@ def test_all_processes_run_eagerly_if_one_cannot_capture_a_step(two, failing, wo
     assert "rank 1" in found["notes"][0]
     assert word in found["notes"][0]
     assert_trained_alike(found, two["eager ddp"])
+
+
+def test_all_processes_leave_out_compiled_layers_if_one_cannot_compute_them(two):
+    found = two["failing compiled layers"]
+    assert found["path"] == "tiles, not compiled, captured"
+    (note,) = found["notes"]
+    assert "without compiled layers" in note
+    assert "rank 1: no registers" in note
+    assert found["difference"] == 0
+    assert_trained_alike(found, two["short memory"])
 
 
 def assert_trained_alike(found, eager):

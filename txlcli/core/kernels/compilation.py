@@ -35,9 +35,9 @@ _failed_kernels: dict[str, str] = {}
 logger = logging.getLogger(__name__)
 
 
-def give_up_triton(device: torch.device, error: Exception) -> None:
+def give_up_triton(device: torch.device, reason: str) -> None:
     """Use no more kernels of Triton on this device in this process, since one of them failed."""
-    _failed_kernels[device.type] = first_line(error)
+    _failed_kernels[device.type] = reason
     triton_problem.cache_clear()
 
 

@@ -327,7 +327,7 @@ class Decoder(Reader):
         ids = targets.flatten()
         if self._tail_sizes:
             ids = send(torch.cat([ids, *self._rows_of_tails(ids)]), self.device)
-        return self._losses(0, hidden, ids)
+        return self._on_fast_path(partial(self._losses, 0, hidden, ids))
 
     def _losses_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the losses (B, L), given targets and the rows of those in each tail, one after another."""

@@ -6,6 +6,7 @@
 Axes: B batch, L segment, d model width, V vocabulary.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.compilation import path_in_words
+from txlcli.core.kernels.compilation import first_line, give_up_triton, path_in_words
 from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.errors import TxlError
 
 
 class Reader(ABC):
@@ -115,8 +117,25 @@ class Reader(ABC):
         after = tokens.shape[1]
         for part in self._parts(tokens):
             after -= part.shape[1]  # positions after this part
-            hidden.append(self._run(part, count=min(part.shape[1], max(0, count - after))))
+            run = partial(self._run, part, count=min(part.shape[1], max(0, count - after)))
+            hidden.append(self._on_fast_path(run))
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
+
+    def _on_fast_path(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Call a function; if a kernel of Triton fails in it, say so, and call it again without these kernels."""
+        before = self._read_before
+        try:
+            return compute()
+        except (torch.OutOfMemoryError, TxlError):
+            raise
+        except Exception as error:
+            if self.model.attention_kernels != "triton":
+                raise
+            reason = first_line(error)
+        give_up_triton(self.device, reason)
+        warnings.warn(f"text is read without Triton's kernels, which takes longer: {reason}", stacklevel=2)
+        self._read_before = before
+        return compute()
 
     def _parts(self, tokens: Tensor) -> list[Tensor]:
         """Cut tokens (B, T) into parts of up to L tokens; by tokens, a part ends where the present segment ends."""
@@ -148,7 +167,7 @@ class Reader(ABC):
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropy in nats of each target: (B, l, d), (B, l) -> (B, l)."""
         with self._autocast:
-            return self.model.losses(hidden, targets)
+            return self._on_fast_path(partial(self.model.losses, hidden, targets))
 
 
 def read_segment(model: LanguageModel, tokens: Tensor, memory: Memory, settings: EvalSettings) -> tuple[Tensor, Memory]:

@@ -5,7 +5,6 @@ Axes: B batch, E tokens that are read again, L segment, M memory.
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -79,6 +78,11 @@ class CapturedStep:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         return losses.clone()
+
+    def rehearse(self, batch: Batch, memories: list[Memory]) -> None:
+        """See `Step.rehearse`; a step that has been captured works."""
+        if self._gradients is None:
+            self.step.rehearse(batch, memories)
 
     def replayable(self, batch: Batch, memories: list[Memory]) -> Batch | None:
         """Return a batch as the graph reads it; None for a step that is not replayed.
@@ -178,16 +182,9 @@ class CapturedStep:
         exchange = self.step.weights
         if not isinstance(exchange, Exchange):
             return self._captured(compute, inputs)
-        began = time.perf_counter()
         is_possible = self._world.in_turn("rehearsal", lambda: self._rehearse(exchange, compute, inputs))
         if not self._all(is_possible):
-            self.step.stop_compiling()  # the compiler may be what failed
             return None
-        if self.step.compiles:
-            seconds = time.perf_counter() - began
-            self.step.notes.append(
-                f"layers compiled in {seconds:.0f} s: by one process, while the others waited for it"
-            )
         exchange.connect()
         graph = self._captured(compute, inputs, warm_up=0)
         return graph if self._all(graph is not None) else None

@@ -34,6 +34,8 @@ class Exchange(Weights):
         dtype: of copies of the matrices, which passes read instead of these; without, there are none.
     """
 
+    can_pause = True
+
     def __init__(self, parallel: DataParallel, dtype: torch.dtype | None = None) -> None:
         super().__init__(parallel)
         self._world = parallel.world
@@ -87,6 +89,8 @@ class Exchange(Weights):
         self._complete = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.leaves)
+            for leaf in bucket.leaves:
+                leaf.grad = None  # a step that has failed leaves some
         self._is_active = True
         with swapped_in(self._model, self._leaves), self._called_before_layers():
             yield
@@ -98,7 +102,7 @@ class Exchange(Weights):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Send nothing inside this block, where a step may fail in one process alone."""
+        """See `Weights.paused`."""
         self._is_paused = True
         try:
             yield

@@ -98,6 +98,9 @@ def _problem_of(large: LargeUpdates) -> str | None:
 class Weights:
     """The parameters of a model. Forward and backward passes read them themselves, and products cast them."""
 
+    can_pause = False
+    """True if several processes can compute gradients, and send nothing."""
+
     def __init__(self, parallel: DataParallel) -> None:
         self._parallel = parallel
 
@@ -105,6 +108,10 @@ class Weights:
     def _model(self) -> LanguageModel:
         """The view of the model that computes, which may be another one in the next step."""
         return self._parallel.model
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Send nothing to other processes inside this block, where a step may fail in one of them; see `can_pause`."""
+        return contextlib.nullcontext()
 
     def in_use(self, *, is_first: bool, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Let the passes of a micro-batch, the first or the last of its step or another, run inside this block."""
@@ -169,6 +176,8 @@ class FlatMatrices(Weights):
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
         """Let the model read the copies inside this block, and then give the matrices the gradients of the copies."""
+        for matrix in self._matrices:
+            matrix.leaf.grad = None  # a step that has failed leaves some
         with swapped_in(self._model, {matrix.parameter: matrix.leaf for matrix in self._matrices}):
             yield
         given = [matrix for matrix in self._matrices if matrix.leaf.grad is not None]

@@ -218,6 +218,7 @@ class Training:
 
     def _gradients(self, batch: Batch) -> Tensor:
         """Add the gradients of a step; see `Step.gradients`."""
+        self.stepper.rehearse(batch, self.memories)
         if not self.stepper.may_step_down:  # the backward pass can then free the memory before
             return self.stepper.gradients(batch, self.memories)
         before = self.memories

@@ -6,6 +6,7 @@ Axes: B batch, E tokens that are read again, L segment, M memory, d model width,
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.flat import Weights
 from txlcli.core.training.parallel import DataParallel
+from txlcli.errors import TxlError
 
 logger = logging.getLogger(__name__)
 MIN_LOSS_SCALE = 1.0
@@ -76,6 +78,8 @@ class Step:
         """True if compiled layers compute the micro-batch at work."""
         self._has_compiled = False
         """True if they have computed a step."""
+        self._rehearsed = set[tuple[str | None, bool]]()
+        """Attention kernels, and if layers were compiled, of the steps that several processes have rehearsed."""
         self.notes: list[str] = []
         """Lines for the user about paths that could not be taken."""
 
@@ -132,13 +136,55 @@ class Step:
         )
 
     def _compiling(self, batch: Batch, memory: Memory) -> contextlib.AbstractContextManager[None]:
-        """Compile nothing where lengths occur once: those of a growing memory, and of jittered segments."""
-        settings = self.settings
-        has_usual_length = batch.inputs.shape[1] == settings.reread_len + settings.padded_segment
-        self._is_compiled = self.compiles and has_usual_length and self.memory_is_full(memory)
-        if settings.compile == "on" and not self._is_compiled:
+        """Compile a step, or nothing in it; see `_compiles`."""
+        self._is_compiled = self._compiles(batch, memory)
+        if self.settings.compile == "on" and not self._is_compiled:
             return self.model.uncompiled()
         return contextlib.nullcontext()
+
+    def _compiles(self, batch: Batch, memory: Memory) -> bool:
+        """Return False for lengths that occur once: those of a growing memory, and of jittered segments."""
+        settings = self.settings
+        has_usual_length = batch.inputs.shape[1] == settings.reread_len + settings.padded_segment
+        return self.compiles and has_usual_length and self.memory_is_full(memory)
+
+    def rehearse(self, batch: Batch, memories: list[Memory]) -> None:
+        """Try the first step of each path without sending anything; several processes must call this before a step.
+
+        What fails in one of them is left out in all of them, and none waits for a process that has failed.
+        """
+        world = self.parallel.world
+        if world.size == 1 or not self.weights.can_pause:
+            return
+        while True:
+            compiles = self._compiles(batch, memories[0])
+            path = (self.model.attention_kernels, compiles)
+            if path in self._rehearsed or not self._can_leave_out(is_compiled=compiles):
+                return
+            self._rehearsed.add(path)
+            began = time.perf_counter()
+            reason = world.in_turn(f"step by {path}", lambda: self._reason_of_failure(batch, memories))
+            reasons = [f"rank {rank}: {why}" for rank, why in enumerate(world.gather_objects(reason)) if why]
+            if reasons:
+                self._leave_out(reasons[0], is_compiled=compiles)
+            elif compiles:
+                seconds = time.perf_counter() - began
+                self.notes.append(f"layers compiled in {seconds:.0f} s: by one process, while the others waited for it")
+
+    def _reason_of_failure(self, batch: Batch, memories: list[Memory]) -> str:
+        """Return why the gradients of a step cannot be computed here; "" if they can."""
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        try:
+            with self.weights.paused(), torch.random.fork_rng(devices):
+                self.gradients(batch, [list(memory) for memory in memories])
+        except (torch.OutOfMemoryError, TxlError):
+            raise
+        except Exception as error:
+            logger.debug("a step cannot be rehearsed", exc_info=error)
+            return first_line(error)
+        finally:
+            self.model.forget_gradients()
+        return ""
 
     @property
     def has_compiled(self) -> bool:
@@ -150,28 +196,33 @@ class Step:
         """How steps have been computed up to now; see `path_in_words`."""
         return path_in_words(self.model.attention_kernels, compiled=self.has_compiled, captured=False)
 
+    def _can_leave_out(self, *, is_compiled: bool) -> bool:
+        """Return True if a part of the fast path computes a step, and may be left out."""
+        return is_compiled or self.model.attention_kernels == "triton"
+
     @property
     def may_step_down(self) -> bool:
         """True if a step that fails may be taken again without a part of the fast path."""
-        return self.parallel.world.size == 1 and (self.compiles or self.model.attention_kernels == "triton")
+        return self.parallel.world.size == 1 and self._can_leave_out(is_compiled=self.compiles)
 
     def step_down(self, error: Exception) -> None:
         """Leave out a part of the fast path in which an error was raised; raise the error if nothing is left.
 
-        Compiled layers go first, if they were at work, and then Triton's kernels, which compiled layers need. The
-        gradients of the step that failed are dropped. Several processes end: the others have sent what it lacks.
+        The gradients of the step that failed are dropped. Several processes end: the others have sent what it lacks.
         """
-        if isinstance(error, torch.OutOfMemoryError) or self.parallel.world.size > 1:
-            raise error
-        if self._is_compiled:
-            without = "compiled layers"
-        elif self.model.attention_kernels == "triton":
-            without = "Triton's kernels and compiled layers"
-            give_up_triton(self.model.device, error)
-        else:
+        can_leave_out = self._can_leave_out(is_compiled=self._is_compiled)
+        if isinstance(error, torch.OutOfMemoryError) or self.parallel.world.size > 1 or not can_leave_out:
             raise error
         logger.debug("a part of the fast path failed", exc_info=error)
-        self.notes.append(f"training continues without {without}, which takes longer: {first_line(error)}")
+        self._leave_out(first_line(error), is_compiled=self._is_compiled)
+
+    def _leave_out(self, reason: str, *, is_compiled: bool) -> None:
+        """Leave out compiled layers, if they were at work, else Triton's kernels, which compiled layers need."""
+        without = "compiled layers"
+        if not is_compiled:
+            without = "Triton's kernels and compiled layers"
+            give_up_triton(self.model.device, reason)
+        self.notes.append(f"training continues without {without}, which takes longer: {reason}")
         self.stop_compiling()
 
     def stop_compiling(self) -> None:
