@@ -101,7 +101,7 @@ def test_sigterm_removes_unfinished_files(tmp_path):
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert process.stderr.readline().startswith("preparing ")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    assert process.wait(300) == 143
     assert "Traceback" not in process.stderr.read()
     assert list(tmp_path.glob("data/*")) == []
     assert list(tmp_path.glob("data/.*")) == []
@@ -141,7 +141,7 @@ def prepared_with(directory, closing):
     """Prepare a text in a shell that closes or redirects some of the streams."""
     (directory / "book.txt").write_text("one two three four five\n" * 999)
     words = ["sh", "-c", f'"$@" prepare book.txt --json {closing}', "sh", sys.executable, "-m", "txlcli"]
-    return subprocess.run(words, cwd=directory, capture_output=True, text=True, check=False, timeout=50)
+    return subprocess.run(words, cwd=directory, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])

@@ -9,7 +9,7 @@ import pytest
 from tests.commands.novel import done, json_of, refusal, start
 from tests.system.test_input_files import SPECIAL
 
-LIMIT_S = 120
+LIMIT_S = 300
 INPUTS = {
     "recipe": ("input.toml", ["train", "input.toml", "--name", "new"]),
     "own text": ("input", ["prepare", "input"]),

@@ -28,7 +28,7 @@ def hostile(tmp_path, monkeypatch):
 def run(words, *arguments):
     command = [*words, *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=250)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert not os.path.exists("executed")
 
