@@ -191,12 +191,6 @@ def test_an_error_of_a_recipe_has_its_setting(tiny, override, setting):
     assert caught.value.setting == setting
 
 
-def test_a_setting_that_is_changed_twice_is_rejected(tiny):
-    with pytest.raises(RecipeError, match="twice") as caught:
-        recipe.load(tiny(), ["train.lr=1", "train.seed=2", " train.lr = 2"])
-    assert caught.value.setting == "train.lr"
-
-
 @pytest.mark.parametrize("overrides", [[], ["model.n_layers=3"]])
 def test_a_key_in_place_of_a_section_is_rejected(tmp_path, overrides):
     path = tmp_path / "flat.toml"

@@ -87,9 +87,8 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
 
 
 def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of the sections in which each `section.key=value` is set; a setting may be changed once."""
+    """Return a copy of the sections in which each `section.key=value` is set, the last one of a key."""
     result = dict(table)
-    changed = set[str]()
     for text in overrides:
         name, equals, value = (part.strip() for part in text.partition("="))
         section, dot, key = name.partition(".")
@@ -99,9 +98,6 @@ def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
                 meant = meant_setting("", name, setting_names())
                 hint = f'; did you mean "{meant}={value}"?' if meant else hint
             raise RecipeError(f"`overrides` {text}: write it as section.key=value{hint}")
-        if name in changed:
-            raise RecipeError(f"`overrides` {text}: {name} is given twice; leave out one of them", setting=name)
-        changed.add(name)
         keys = result.get(section, {})
         if isinstance(keys, Mapping):  # `resolve` rejects anything else
             result[section] = {**keys, key: _parse_value(name, value)}
