@@ -50,6 +50,6 @@ def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(run):
         ("eval run --compile on", "leave out --compile", 2),
         ("generate run --compile on", "leave out --compile", 2),
         ("attention run", "no attention to single tokens", 2),
-        ("export run exported", 'which needs "transformer"', 1),
+        ("export run exported", 'only arch = "transformer"', 1),
     ):
         assert telling in refusal(*command.split(), code=code)
