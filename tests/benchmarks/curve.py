@@ -9,7 +9,6 @@ training loss by steps of the first epoch of ptb. The run is the whole recipe, s
 with --keep, another call continues it.
 """
 
-import csv
 import json
 import tempfile
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.public_logs import WIDENED, beside, read_logs, read_losses
 from txlcli.config import recipe
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.data.token_store import TokenStore
@@ -29,43 +29,6 @@ from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
-
-CURVES = Path(__file__).with_name("curves")
-WIDENED = 0.02
-"""Share by which the band of the logs is widened for a perplexity."""
-
-
-def read_logs(name):
-    """Return what the logs say at each step or epoch: {step: {log: value}}."""
-    with (CURVES / f"{name}.tsv").open() as file:
-        rows = list(csv.reader(file, delimiter="\t"))
-    logs = rows[0][1:]
-    return {int(row[0]): dict(zip(logs, map(float, row[1:]), strict=True)) for row in rows[1:]}
-
-
-def beside(ours, logs, *, widened=0.0):
-    """Return one row for each step or epoch that both have: our value, theirs, the band, and if ours is in it."""
-    rows = []
-    for at, value in ours.items():
-        if at not in logs:
-            continue
-        low = min(logs[at].values()) * (1 - widened)
-        high = max(logs[at].values()) * (1 + widened)
-        rows.append({"at": at, "ours": value, "logs": logs[at], "band": [low, high], "inside": low <= value <= high})
-    return rows
-
-
-def read_losses(name):
-    """Return the mean training losses of the logs, as read_logs does; nothing if they have none.
-
-    The first one is corrected: the script adds up 201 steps there, and divides by 200.
-    """
-    if not (CURVES / f"{name}_losses.tsv").exists():
-        return {}
-    losses = read_logs(f"{name}_losses")
-    first = min(losses)
-    losses[first] = {log: loss * first / (first + 1) for log, loss in losses[first].items()}
-    return losses
 
 
 def show(title, unit, rows):

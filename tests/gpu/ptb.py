@@ -14,7 +14,7 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
-from tests.benchmarks import curve as logged
+from tests.benchmarks import public_logs
 from tests.benchmarks.corpus import write_text
 from tests.gpu import rows
 from tests.gpu.stage import PASSED, Skip
@@ -111,7 +111,9 @@ def facts_of(directory, curve):
     facts = {"steps": past.step, "all_steps": past.state == "finished", "parameters": past.run.parameters}
     if train.valid_every == "epoch":
         perplexities = {round(point["epoch"]): point["ppl"] for point in curve["valid"]}
-        facts["beside_logs"] = logged.beside(perplexities, logged.read_logs("ptb"), widened=logged.WIDENED)
+        facts["beside_logs"] = public_logs.beside(
+            perplexities, public_logs.read_logs("ptb"), widened=public_logs.WIDENED
+        )
     return {**facts, "seeds": [train.seed]}
 
 
