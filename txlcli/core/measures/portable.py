@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from txlcli.core.kernels.private import DispatchMode
 from txlcli.errors import UsageError
 
 EXACT_BITS = 52
@@ -151,7 +151,7 @@ OWN: dict[str, Callable[..., Tensor]] = {
 """Functions of this module, by the operation of PyTorch that they replace."""
 
 
-class PortableArithmetic(TorchDispatchMode):
+class PortableArithmetic(DispatchMode):
     """Computes all operations of a model of float64 within its context with portable results.
 
     An operation for which this is not known raises a UsageError.
