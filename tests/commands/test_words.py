@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import txlcli
 from tests.commands.novel import TOKENIZERS, done, json_of, refusal, text_of
+from txlcli.errors import UsageError
 
 TEXT = 'the fox\tjumps "over"\n\nthe lazy  dogs été 語 🦊 cats\n'
 READ = ["--mem-len", "0,5", "--batch-size", 1]
@@ -74,6 +76,15 @@ def test_the_blank_after_a_word_belongs_to_the_word(story):
         expected.append(score.loss_nats[start:end].sum(dtype=np.float64) - before[start] * (start > 0) + after)
     assert [word.bits * np.log(2) for word in score.words()] == pytest.approx(expected, rel=1e-5)
     assert [word.word for word in score.words()] == ["the", "fox", "jumps", "\n"]
+
+
+def test_a_pickled_score_has_losses_but_no_words(here):
+    score = txlcli.load("byte").score("the fox\n")
+    copy = pickle.loads(pickle.dumps(score))
+    assert copy.total_nats == score.total_nats
+    assert copy.tokens.tolist() == score.tokens.tolist()
+    with pytest.raises(UsageError, match="pickled"):
+        copy.words()
 
 
 def test_text_without_blanks_gets_characters_and_says_so(story):

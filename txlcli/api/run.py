@@ -65,8 +65,8 @@ class TextScore(Result):
     """Cross entropy of each scored token in nats, (T,)."""
     bits_per_byte: float | None
     """Bits per byte of the text; None if not every byte is scored, as with words."""
-    scoring: Scoring = field(repr=False)
-    """The text, and how it was scored."""
+    scoring: Scoring | None = field(repr=False)
+    """The text, and how it was scored; None in a copy that was pickled, which has no model."""
     row: EvalRow = field(repr=False)
     """Result of the whole text."""
 
@@ -78,10 +78,17 @@ class TextScore(Result):
         pass over the text. The bits of all words add up to those of the text.
 
         Raises:
+            UsageError: this is a copy that was pickled.
             VocabularyError: the text is not UTF-8.
         """
+        if self.scoring is None:
+            raise UsageError("a pickled copy of a score has no model; call words() before it is pickled")
         words = Words.of(self.scoring.opened.vocab, self.scoring.text)
         return words.with_bits(words.bits(self.loss_nats, ends_of_words(self.scoring, self.row)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy for another process, without the model."""
+        return {**vars(self), "scoring": None}
 
     @property
     def total_nats(self) -> float:
