@@ -267,6 +267,8 @@ def _starts(store: TokenStore, split: str, unit: str, setting: str) -> Ids:
     starts = store.sentence_starts(split)
     if starts is None:
         message = f"{setting}: {store.path} does not record where {unit} start; set it to false"
+        if unit == "documents":
+            message += ", or prepare the store again with `documents`"
         raise RecipeError(message, setting=setting)
     return starts
 
