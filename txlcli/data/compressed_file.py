@@ -55,7 +55,7 @@ class CompressionHeader:
     max_distance: NaturalInt | None
     same_length: str
     portable: bool = False
-    """True if the predictions are equal on all machines."""
+    """True if the predictions come from portable arithmetic (`core.measures.portable`)."""
 
 
 def digest(*parts: bytes) -> str:
