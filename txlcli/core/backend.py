@@ -193,7 +193,7 @@ class Backend:
     attention: AttentionBackend = "auto"
     """Name of the attention backend: the fast path of the device, or the definition."""
     precision: str = "fp32"
-    """Of matrix products, and of what a reader keeps of the past; whoever calls the model autocasts to it."""
+    """Of matrix products, and of what a reader keeps of the past; the caller of the model autocasts to it."""
     compiles: bool = False
     """True to compile the functions of a training step."""
     reading_compile: Compile = "auto"

@@ -1,4 +1,4 @@
-"""What every check does: try a rule, and say which one is broken."""
+"""The rules of a check: each is tried, and the one that is broken is named."""
 
 from collections.abc import Callable
 

@@ -88,8 +88,9 @@ class ThroughputRow:
     """Of tensors on CUDA; None on other devices."""
     tokens_per_step: int
     processor_share: float | None
-    """As in `SlowdownRow`, as the next."""
+    """See `SlowdownRow`."""
     times_trusted: bool
+    """See `SlowdownRow`."""
     path: str
     """How the work was computed, as "triton, compiled, captured"."""
 

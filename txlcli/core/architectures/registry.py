@@ -28,7 +28,7 @@ class MakeReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What txl knows of an architecture."""
+    """Class and formulas of an architecture."""
 
     model: type[LanguageModel]
     """Made from its settings and the vocabulary size."""

@@ -28,7 +28,7 @@ class CaptureGraph(Protocol):
 def capture(run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP) -> Callable[[], Result]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
 
-    If CUDA cannot capture the function, raise a UsageError; everything can then go on without a graph. What the
+    If CUDA cannot capture the function, raise a UsageError; everything can then continue without a graph. What the
     function itself raises before, in a warm-up, is raised as it is.
 
     Args:

@@ -34,7 +34,7 @@ class ScoreShape(NamedTuple):
 
 
 class BufferRequest(NamedTuple):
-    """What a buffer is made for; it can be reused for an equal request only."""
+    """Purpose of a buffer, which can be reused for an equal request only."""
 
     fill: float
     """Value of the columns that no product writes."""

@@ -66,7 +66,7 @@ class HiddenMemory(Past):
     segment: Tensor | None = None
     """Layer inputs of the present segment, (B, x, d), if a reader has read the beginning of it before."""
     ends: bool = True
-    """False if the segment goes on after these tokens, so that nothing is remembered yet."""
+    """False if these tokens do not end the segment, so that nothing is remembered yet."""
 
     @property
     def remembered(self) -> Tensor:

@@ -197,7 +197,7 @@ class StateReader(Reader):
     state: Memory | None = None
     """The model's memory after the last complete segment, or after the last token; None before the first token."""
     _before: Memory
-    """What `LanguageModel.read_part` needs of the beginning of the present segment."""
+    """Beginning of the present segment, as `LanguageModel.read_part` needs it."""
 
     def reset(self) -> None:
         self.state = None

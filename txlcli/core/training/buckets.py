@@ -55,7 +55,7 @@ class Buffers(NamedTuple):
     masters: Tensor
     """The parameters."""
     copies: Tensor
-    """What passes read: the parameters, or copies of them in 16 bits."""
+    """Weights that passes read: the parameters, or copies of them in 16 bits."""
 
     def part(self, at: slice) -> "Buffers":
         """Return a part of each buffer."""
@@ -68,7 +68,7 @@ class Bucket:
 
     parameters: list[Tensor]
     leaves: list[Tensor]
-    """What passes read: the parameters, or their copies."""
+    """Weights that passes read: the parameters, or their copies."""
     buffers: Buffers
     of_owner: dict[int, slice]
     """The part of the buffers that each owner updates."""

@@ -28,7 +28,7 @@ from txlcli.core.training.step import Batch, Step
 from txlcli.errors import TrainingError, TxlError, UsageError
 
 Gradients = tuple[Tensor, Tensor, list[Tensor | None]]
-"""What the first graph computes: losses (2,), norm (0-d), the gradient of each parameter."""
+"""Results of the first graph: losses (2,), norm (0-d), the gradient of each parameter."""
 
 
 class CapturedStep:
@@ -48,7 +48,7 @@ class CapturedStep:
         self._seg_len = torch.zeros((), dtype=torch.int64, device=step.model.device)
         self._gradients: Replay[Gradients] | None = None
         self._memories: list[Memory] = []
-        """What the first graph reads and writes."""
+        """Memories that the first graph reads and writes."""
         self._update: Replay[None] | None = None
         self._captures_gradients = True
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.

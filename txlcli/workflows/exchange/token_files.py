@@ -81,7 +81,7 @@ class _TokenFile:
 
 @dataclass(frozen=True)
 class IdType:
-    """What is known about ids without a header."""
+    """Known facts about ids without a header."""
 
     dtype: str | None = None
     """Type that the user gives."""
@@ -226,7 +226,7 @@ def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
 
 @dataclass(frozen=True)
 class _Index:
-    """What an .idx says about the sequences of its .bin."""
+    """Sequences of a .bin, as its .idx describes them."""
 
     format: str
     dtype: np.dtype[Any]

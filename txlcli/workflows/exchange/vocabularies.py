@@ -18,7 +18,7 @@ MODEL = ".model"
 """Ending of SentencePiece models."""
 AS_TEXT = "give the words as a text file in UTF-8, one per line"
 PIECES = {"\u2581": "SentencePiece", "##": "WordPiece", "\u0120": "byte-level BPE", "@@": "BPE"}
-"""What the words of a list are if many of them begin or end like this: parts of words, which no text has."""
+"""Kind of vocabulary by the mark with which many of its words begin or end: parts of words, which no text has."""
 MIN_PIECES = 0.05
 """Share of such words that tells."""
 

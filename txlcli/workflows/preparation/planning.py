@@ -50,7 +50,7 @@ class PreparationPlan:
     tokens: TokenFiles | PieceFiles | None
     """Token files, whose ids are kept; None for text."""
     id_type: IdType
-    """What the user and a vocabulary say about ids without a header."""
+    """Facts from the user and from a vocabulary about ids without a header."""
     files: "tuple[TextFile, ...]"
     """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
     chunk: int = CHUNK
