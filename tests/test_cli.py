@@ -89,12 +89,6 @@ for words in {WRONG_NAMES!r}:
     assert [line for line in ended.stderr.splitlines() if not line.startswith("error: ")] == []
 
 
-def test_an_invalid_choice_gets_a_suggestion():
-    ended = txl("prepare", "x", "--tokenizer", "wrod")
-    assert (ended.exit_code, ended.stdout) == (2, "")
-    assert 'did you mean "word"?' in ended.stderr
-
-
 def test_sigterm_removes_unfinished_files(tmp_path):
     (tmp_path / "book.txt").write_text("one two three four five\n" * 1_000_000)
     command = [sys.executable, "-m", "txlcli", "prepare", "book.txt", "--tokenizer", "word"]
@@ -165,9 +159,7 @@ def test_the_wheel_holds_every_package():
 @pytest.mark.parametrize(
     "line",
     [
-        ["eval", "--text", "a.txt", "--text", "b.txt"],
         ["train", "ptb", "--name", "a", "--name=a"],
-        ["prepare", "a.txt", "--tokenizer", "byte", "--tokenizer", "char"],
         ["eval", "--same-length", "--no-same-length"],
         ["runs", "list", "--runs-dir", "a", "--runs-dir", "b"],
     ],

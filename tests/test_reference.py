@@ -65,9 +65,6 @@ def test_relative_shift_puts_distance_m_plus_i_minus_j_at_i_j():
 
 def test_allowed_pairs_are_the_past_and_the_token_itself():
     assert reference.allowed_pairs(seg_len=2, mem_len=1) == {(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)}
-
-
-def test_key_limit_keeps_the_nearest_distances():
     assert reference.allowed_pairs(seg_len=2, mem_len=1, key_limit=2) == {(0, 0), (0, 1), (1, 1), (1, 2)}
     assert reference.allowed_pairs(seg_len=2, mem_len=1, key_limit=1) == {(0, 1), (1, 2)}
 
@@ -291,13 +288,6 @@ def test_clusters_read_the_projection_of_the_head():
     np.testing.assert_allclose(np.exp(reference.token_log_probs(HIDDEN, weights)), expected)
 
 
-def test_bands_serve_a_whole_forward():
-    # No layers: token 1 comes out as sqrt(2) (3,-3).
-    log_probs, _ = reference.forward([1], [], banded_model(), mem_len=0)
-    expected = reference.token_log_probs(math.sqrt(2) * np.array([3.0, -3.0]), banded_model())
-    np.testing.assert_allclose(log_probs, [expected])
-
-
 def test_memory_keeps_the_last_raw_layer_inputs():
     root = math.sqrt(2)
     weights = tiny_model(layers=[tiny_layer()] * 2)
@@ -367,12 +357,6 @@ def test_cross_entropy_is_minus_the_log_probability_of_each_target():
     np.testing.assert_allclose(
         reference.cross_entropy_nats(log_probs, [1, 2]), [1.3862943611198906, 0.2231435513142097]
     )
-
-
-def test_a_complex_step_gives_the_slope_of_a_cube():
-    array = np.array([[1.0, 2.0], [3.0, 4.0]])
-    assert reference.complex_step_gradient(lambda x: (x**3).sum(), array, (1, 0)) == 27
-    np.testing.assert_array_equal(array, [[1, 2], [3, 4]])
 
 
 def test_a_complex_step_passes_the_relu_where_it_is_open():

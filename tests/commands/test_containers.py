@@ -76,22 +76,24 @@ def plain(untouched):
     return untouched
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_a_container_gives_the_store_of_its_text(plain, name):
-    (plain / name).write_bytes(CONTAINERS[name])
-    done("prepare", name, "--name", "again", "--tokenizer", "char")
-    assert digests("again") == digests("plain")
-    assert store("again").source_digest == store("plain").source_digest
+AGAIN = ("--name", "again", "--tokenizer", "char", "--force")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "cp1252"])
-def test_a_text_in_another_encoding_is_converted(plain, encoding):
-    (plain / "legacy.txt").write_bytes(TEXT.decode().encode(encoding))
-    done("prepare", "legacy.txt", "--encoding", encoding, "--name", "again", "--tokenizer", "char")
-    assert digests("again") == digests("plain")
-    (plain / "rows.csv.gz").write_bytes(gzip.compress(delimited(",").decode().encode(encoding)))
-    done("prepare", "rows.csv.gz", "--encoding", encoding, "--name", "again", "--tokenizer", "char", "--force")
-    assert digests("again") == digests("plain")
+def test_a_container_gives_the_store_of_its_text(plain):
+    for name, packed in CONTAINERS.items():
+        (plain / name).write_bytes(packed)
+        done("prepare", name, *AGAIN)
+        assert digests("again") == digests("plain"), name
+        assert store("again").source_digest == store("plain").source_digest, name
+
+
+def test_a_text_in_another_encoding_is_converted(plain):
+    for encoding in ("utf-16", "utf-16-le", "utf-32-be", "cp1252"):
+        (plain / "legacy.txt").write_bytes(TEXT.decode().encode(encoding))
+        (plain / "rows.csv.gz").write_bytes(gzip.compress(delimited(",").decode().encode(encoding)))
+        for name in ("legacy.txt", "rows.csv.gz"):
+            done("prepare", name, "--encoding", encoding, *AGAIN)
+            assert digests("again") == digests("plain"), (name, encoding)
 
 
 def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
@@ -138,17 +140,13 @@ JSON_DOCUMENTS = {
 }
 
 
-@pytest.mark.parametrize("text", JSON_DOCUMENTS.values(), ids=JSON_DOCUMENTS)
-def test_a_json_file_is_rows(plain, text):
-    (plain / "rows.json").write_text(text)
-    done("prepare", "rows.json", "--tokenizer", "char")
-    assert digests("rows") == digests("plain")
-
-
-def test_json_without_a_text_is_not_read_as_text(untouched):
-    (untouched / "ids").mkdir()
-    for number in range(3):
-        (untouched / f"ids/{number}.json").write_text(json.dumps({"ids": [[number] * 40]}))
+def test_a_json_file_is_rows_unless_it_has_no_text(plain):
+    for name, text in JSON_DOCUMENTS.items():
+        (plain / "rows.json").write_text(text)
+        done("prepare", "rows.json", *AGAIN)
+        assert digests("again") == digests("plain"), name
+    (plain / "ids").mkdir()
+    (plain / "ids/0.json").write_text(json.dumps({"ids": [[7] * 40]}))
     assert "no column has text" in refusal("prepare", "ids", code=1)
 
 
@@ -175,19 +173,17 @@ def test_half_a_character_of_json_is_replaced(plain):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2 is not a JSON object"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2 is not a text'),
-        ("a.csv", b'text,id\n"a\nb",2\na,b,3\n', "the row that ends on line 4 has 3 fields"),
-        ("a.csv", b"text,text\na,b\n", 'several columns are called "text"'),
+        ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2'),
+        ("a.csv", b'text,id\n"a\nb",2\na,b,3\n', "the row that ends on line 4"),
+        ("a.csv", b"text,text\na,b\n", "several columns"),
         ("a.csv", b'text\n"a"b\n', "damaged, or not CSV"),
         ("a.gz", gzip.compress(TEXT)[:-9], "damaged, or not gzip"),
-        ("a.zst", zstd(TEXT)[:-9], "damaged, or not zstd"),
         ("a.arrow", arrow_bytes(arrow.ipc.new_file)[:500], "damaged, or not Arrow"),
         ("a.arrow", 2 * arrow_bytes(arrow.ipc.new_stream), "damaged, or not Arrow"),
-        ("a.bz2", bz2.compress(TEXT) + b"more", "damaged, or not bzip2 (no stream begins at byte"),
-        ("a.csv", delimited(",").decode().encode("utf-16"), "utf-16 is not UTF-8"),
+        ("a.csv", delimited(",").decode().encode("utf-16"), "utf-16"),
         ("a.parquet.gz", gzip.compress(parquet_bytes()), "contains another file (Parquet)"),
-        ("a.xz", lzma.compress(bytes(100 << 20), preset=0), "would unpack to more than 64 MiB"),
+        ("a.xz", lzma.compress(bytes(66 << 20), preset=0), "would unpack to more than 64 MiB"),
     ],
 )
 def test_what_is_wrong_with_a_container_is_named(untouched, name, data, message):

@@ -33,19 +33,6 @@ def test_the_help_of_every_command_has_a_description_an_example_and_a_text_for_e
     assert [option for option, text in help_of.items() if not text] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "usage"),
-    [
-        ("compress", "compress [OPTIONS] RUN FILE OUT"),
-        ("eval", "eval [OPTIONS] [RUN]"),
-        ("runs delete", "runs delete [OPTIONS] RUN..."),
-        ("runs plot", "runs plot [OPTIONS] [RUN...]"),
-    ],
-)
-def test_the_usage_has_brackets_around_arguments_that_may_be_left_out(name, usage):
-    assert done(*name.split(), "--help").stdout.startswith(f"Usage: txl {usage}\n")
-
-
 def test_every_command_but_quickstart_prints_json():
     groups = {name for name, command in COMMANDS.items() if getattr(command, "commands", {})}
     without = {
@@ -56,41 +43,26 @@ def test_every_command_but_quickstart_prints_json():
     assert without == {"quickstart", "runs plot"}
 
 
-@pytest.mark.parametrize("line", ["--help", "recipes", "recipes show lm1b", "runs", "runs compare byte char"])
-def test_commands_that_need_no_model_import_nothing_heavy(here, line):
+def test_commands_that_need_no_model_import_nothing_heavy(here):
     script = f"""
-import atexit, sys
-atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
+import sys
 from txlcli.cli import app
-app({line.split()!r})
+for line in ("--help", "recipes", "recipes show lm1b", "runs", "runs compare byte char"):
+    try:
+        app(line.split())
+    except SystemExit as end:
+        print(line, end.code, {HEAVY!r} & set(sys.modules), file=sys.stderr)
 """
     ended = python("-c", script)
-    assert (ended.returncode, ended.stderr) == (0, "[]\n")
+    assert [line.endswith(" 0 set()") for line in ended.stderr.splitlines()] == [True] * 5, ended.stderr
 
 
-@pytest.mark.parametrize("option", ["--quiet", "-q"])
-def test_quiet_leaves_the_result_and_no_messages(here, option):
-    quiet = done("eval", "word", "--mem-len", "0", "--positions", "20", option)
+def test_quiet_leaves_the_result_and_no_messages(here):
+    quiet = done("eval", "word", "--mem-len", "0", "--positions", "20", "-q")
     assert quiet.stderr == ""
     assert "│ 0 " in quiet.stdout
     loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
     assert loud.stderr.startswith("evaluating runs/word")
-
-
-OWN_HELP = (
-    "--at --attn-len --batch-size --format --list --max-minutes --mem-len --name --out --positions --precision "
-    "--processes --seg-len --split --temperature --vocab"
-)
-"""Options that mean a different quantity or object in different commands, which their help names."""
-
-
-def test_an_option_has_the_same_help_in_every_command():
-    helps = {}
-    for command in WITH_SUBCOMMANDS.values():
-        for parameter in command.params:
-            for option in (option for option in parameter.opts if option.startswith("--")):
-                helps.setdefault(option, set()).add(parameter.help)
-    assert " ".join(sorted(option for option, texts in helps.items() if len(texts) > 1)) == OWN_HELP
 
 
 def test_names_with_terminal_escapes_are_shown_harmless(here):

@@ -55,49 +55,25 @@ def test_a_report_says_what_a_run_lacks(here):
     assert "![Losses of training and validation by step.](curves.png)" in markdown
 
 
-def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
-    """Change a run as if it had been trained on a benchmark."""
-    directory = Path("runs", name)
-    content = card(directory) | {"vocab_size": vocab_size, "parameters": 24_525_160}
-    content["settings"]["corpus"]["store"] = store
+def test_the_best_of_several_test_scores_is_ranked_among_published_results(here):
+    directory = Path("runs/word")
+    content = card(directory) | {"vocab_size": 10_000, "parameters": 24_525_160}
+    content["settings"]["corpus"]["store"] = "ptb"
     (directory / "run.json").write_text(json.dumps(content))
-    lines = [{"kind": "valid", "step": 7, "loss_nats": 4.0, "tokens": valid_tokens or 73_760, "seconds": 1.0}]
-    (directory / "metrics.jsonl").write_text("".join(map(log_file.to_line, lines)))
-    same = {
-        **{"corpus": store.partition("-")[0], "text": f"{store} test", "split": "test", "whole": True},
-        **{"attn_len_max": 140, "mem_len": 140, "step": 7, "weights": "best.safetensors"},
-    }
-    rows = [{**same, "loss_nats": loss, "tokens": tokens} for loss, tokens in test]
-    (directory / "evals.jsonl").write_text("".join(map(log_file.to_line, rows)))
-
-
-def test_a_report_places_a_run_among_published_results(here):
-    as_benchmark("word", "ptb", 10_000)
+    valid = {"kind": "valid", "step": 7, "loss_nats": 4.0, "tokens": 73_760, "seconds": 1.0}
+    (directory / "metrics.jsonl").write_text(log_file.to_line(valid))
     markdown, _ = report_of("word")
     assert "| > runs/word | 24M | 54.60 | - |\n" in markdown
-    assert "> test: none yet" in markdown
-
-
-def test_the_best_of_several_test_scores_is_ranked(here):
-    as_benchmark("word", "ptb", 10_000, test=[(4.25, 82_430), (4.05, 82_430)])
-    markdown, _ = report_of("word")
+    same = {
+        **{"corpus": "ptb", "text": "ptb test", "split": "test", "whole": True, "tokens": 82_430},
+        **{"attn_len_max": 140, "mem_len": 140, "step": 7, "weights": "best.safetensors"},
+    }
+    rows = [same | {"loss_nats": loss} for loss in (4.25, 4.05)]
+    (directory / "evals.jsonl").write_text("".join(map(log_file.to_line, rows)))
+    markdown = "".join(report_of("word", "--force"))
     rows = [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("| ")]
     rank = rows.index(["> runs/word", "24M", "54.60", "57.40"])
     assert [rows[rank - 1][3], rows[rank + 1][3]] == ["57.3", "58.6"]
-    assert "> valid: validation during training, step 7\n" in markdown
-    assert "> test: txl eval, attention length 140, step 7\n" in markdown
-
-
-def test_rows_on_other_symbols_are_marked_and_a_run_with_another_vocabulary_is_not_in_the_table(here):
-    as_benchmark("byte", "enwik8", 205, valid_tokens=4_999_999)
-    markdown, _ = report_of("byte")
-    assert "~ not comparable: " in markdown
-    marked = [line for line in markdown.splitlines() if " ~ |" in line]
-    assert [line.startswith("|   Dai et al. (2019)") for line in marked] == [True] * 3
-    as_benchmark("sentencepiece", "ptb-sp290", 290, test=[(2.0, 82_430)])
-    markdown, _ = report_of("sentencepiece")
-    assert "> runs/sentencepiece" not in markdown
-    assert "not comparable: its vocabulary has 290" in markdown
 
 
 def test_a_report_is_replaced_only_by_force(here):

@@ -3,7 +3,6 @@
 import json
 import pickle
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from tests.commands.novel import txl as txl_command
 from tests.docs.pages import DOCS, blocks, pages
 from tests.samples import sampled
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import ExportError, UsageError
+from txlcli.errors import ExportError
 from txlcli.workflows.exchange import token_files
-from txlcli.workflows.generate_options import GenerateOptions
 
 
 def write_ids(path, ids, code="H"):
@@ -60,8 +58,7 @@ def test_an_exported_store_is_prepared_again_with_the_same_digests(here, tokeniz
         assert again.info(split).unknown == first.info(split).unknown
 
 
-@pytest.mark.parametrize("line", ["a\n", "b a\n", "\n"])
-@pytest.mark.parametrize("names", [["train"], ["valid", "test"]])
+@pytest.mark.parametrize(("line", "names"), [("a\n", ["train"]), ("b a\n", ["valid", "test"]), ("\n", ["train"])])
 def test_an_export_of_any_text_and_any_splits_is_read_again(untouched, line, names):
     (untouched / "odd").mkdir()
     for name in names:
@@ -143,6 +140,12 @@ def test_a_single_file_is_cut_by_its_ids(untouched):
     assert [*cut.ids("train"), *cut.ids("valid"), *cut.ids("test")] == sample(1000)
     done("prepare", "all.bin", "--split", "80,20,0", "--force")
     assert {split: info.tokens for split, info in store("all").splits.items()} == {"train": 800, "valid": 200}
+    np.save("long.npy", sample(1000))
+    told = json_of("prepare", "long.npy", "--ids", "--split", "80,10,10")
+    assert [told["splits"][split]["tokens"] for split in ("train", "valid", "test")] == [800, 100, 100]
+    assert store("long").sentence_starts("train") is None
+    write_ids(untouched / "all.bin", [1, 2, 3])
+    assert "too few to split" in refusal("prepare", "all.bin", "--force", code=1)
 
 
 def test_files_without_splits_are_cut_together_and_a_doubtful_type_is_noted(untouched):
@@ -245,55 +248,25 @@ def test_a_run_continues_ids(pieces):
     written = json.loads((pieces / "ids.json").read_text())["ids"]
     assert written == [[3, 1, 2, *told["samples"][number]["tokens"]] for number in range(2)]
     assert done("generate", "ids", "--tokens", 5, "--out", "more.json").stdout == "more.json\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("[3, 17]", "0 to 16"),
-        ("[]", "has 0 pieces"),
-        ("[[1], [2]]", "has 2 pieces"),
-        ("{}", '"ids"'),
-        (None, "no file"),
-    ],
-)
-def test_a_prompt_that_is_not_one_list_of_known_ids_is_refused(pieces, content, words):
-    done("prepare", "music", "--ids")
-    train("corpus.store=music", name="ids")
-    if content is not None:
+    assert "no file" in refusal("generate", "ids", "--prompt-ids", "none.json")
+    for content, word in {"[3, 17]": "0 to 16", "[]": "0 pieces", "[[1], [2]]": "2 pieces", "{}": '"ids"'}.items():
         (pieces / "seed.json").write_text(content)
-    result = txl_command("generate", "ids", "--prompt-ids", "seed.json")
-    assert result.exit_code != 0
-    assert words in result.stderr
-
-
-def test_options_of_generated_ids_exclude_those_of_text(pieces):
-    (pieces / "seed.json").write_text("[1]")
+        result = txl_command(*seeded)
+        assert result.exit_code != 0
+        assert word in result.stderr
     for others in (["--prompt", "a"], ["--at", 3], ["--reference"], ["--out", "a.json", "--stop", "a"], ["--force"]):
         assert "leave" in refusal("generate", "--prompt-ids", "seed.json", *others)
-    with pytest.raises(UsageError, match="samples"):
-        GenerateOptions(prompt_ids=Path("seed.json"), greedy=True, samples=2)
 
 
-def test_one_long_array_is_cut_by_its_ids(untouched):
-    np.save(untouched / "long.npy", sample(1000))
-    told = json_of("prepare", "long.npy", "--ids", "--split", "80,10,10")
-    assert [told["splits"][split]["tokens"] for split in ("train", "valid", "test")] == [800, 100, 100]
-    assert store("long").sentence_starts("train") is None
-
-
-def test_a_folder_without_pieces_is_named(untouched):
+def test_a_folder_without_pieces_and_names_that_are_not_one_text_for_each_id_are_refused(pieces):
+    for names in ("{}", '{"a": 0, "b": 0}', '{"a": "b"}', '["a", 3]', "3"):
+        (pieces / "names.json").write_text(names)
+        assert "names.json" in refusal("prepare", "music", "--ids", "--vocab", "names.json", code=1)
     assert "no token ids" in refusal("prepare", "novel", "--ids", code=1)
     assert "--ids has no effect" in refusal("prepare", "ptb", "--ids")
     assert "leave out --tokenizer" in refusal("prepare", "novel", "--ids", "--tokenizer", "word")
-    (untouched / "one.npy").write_bytes(b"\x93NUMPY")
+    (pieces / "one.npy").write_bytes(b"\x93NUMPY")
     assert "--ids" in refusal("prepare", "one.npy", code=1)
-
-
-@pytest.mark.parametrize("names", ["{}", '{"a": 0, "b": 0}', '{"a": "b"}', '["a", 3]', "[[]]", "3"])
-def test_names_that_are_not_one_text_for_each_id_are_refused(pieces, names):
-    (pieces / "names.json").write_text(names)
-    assert "names.json" in refusal("prepare", "music", "--ids", "--vocab", "names.json", code=1)
 
 
 # --- wrong requests --------------------------------------------------------------------------------------------------
@@ -311,19 +284,11 @@ def test_ids_that_the_vocabulary_does_not_have_are_named(untouched, wrong, size,
     assert not list((untouched / "data").glob("all*"))
 
 
-def test_too_few_ids_to_split_are_rejected(untouched):
-    write_ids(untouched / "all.bin", [1, 2, 3])
-    assert "too few to split" in refusal("prepare", "all.bin", code=1)
-
-
 def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
     assert "at most 1048576" in refusal("prepare", "shakespeare", "--vocab-size", 1 << 21)
     assert "--workers has no effect" in refusal("prepare", "shakespeare", "--workers", 2)
     assert "--dtype has no effect" in refusal("prepare", "novel", "--dtype", "uint16")
-
-
-def test_a_vocabulary_of_another_system_next_to_the_ids_is_not_read(ids_of_nanogpt):
-    (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')
+    (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')  # of another system: not read
     assert json_of("prepare", "shakespeare")["tokenizer"] == "ids"
 
 
@@ -351,17 +316,6 @@ def test_the_kind_of_export_must_suit_what_is_exported(here):
     assert "no token store" in refusal("export", "nothing", "files", "--format", "nanogpt", code=1)
     assert "byte is a run" in refusal("export", "byte", "files", "--format", "nanogpt", "--data-dir", "none")
     assert not (here / "files").exists()
-
-
-def test_an_export_of_a_store_is_replaced_only_with_force(here):
-    done("export", "word", "files", "--format", "megatron")
-    assert "files exists" in refusal("export", "word", "files", "--format", "nanogpt", code=1)
-    assert "files holds test.idx" in refusal("export", "word", "files", "--format", "nanogpt", "--force", code=1)
-    before = {path.name for path in (here / "files").iterdir()}
-    done("export", "char", "files", "--format", "megatron", "--force")
-    assert {path.name for path in (here / "files").iterdir()} == before
-    done("prepare", "files", "--name", "again")
-    assert digests("again") == digests("char")
 
 
 def test_a_directory_is_filled_by_one_export_at_a_time(here):

@@ -1,7 +1,6 @@
-"""The packaged recipes match the publications: results, parameter counts, headers."""
+"""The packaged recipes match the publications: results and parameter counts."""
 
 import dataclasses
-import re
 from itertools import pairwise
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.core.architectures.registry import count_parameters
-from txlcli.core.measures.forecast import parameters_by_part
-from txlcli.core.training.schedule import scheduled_lr
 
 # The publications that the headers name, and the exact counts of parameters at the vocabulary of the benchmark.
 RESULTS = """
@@ -72,19 +69,9 @@ PAPER = [
     *("lm1b", "lm1b-released", "lm1b-large", "lm1b-large-tf", "lm1b-ablation"),
 ]
 """Models of the paper and of its released code."""
-BASELINES = ["vanilla-enwik8", "vanilla-enwik8-64l", "adaptive-input-wt103"]
 COMPRESSIVE = ["compressive-enwik8", "compressive-wt103"]
 MODERN = [name for name in RESULTS if name.endswith("-modern")]
 TF = ["wt103-large-tf", "lm1b-large-tf"]
-INFERRED = ("ptb-memory", "enwik8-18l", "wt103-ablation", "lm1b", "lm1b-ablation")
-"""Recipes without a released script."""
-LIKE = {"compressive-enwik8": "enwik8-24l", "compressive-wt103": "wt103-large", "rmt-wt103": "wt103"}
-"""The Transformer-XL of as many layers, whose widths, dropout and embeddings they have."""
-OF_COMPRESSION = {"arch", "compressed_len", "compression_rate", "compression", "memory_start"}
-OF_MEMORY_TOKENS = {"arch", "segment_len", "n_memory_tokens"}
-OF_THE_BLOCK = {"d_head", "d_inner", "block", "norm", "position"}
-"""Settings of the model that may differ from those of the paper's recipe."""
-OF_THE_OPTIMIZER = {"optimizer", "lr", "weight_decay", "warmup_steps", "cosine_from", "min_lr_ratio", "clip"}
 
 
 def test_every_packaged_recipe_is_in_this_table():
@@ -97,13 +84,6 @@ def test_results_and_parameters_match_the_publication(name):
     published = settings.published
     assert {key: getattr(published, key) for key in RESULTS[name]} == RESULTS[name]
     assert count_parameters(settings.model, published.vocab_size) == published.parameters
-
-
-@pytest.mark.parametrize("name", recipe.packaged_names())
-def test_the_parts_of_every_recipe_sum_to_its_parameter_count(name):
-    settings = recipe.load(name)
-    vocab_size = settings.published.vocab_size or 256
-    assert sum(parameters_by_part(settings.model, vocab_size).values()) == count_parameters(settings.model, vocab_size)
 
 
 @pytest.mark.parametrize("name", recipe.packaged_names())
@@ -152,41 +132,6 @@ def test_the_vanilla_model_has_two_classifiers_per_layer(name):
     assert vocab_size * d + positions + layers(n, d, model.d_inner) + 2 * n * classifier == parameters
     in_use = count_parameters(dataclasses.replace(model, auxiliary_losses=False), vocab_size)
     assert in_use == parameters - (2 * n - 1) * classifier
-    assert f"{in_use:,}" in recipe.packaged(name)[1]
-
-
-@pytest.mark.parametrize(("name", "lowest"), [("wt103-nvidia", 1e-3), ("wt103-nvidia-large", 1e-4)])
-def test_the_learning_rate_falls_from_the_end_of_the_warm_up_to_nvidias_lowest(name, lowest):
-    train = recipe.load(name).train
-    warmup, steps = train.warmup_steps, train.max_steps
-    middle = warmup + (steps - warmup) // 2 + 1
-    rates = [scheduled_lr(train, step) for step in (warmup // 2, warmup, warmup + 1, middle, steps)]
-    assert rates == pytest.approx([0.005, 0.01, 0.01, (0.01 + lowest) / 2, lowest], rel=1e-4)
-
-
-def changed_keys(settings, others):
-    table, other = dataclasses.asdict(settings), dataclasses.asdict(others)
-    return {key for key, value in table.items() if value != other.get(key)}
-
-
-@pytest.mark.parametrize("name", LIKE)
-def test_all_else_is_that_of_the_transformer_xl_of_as_many_layers(name):
-    model, other = recipe.load(name).model, recipe.load(LIKE[name]).model
-    assert changed_keys(model, other) == (OF_MEMORY_TOKENS if name == "rmt-wt103" else OF_COMPRESSION)
-    vocab_size = RESULTS[name]["vocab_size"]
-    more = count_parameters(model, vocab_size) - count_parameters(other, vocab_size)
-    if name == "rmt-wt103":
-        assert more == 10 * 410  # the first state
-    else:
-        convolution = model.compression_rate * model.d_model**2 + model.d_model
-        assert more == model.n_layers * convolution
-
-
-def test_rmt_trains_like_transformer_xl_with_as_many_tokens_per_step():
-    ours, base = recipe.load("rmt-wt103").train, recipe.load("wt103").train
-    assert dataclasses.replace(ours, seg_len=150, mem_len=150, batch_size=base.batch_size) == base
-    assert ours.seg_len * ours.batch_size == base.seg_len * base.batch_size
-    assert recipe.load("rmt-wt103").published.parameters == 151_107_538 + 10 * 410
 
 
 def recurrent_count(model, vocab_size):
@@ -211,17 +156,6 @@ def test_recurrent_parameters_by_formula_and_epochs(name):
     assert round(train.max_steps * train.seg_len * train.batch_size / 103_227_021) == 14
 
 
-def test_the_width_of_the_released_command_gives_more_parameters_than_the_paper():
-    assert count_parameters(recipe.load("qrnn-wt103", ["model.d_hidden=2500"]).model, 267_735) == 153_886_638
-    assert "153.9M" in header_of("qrnn-wt103")
-
-
-@pytest.mark.parametrize("name", ["lstm-ptb", "qrnn-ptb"])
-def test_a_small_recurrent_model_has_few_million_parameters(name):
-    model = recipe.load(name).model
-    assert count_parameters(model, 10_000) == recurrent_count(model, 10_000) < 4e6
-
-
 def base_of(name):
     return recipe.load({"ptb-modern": "ptb-memory"}.get(name, name.removesuffix("-modern")))
 
@@ -241,58 +175,3 @@ def test_modern_parameters_by_formula_are_within_one_percent_of_the_papers_recip
 def of_the_papers_layers(model):
     d, inner, width = model.d_model, model.d_inner, model.n_heads * model.d_head
     return model.n_layers * (5 * d * width + 2 * d * inner + inner + d + 4 * d) + 2 * width
-
-
-@pytest.mark.parametrize("name", MODERN)
-def test_only_block_positions_and_optimizer_differ(name):
-    settings, base = recipe.load(name), base_of(name)
-    assert settings.corpus == base.corpus
-    assert changed_keys(settings.model, base.model) <= OF_THE_BLOCK
-    assert changed_keys(settings.train, base.train) <= OF_THE_OPTIMIZER
-    assert changed_keys(settings.eval, base.eval) <= {"mem_len", "max_distance"}
-    assert dataclasses.astuple(settings.model.parts) == ("rms", "swiglu", "rms", "none")
-    # M keys, so that the largest distance is M - 1: none is beyond those of training.
-    assert settings.eval.mem_len == settings.train.seg_len + settings.train.mem_len
-
-
-def header_of(name):
-    lines = re.match(r"(#.*\n)+", recipe.packaged(name)[1])[0].splitlines()
-    return " ".join(line.removeprefix("#").strip() for line in lines)
-
-
-TABLES_OF_PAPER = {
-    **dict.fromkeys(("wt103", "wt103-large", "wt103-large-tf", "qrnn-wt103"), 1),
-    **dict.fromkeys(("enwik8", "enwik8-18l", "enwik8-24l"), 2),
-    **dict.fromkeys(("text8", "text8-24l"), 3),
-    **dict.fromkeys(("lm1b", "lm1b-released", "lm1b-large", "lm1b-large-tf"), 4),
-    **dict.fromkeys(("ptb", "ptb-memory"), 5),
-    **{"wt103-ablation": 6, "lm1b-ablation": 7, "lstm-wt103": 8},
-}
-NOT_TRAINED = (*COMPRESSIVE, *MODERN, "rmt-wt103")
-FURTHER_NUMBERS = {
-    "wt103-nvidia": "perplexity 22.93 valid, 23.24 test",
-    "wt103-nvidia-large": "perplexity 17.80 valid, 18.17 test",
-    "rmt-wt103": "24.12",
-}
-for name in MODERN:
-    parameters = RESULTS[name]["parameters"]
-    fewer = 100 * (1 - parameters / base_of(name).published.parameters)
-    FURTHER_NUMBERS[name] = f"{parameters:,} parameters, {fewer:.1f} % fewer"
-
-
-@pytest.mark.parametrize("name", ["vanilla-stdlib", "lstm-ptb", "qrnn-ptb", *RESULTS])
-def test_the_header_gives_table_results_hardware_and_command(name):
-    header, published = header_of(name), recipe.load(name).published
-    expected = ["Hardware", rf"txl train {name}(?![\w-])", re.escape(FURTHER_NUMBERS.get(name, ""))]
-    if name in TABLES_OF_PAPER:
-        expected.append(rf"\bTable {TABLES_OF_PAPER[name]}\b")
-    if name not in BASELINES:
-        results = (result for result in (published.valid, published.test) if result is not None)
-        expected += [rf"(?<![\d.]){result}(?!\d)" for result in results]
-    assert [pattern for pattern in expected if not re.search(pattern, header)] == []
-    assert ("has not been trained at full scale" in header) == (name in NOT_TRAINED)
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_only_headers_of_inferred_recipes_say_inferred(name):
-    assert ("inferred" in recipe.packaged(name)[1]) == (name in INFERRED)

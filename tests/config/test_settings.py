@@ -112,15 +112,6 @@ def test_a_wrong_word_is_rejected_with_the_one_that_was_meant(section, key, word
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "word"),
-    [("model", "init", "TF"), ("train", "schedule", "xyz"), ("eval", "same_length", "n")],
-)
-def test_an_unknown_word_is_rejected(section, key, word):
-    message = rejection(build, f"{section}.{key}", section, **{key: word})
-    assert message.startswith(f"[{section}] {key} must be one of ")
-
-
-@pytest.mark.parametrize(
     ("section", "changed"),
     [
         ("model", {"dropout": 0.0, "attention_dropout": 0.99}),

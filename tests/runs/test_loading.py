@@ -92,13 +92,6 @@ def test_a_given_precision_replaces_that_of_training(tmp_path):
         open_run(tmp_path, precision="fp16")
 
 
-def test_a_run_without_a_checkpoint_is_rejected(tmp_path):
-    run, _ = saved_run(tmp_path)
-    (run.directory / run_directory.LAST).unlink()
-    with pytest.raises(RunError, match="no such checkpoint"):
-        open_run(tmp_path)
-
-
 def test_weights_of_a_model_with_other_settings_are_rejected(tmp_path):
     """Their shapes may be equal, and they would then compute another function."""
     run, weights = saved_run(tmp_path)

@@ -69,18 +69,6 @@ def test_a_run_has_a_place_among_other_papers_in_a_table_of_their_own(name):
     assert {len(row) for row in others.rows} == {len(others.columns)}
 
 
-def test_wikitext_2_has_the_table_of_other_papers_only():
-    ranked = rank(both("wt2"))
-    assert len(ranked.grids) == 1
-    assert own_row(ranked) == ["33.12", "20.09"]
-    assert "no table" in ranked.notes[0]
-
-
-def test_without_a_comparable_result_other_papers_are_listed_alone():
-    ranked = rank(both("ptb", vocab_size=9_999))
-    assert len(ranked.grids[1].rows) == len(published.OTHERS["ptb"])
-
-
 def test_one_billion_word_has_no_published_validation_split():
     ranked = rank(history("lm1b", reports=[valid_report(1000)], evals=[scored_row(159_658)]))
     assert own_row(ranked) == ["-", "20.09"]
@@ -93,11 +81,6 @@ def test_an_evaluation_of_valid_takes_precedence_over_a_validation_in_training()
     assert own_row(ranked) == ["25.79", "-"]
     assert ranked.notes[1].startswith("> valid: txl eval")
     assert ranked.notes[2] == "> test: none yet; txl eval runs/mine --split test"
-
-
-def test_a_model_with_a_recurrent_state_has_no_attention_length():
-    ranked = rank(history("ptb", evals=[scored_row(82_430, attn_len_max=None)]))
-    assert ranked.notes[1] == "> test: txl eval, recurrent state, step 1,500"
 
 
 @pytest.mark.parametrize("tokens", [73_759, 1000, 73_761])

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD
-from txlcli.workflows.evaluation.search import find_length, relative_gain
+from txlcli.workflows.evaluation.search import find_length
 
 
 def falling_to(reach, gain=0.01):
@@ -17,11 +17,6 @@ def falling_to(reach, gain=0.01):
         return 3.0 - gain * min(length, reach)
 
     return loss_at, asked
-
-
-def test_the_gain_is_the_relative_reduction_of_perplexity():
-    assert relative_gain(math.log(20), math.log(19)) == pytest.approx(0.05)
-    assert relative_gain(math.log(20), math.log(21)) == pytest.approx(-0.05)
 
 
 @pytest.mark.parametrize("reach", [1, 7, 8, 9, 20, 64, 100, 128, 200])

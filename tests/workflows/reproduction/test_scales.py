@@ -8,7 +8,6 @@ from txlcli.core.architectures.registry import count_parameters
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS
-from txlcli.workflows.reproduction.models import Model
 from txlcli.workflows.reproduction.section import parts
 
 EVERY = {name: scales.get(name) for name in ("paper", "small", "tiny")}
@@ -64,14 +63,6 @@ def test_without_recurrence_max_distance_is_the_segment_length(name):
     for settings in (model.settings() for key, model in EVERY[name].models.items() if "alone" in key):
         trained = settings.train.seg_len if settings.model.position in ("relative", "shaw") else None
         assert settings.evaluation_settings().max_distance == trained
-
-
-def test_the_papers_scale_uses_the_packaged_recipes():
-    models = EVERY["paper"].models
-    for row, key in zip(published.TABLES[10].rows, parts("table10"), strict=True):
-        assert models[key].settings().train.seg_len == row.backprop_len
-    assert models["words-xl"] == Model("words-xl", "wt103")
-    assert models["bytes-xl-24"].settings().published.test == 0.99
 
 
 def test_the_small_scale_has_a_third_of_the_layers_and_no_more_than_20_000_steps():

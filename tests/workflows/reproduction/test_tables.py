@@ -11,11 +11,10 @@ from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.reproduction import items, scales
-from txlcli.workflows.reproduction.ablation_tables import table6, table10
+from txlcli.workflows.reproduction.ablation_tables import table6
 from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.recl_tables import PAPER_ROWS, compare_groups
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
-from txlcli.workflows.reproduction.section import Measured, parts
 
 PAPER, TINY = map(scales.get, ("paper", "tiny"))
 
@@ -175,24 +174,3 @@ def test_two_equal_bounds_are_undecided(both, bound):
     assert {claim.held for claim in claims} == {None}
     assert claims[0].detail == f"here {bound} and {bound} tokens"
     assert claims[0].verdict == "undecided"
-
-
-@pytest.mark.parametrize(
-    ("values", "text"), [((2.0,), "2.000"), ((2.0, 3.0), "2.500 ± 0.707"), ((1.0, 1.0, 1.0), "1.000 ± 0.000")]
-)
-def test_a_number_over_several_seeds_has_its_deviation(values, text):
-    assert str(Measured(values)) == text
-
-
-def test_a_substitute_text_is_named_in_the_columns():
-    (grid,) = items.benchmark(FakeRunner(lambda *_: 2.0, scale=TINY), "table5").grids
-    assert grid.columns[1:4] == ["parameters", "valid (tiny-words)", "test (tiny-words)"]
-
-
-def test_table_10_shows_the_tokens_per_step_of_each_row():
-    section = table10(FakeRunner(ablation), "table10")
-    assert "60 x 128, 60 x 128, 60 x 176, 60 x 172." in section.notes[-1]
-    models = TINY.models
-    trained = [models[part].settings().train for part in parts("table10")]
-    texts = [train.batch_size * train.seg_len for train in trained]
-    assert max(texts) / min(texts) < 1.02  # about the same text for all

@@ -42,8 +42,3 @@ def decided(*changes, device=CUDA, saved=None):
 )
 def test_a_resumed_run_is_compiled_as_before_unless_the_setting_says_otherwise(changes, how, expected):
     assert decided(*changes, **how) == (expected, [])
-
-
-def test_divided_weights_are_not_compiled_and_the_user_is_told():
-    reason = 'layers are not compiled: train.parallel = "fsdp" divides their weights'
-    assert decided("train.parallel=fsdp") == ("off", [reason])
