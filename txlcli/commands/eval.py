@@ -108,7 +108,7 @@ def show(result: "EvalResult") -> None:
     scoring = result.scoring
     first = result.rows[0]
     if result.compares_protocols:
-        names = [scoring.opened.run.metric, "ppl_per_word", "bits_per_byte"]
+        names = [scoring.opened.metric, "ppl_per_word", "bits_per_byte"]
     else:
         names = metrics.wanted_measures(scoring.text.unit, first.measures)
     by_heading = [_cells(row, result.rows, names) for row in result.rows]
@@ -116,7 +116,7 @@ def show(result: "EvalResult") -> None:
     lines = []
     for cells in by_heading:
         lines.append([cells[heading] for heading in columns])
-    title = f"{scoring.opened.run.directory} on {scoring.text.title}, {first.tokens:,} tokens scored"
+    title = f"{scoring.opened.subject} on {scoring.text.title}, {first.tokens:,} tokens scored"
     console.show_table(title, columns, lines, _notes(result))
 
 
@@ -188,7 +188,7 @@ def _measure(row: "EvalRow", name: str) -> str:
 def _notes(result: "EvalResult") -> list[str]:
     """Return the notes: settings, what limits the result, how it was obtained."""
     rows = result.rows
-    metric = result.scoring.opened.run.metric
+    metric = result.scoring.opened.metric
     busy = [row.processor_share for row in rows if row.processor_share is not None and not row.times_trusted]
     notes_on_times = [UNTRUSTED.format(share=min(busy))] if busy else []
     if result.compares_protocols:

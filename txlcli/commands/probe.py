@@ -49,7 +49,7 @@ def show(result: "ProbeResult") -> None:
         "word; M = 0: the same without memory.",
         f"L = {settings.seg_len}, M = {settings.mem_len}, {scoring.opened.precision}; distances in tokens.",
     ]
-    title = f"Probes of {scoring.opened.run.directory}"
+    title = f"Probes of {scoring.opened.subject}"
     console.show_table(title, COLUMNS, list(map(_cells, result.rows)), notes)
 
 

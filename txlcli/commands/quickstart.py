@@ -106,7 +106,7 @@ def _positions(run: str, left_s: float) -> int:
 
 def _summarize(evaluation: "EvalResult", where: Workspace) -> None:
     """Say what memory gained, and what can be done next."""
-    run = evaluation.scoring.opened.run
+    run = evaluation.scoring.opened.as_run.run
     directory = str(run.directory)
     past = history.read(run)
     console.show_line("")

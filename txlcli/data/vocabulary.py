@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from txlcli.data.sentencepiece_model import SentencePieceModel
 
 TokenizerName = Literal["byte", "char", "word", "sentencepiece", "ids"]
+UNITS = {"sentencepiece": "piece", "ids": "id"}
+"""Unit of a token where it is not called like the tokenizer."""
 Ids = NDArray[np.integer]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BLOCK = 1 << 16  # tokens that are decoded together
@@ -90,6 +92,11 @@ class Vocab:
     def size(self) -> int:
         """Number of ids, V."""
         return len(self.symbols)
+
+    @property
+    def unit(self) -> str:
+        """What a token is: "byte", "char", "word", "piece" or "id"."""
+        return unit_of(self.tokenizer)
 
     @property
     def keeps_line_ends(self) -> bool:
@@ -327,6 +334,11 @@ class Vocab:
         if len(names) != size:
             raise ValueError(f"it has {len(names):,} names for {size:,} ids")
         return cls("ids", list(names))
+
+
+def unit_of(tokenizer: TokenizerName) -> str:
+    """Return the unit of the tokens of a tokenizer."""
+    return UNITS.get(tokenizer, tokenizer)
 
 
 def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:

@@ -29,12 +29,12 @@ def plot_evaluation(path: Path, result: "EvalResult") -> None:
     """Plot the metric over the memory length or the window length, and times per token that were compared."""
     from txlcli.report import plots
 
-    run = result.scoring.opened.run
+    opened = result.scoring.opened
     in_windows = result.rows[0].stride is not None
     rows = sorted(result.rows, key=lambda row: row.attn_len or row.mem_len)
     lengths = [row.attn_len or row.mem_len for row in rows]
-    losses = [row.measures[run.metric] for row in rows]
-    panels: dict[str, plots.Curves] = {metrics.METRIC_TITLES[run.metric]: {run.name: (lengths, losses)}}
+    losses = [row.measures[opened.metric] for row in rows]
+    panels: dict[str, plots.Curves] = {metrics.METRIC_TITLES[opened.metric]: {opened.name: (lengths, losses)}}
     timed = [row for row in rows if row.slowdown is not None]
     if timed:
         mem_lens = [row.mem_len for row in timed]
@@ -108,7 +108,7 @@ def plot_probes(path: Path, result: "ProbeResult") -> None:
         path,
         {"bits saved per token": saved, "bits per word": of_words},
         x_label="distance (tokens)",
-        title=f"{scoring.opened.run.name} on {scoring.text.title}, L = {scoring.settings.seg_len}, M = {mem_len}",
+        title=f"{scoring.opened.name} on {scoring.text.title}, L = {scoring.settings.seg_len}, M = {mem_len}",
         log_x=True,
     )
 

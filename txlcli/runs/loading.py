@@ -1,9 +1,12 @@
 """Opens token stores by name, and runs with their weights."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from txlcli.config import recipe
+from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -18,16 +21,76 @@ from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import MAX_VOCABULARY, read_text
 
 
-@dataclass(frozen=True)
-class OpenRun:
+@dataclass(frozen=True, kw_only=True)
+class OpenModel(ABC):
+    """A model with its weights on a device, and what an evaluation needs to know about it."""
+
+    model: LanguageModel
+    vocab: Vocab
+    precision: str
+
+    @property
+    @abstractmethod
+    def subject(self) -> Path:
+        """Directory or file that it was read from, which results and messages show."""
+
+    @property
+    def name(self) -> str:
+        """Short name, for titles."""
+        return self.subject.name
+
+    @property
+    @abstractmethod
+    def settings(self) -> Settings:
+        """Settings that apply where the options of an evaluation change nothing."""
+
+    @property
+    @abstractmethod
+    def metric(self) -> str:
+        """Unit of displayed losses: "bpc" or "ppl"."""
+
+    @property
+    @abstractmethod
+    def weights_title(self) -> str:
+        """Name of the weights, in a few words."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what the result of an evaluation reports about the model: "run", "step" and others."""
+
+    @property
+    def as_run(self) -> "OpenRun":
+        """The run; callers reject a model of another program first."""
+        assert isinstance(self, OpenRun), self.subject
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun(OpenModel):
     """A run with its weights on a device."""
 
     run: Run
-    model: LanguageModel
-    vocab: Vocab
     checkpoint: Checkpoint
     """Checkpoint of the weights, without the resume state."""
-    precision: str
+
+    @property
+    def subject(self) -> Path:
+        return self.run.directory
+
+    @property
+    def settings(self) -> Settings:
+        return self.run.settings
+
+    @property
+    def metric(self) -> str:
+        return self.run.metric
+
+    @property
+    def weights_title(self) -> str:
+        return f"{self.run.best_or_last.name}, step {self.checkpoint.state['step']}"
+
+    def facts(self) -> dict[str, Any]:
+        return {"run": str(self.run.directory), "step": self.checkpoint.state["step"]}
 
     @property
     def transformer(self) -> TransformerXL:
@@ -95,7 +158,7 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
     group = saved.weights_to_evaluate
     model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, group=group)
     model = model.to(torch_device).eval().on(precision=precision)
-    return OpenRun(run, model, vocab, saved, precision)
+    return OpenRun(run=run, model=model, vocab=vocab, checkpoint=saved, precision=precision)
 
 
 def read_vocabulary(run: Run) -> Vocab:

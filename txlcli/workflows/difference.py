@@ -150,7 +150,7 @@ def _evaluate(
         evaluation = f"mem_len_{row.mem_len}"
         tokens = result.scoring.text.targets
         losses = row.losses_nats
-        run_name = str(result.scoring.opened.run.directory)
+        run_name = str(result.scoring.opened.subject)
     source = LossSource(
         file=name if _is_file(name) else None,
         run=run_name,

@@ -62,8 +62,7 @@ class ProbeResult(Result):
         opened = self.scoring.opened
         settings = self.scoring.settings
         return {
-            "run": str(opened.run.directory),
-            "step": opened.checkpoint.state["step"],
+            **opened.facts(),
             "text": self.scoring.text.title,
             "seg_len": settings.seg_len,
             "mem_len": settings.mem_len,

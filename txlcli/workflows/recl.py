@@ -102,7 +102,7 @@ def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) ->
 
 def _model_result(member: Scoring, losses: NDArray[np.float32], points: Sequence[Recl]) -> ReclModel:
     """Return the entry of one model, with its losses, (C, P), and its RECL for each share."""
-    opened = member.opened
+    opened = member.opened.as_run
     loss_nats = [float(of_context.mean(dtype="float64")) for of_context in losses]
     return ReclModel(
         run=str(opened.run.directory),
@@ -205,7 +205,7 @@ def _losses(
     member: Scoring, positions: NDArray[np.int64], context_len: int, batch_size: int | None, bar: Step
 ) -> NDArray[np.float32]:
     """Return the losses of one model at a context length, (P,)."""
-    opened = member.opened
+    opened = member.opened.as_run
     text = member.text
     windows = batch_size or windows_at_once(opened.model.device, context_len)
     settings = member.settings.with_batch_size(windows)

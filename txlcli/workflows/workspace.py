@@ -2,7 +2,7 @@
 
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from txlcli.config.ranges import PositiveInt
 from txlcli.config.settings import Settings
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import torch
 
     from txlcli.data.token_store import TokenStore
-    from txlcli.runs.loading import OpenRun
+    from txlcli.runs.loading import OpenModel, OpenRun
 
+Opened = TypeVar("Opened", bound="OpenModel")
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
@@ -97,15 +98,14 @@ class RunWorkspace(DeviceWorkspace):
     precision: Precision | None = option("Precision of matrix products [default: as trained].")
 
 
-def compile_reading(opened: "OpenRun", options: Options, choice: Compile | None) -> "OpenRun":
-    """Return a run whose readers compile as chosen.
+def compile_reading(opened: Opened, options: Options, choice: Compile | None) -> Opened:
+    """Return a model whose readers compile as chosen.
 
     Raises a UsageError if the options have `compile` for a model that is read without compiled parts.
     """
-    directory = opened.run.directory
-    model = opened.run.settings.model
+    model = opened.settings.model
     if model.recurrent_state or not model.keys_are_tokens:
-        options.exclude("compile", because=f'{directory} is read without compiled parts (arch = "{model.arch}")')
+        options.exclude("compile", because=f'{opened.subject} is read without compiled parts (arch = "{model.arch}")')
     return replace(opened, model=opened.model.on(reading_compile=choice or "auto"))
 
 

@@ -56,7 +56,7 @@ def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     for_dynamic = scoring.on_valid(dynamic_positions(settings))
     rms: list[Tensor] = []
     if options.dynamic:
-        train = scoring.opened.store(scoring.workspace.data_dir).ids("train")
+        train = scoring.opened.as_run.store(scoring.workspace.data_dir).ids("train")
         rms = gradient_rms(scoring.opened.model, train, settings, RMS_SEGMENTS)
     score_model = partial(with_memory, mem_len=settings.mem_len)
     tempered = with_temperature(scoring, score_model)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
 from txlcli.paper import metrics
-from txlcli.runs.loading import OpenRun
+from txlcli.runs.loading import OpenModel
 from txlcli.workflows.evaluation.result import EvalResult
 from txlcli.workflows.evaluation.rows import EvalRow
 from txlcli.workflows.evaluation.texts import ScoredText
@@ -105,9 +105,9 @@ def annotate(result: EvalResult) -> AnnotatedText:
     bits = pieces.sums([row.losses_nats for row in rows]) / np.log(2)
     scale = max(float(bits.max()), 1.0) / np.iinfo(np.uint16).max
     return AnnotatedText(
-        title=f"{opened.run.name} on {text.title}",
+        title=f"{opened.name} on {text.title}",
         settings=f"{rows[0].tokens:,} tokens scored. {result.describe_settings(rows[-1])}",
-        metric=metrics.METRIC_TITLES[opened.run.metric],
+        metric=metrics.METRIC_TITLES[opened.metric],
         rows=[_result_of(row, opened) for row in rows],
         before=pieces.before,
         text="".join(pieces.texts),
@@ -122,10 +122,10 @@ def annotate(result: EvalResult) -> AnnotatedText:
     )
 
 
-def _result_of(row: EvalRow, opened: OpenRun) -> dict[str, float | None]:
+def _result_of(row: EvalRow, opened: OpenModel) -> dict[str, float | None]:
     """Return the result of a row, as `AnnotatedText.rows` has it."""
     return {
         "mem_len": None if opened.model.settings.recurrent_state else row.mem_len,
         "bits": metrics.bits(row.loss_nats),
-        "measure": row.measures[opened.run.metric],
+        "measure": row.measures[opened.metric],
     }

@@ -1,4 +1,4 @@
-"""Evaluates a run: opens it, reads the text, chooses the settings, scores a row with each, and records the result."""
+"""Evaluates a model: opens it, reads the text, chooses the settings, scores a row with each, and records the result."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.core.training.validation import check_lanes
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
-from txlcli.runs.loading import OpenRun
+from txlcli.runs.loading import OpenModel
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.evaluation import result
 from txlcli.workflows.evaluation.adapted import adapted_rows
@@ -55,26 +55,26 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
     return evaluated
 
 
-def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World = SINGLE_PROCESS) -> EvalResult:
-    """Evaluate an open run, in the processes of `world`, without recording the result; see `run`."""
+def evaluate(
+    opened: OpenModel, options: EvalOptions, workspace: Workspace, world: World = SINGLE_PROCESS
+) -> EvalResult:
+    """Evaluate an open model, in the processes of `world`, without recording the result; see `run`."""
     check_options(opened, options)
     if options.attention is not None:
         opened = replace(opened, model=opened.model.on(attention=options.attention))
     opened = compile_reading(opened, options, options.compile)
-    weights = opened.run.best_or_last.name
-    step = opened.checkpoint.state["step"]
-    workspace.reporter.say(f"evaluating {opened.run.directory} ({weights}, step {step})")
+    workspace.reporter.say(f"evaluating {opened.subject} ({opened.weights_title})")
 
     text = read_text(opened, options, workspace)
     if options.words is not None:
         Words.of(opened.vocab, text)  # a text without words is an error before it is read
-    settings = eval_settings(opened.run.settings, text, options)
-    planned = row_settings(opened.run.settings, options)
+    settings = eval_settings(opened.settings, text, options)
+    planned = row_settings(opened.settings, options)
     lacks = lacks_recurrence(opened, options)
     scoring = Scoring(opened, text, settings, workspace, options.positions, world)
     chosen_on_valid = bool(options.searched or options.adapts or settings.temperature == AUTO)
     if chosen_on_valid and text.split is None:
-        warn_if_trained_on(opened, "valid", workspace)
+        warn_if_trained_on(opened.as_run, "valid", workspace)
     if world.size > 1:
         facts = _common_facts(scoring, options)
         world.agree(facts)
@@ -97,8 +97,8 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
 
 def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
     """Return what must be the same in all processes of an evaluation, by name."""
-    opened = scoring.opened
-    facts = {"the release of txl": __version__, **recipe.facts(opened.run.settings)}
+    opened = scoring.opened.as_run
+    facts = {"the release of txl": __version__, **recipe.facts(opened.settings)}
     for name, value in vars(options).items():
         if name not in NOT_COMPARED:
             facts[f"`{name}`"] = str(value)

@@ -51,11 +51,10 @@ class EvalResult:
         model = opened.model.settings
         in_segments = not all(row.stride for row in self.rows)  # windows have their own lengths
         result = {
-            "run": str(opened.run.directory),
-            "step": opened.checkpoint.state["step"],
+            **opened.facts(),
             "text": text.title,
             "unit": text.unit,
-            "metric": opened.run.metric,
+            "metric": opened.metric,
             "conventions": text.conventions,
             "notes": list(text.notes),
             "split_sha256": text.digest,
@@ -129,7 +128,7 @@ class EvalResult:
 
 def record(result: EvalResult) -> None:
     """Append the rows to the run's evals.jsonl; if that cannot be written, say so and continue."""
-    run = result.scoring.opened.run
+    run = result.scoring.opened.as_run.run
     text = result.scoring.text
     facts = {
         **result.to_json(),
@@ -155,14 +154,14 @@ def record(result: EvalResult) -> None:
 def write_losses(path: Path, result: EvalResult) -> None:
     """Write the loss of every token of the text to an HDF5 file."""
     scoring = result.scoring
-    run = scoring.opened.run
+    opened = scoring.opened
     shared = result.to_json()
     facts = {key: shared[key] for key in ("run", "step", "text", "precision", "max_distance")}
     facts["split"] = scoring.text.split
-    facts["vocab_fingerprint"] = run.vocab_fingerprint
+    facts["vocab_fingerprint"] = opened.vocab.fingerprint
     facts["store"] = None
     if scoring.text.split:
-        facts["store"] = run.settings.corpus.store
+        facts["store"] = opened.settings.corpus.store
     losses = []
     for row in result.rows:
         if row.attn_len:

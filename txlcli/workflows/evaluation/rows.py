@@ -151,7 +151,7 @@ def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
 def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     """Score the documents of a split, each from an empty memory; its first token follows the one before it alone."""
     scoring = scoring.changed(mem_len=mem_len)
-    spans = spans_of_documents(scoring.opened, scoring.text, scoring.workspace)
+    spans = spans_of_documents(scoring.opened.as_run, scoring.text, scoring.workspace)
     scores = scoring.score(partial(score_spans, spans=spans), f"M = {mem_len}")
     longest = max(end - first for first, end in spans)
     keys = _keys_seen(scoring.changed(batch_size=1), longest)
@@ -225,7 +225,7 @@ def make_row(
     text = scoring.text
     if not math.isfinite(scores.total_nats):
         advice = non_finite_advice(opened.precision, next_step)
-        raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
+        raise TrainingError(f"{opened.subject}: the loss of {text.title} is not finite; {advice}")
     fewest, most = keys or _keys_seen(scoring, len(text.targets))
     tokens = len(scores.losses_nats)
     measures = metrics.measures(scores.total_nats, tokens=tokens, words=text.words, size=text.size)

@@ -1,4 +1,4 @@
-"""Scores a text with the model of a run: what is read, with which settings, in which processes."""
+"""Scores a text with a model: what is read, with which settings, in which processes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import Stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
-from txlcli.runs.loading import OpenRun
+from txlcli.runs.loading import OpenModel
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.texts import ScoredText, first_positions
 from txlcli.workflows.reporter import Reporter
@@ -18,9 +18,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Scoring:
-    """A run, and a text that it scores with given settings."""
+    """A model, and a text that it scores with given settings."""
 
-    opened: OpenRun
+    opened: OpenModel
     text: ScoredText
     settings: EvalSettings
     workspace: Workspace
@@ -44,7 +44,7 @@ class Scoring:
 
     def on_valid(self, positions: int | None = None) -> "Scoring":
         """Return the first positions of the validation split, scored with the same settings."""
-        text = first_positions(self.opened, "valid", positions or self.positions, self.workspace)
+        text = first_positions(self.opened.as_run, "valid", positions or self.positions, self.workspace)
         return replace(self, text=text)
 
     def changed(self, **settings: Any) -> "Scoring":

@@ -128,20 +128,20 @@ def _shortest(tried: dict[int, float]) -> int:
 
 def search_length(scoring: Scoring, setting: RowSetting) -> LengthSearch:
     """Search for the memory length, or the window length, of a setting on the validation split."""
-    run = scoring.opened.run
-    train = run.settings.train
+    opened = scoring.opened
+    train = opened.settings.train
     stride = setting.stride
     on_valid = scoring.on_valid()
     tokens = len(on_valid.text.targets)
     option: LengthOption = "mem_len" if setting.attn_len is None else "attn_len"
     if option == "mem_len":
         if train.mem_len == 0:
-            raise UsageError(f"{run.directory} was trained without memory; give `attn_len` auto instead of `mem_len`")
+            raise UsageError(f"{opened.subject} was trained without memory; give `attn_len` auto instead of `mem_len`")
         trained = train.mem_len
         longest = tokens
     else:
         trained = train.seg_len
-        longest = min(tokens, run.settings.model.longest_window or tokens)
+        longest = min(tokens, opened.settings.model.longest_window or tokens)
     if stride > longest:
         raise UsageError(f"`stride` {stride} exceeds the longest window that can be tried, {longest}; use at most that")
     if on_valid.settings.temperature == AUTO:

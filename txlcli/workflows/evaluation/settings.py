@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Settings
 from txlcli.errors import UsageError
-from txlcli.runs.loading import OpenRun
+from txlcli.runs.loading import OpenModel
 from txlcli.workflows.evaluation.options import PROTOCOLS, EvalOptions
 from txlcli.workflows.evaluation.texts import ScoredText
 
@@ -38,26 +38,26 @@ class RowSetting:
         return replace(self, attn_len=length)
 
 
-def check_options(opened: OpenRun, options: EvalOptions) -> None:
+def check_options(opened: OpenModel, options: EvalOptions) -> None:
     """Reject options that do not fit the model or its precision."""
-    settings = opened.run.settings
-    directory = opened.run.directory
+    settings = opened.settings
+    subject = opened.subject
     model = settings.model
     arch = f'(arch = "{model.arch}")'
     if not model.has_attention:
-        options.exclude("max_distance", "same_length", "attention", because=f"{directory} has no attention {arch}")
+        options.exclude("max_distance", "same_length", "attention", because=f"{subject} has no attention {arch}")
     if model.recurrent_state:
-        because = f"{directory} has a recurrent state {arch}"
+        because = f"{subject} has a recurrent state {arch}"
         options.exclude("mem_len", "plot", because=because)
         if not options.protocols:  # these read a recurrent state in windows, too
             options.exclude("attn_len", because=because)
     if options.same_length and not model.keys_are_tokens:
-        raise UsageError(f"{directory} sees all of its memory {arch}; leave out `same_length`")
+        raise UsageError(f"{subject} sees all of its memory {arch}; leave out `same_length`")
     if not model.limits_distance:
-        options.exclude("max_distance", because=f"{directory}: its encoding of positions has no such limit")
+        options.exclude("max_distance", because=f"{subject}: its encoding of positions has no such limit")
     longest = max(options.mem_lens, default=0)
-    settings.check_memory(longest, run=directory, instead="give `attn_len` instead of `mem_len`")
-    settings.check_attn_lens(options.windows, subject=directory)
+    settings.check_memory(longest, run=subject, instead="give `attn_len` instead of `mem_len`")
+    settings.check_attn_lens(options.windows, subject=subject)
     if options.protocols != PROTOCOLS:  # of all, it may lack one
         reason = lacks_recurrence(opened, options)
         if reason:
@@ -66,16 +66,16 @@ def check_options(opened: OpenRun, options: EvalOptions) -> None:
         raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
 
 
-def lacks_recurrence(opened: OpenRun, options: EvalOptions) -> str | None:
+def lacks_recurrence(opened: OpenModel, options: EvalOptions) -> str | None:
     """Return the reason why the model lacks the protocol "recurrence", if it is requested."""
-    settings = opened.run.settings
+    settings = opened.settings
     reads_memory = settings.model.recurrent_state or options.mem_lens or settings.eval.mem_len
     if "recurrence" not in options.protocols or reads_memory:
         return None
     next_step = " and with absolute positions"
     if settings.supports_memory:
         next_step = "; give a memory length to evaluate it with one"
-    return f"{opened.run.directory} was trained without memory{next_step}"
+    return f"{opened.subject} was trained without memory{next_step}"
 
 
 def eval_settings(run_settings: Settings, text: ScoredText, options: EvalOptions) -> EvalSettings:

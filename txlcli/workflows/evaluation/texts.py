@@ -15,7 +15,7 @@ from txlcli.corpora.signatures import HEAD, conversion, encoding_of
 from txlcli.data.token_store import TokenStore, corpus_name, prepare_command
 from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
-from txlcli.runs.loading import OpenRun
+from txlcli.runs.loading import OpenModel, OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.reporter import Reporter
@@ -54,12 +54,12 @@ class ScoredText:
     """True if the split may contain training data of the run; None if unknown."""
 
 
-def read_text(opened: OpenRun, options: EvalOptions, workspace: Workspace) -> ScoredText:
+def read_text(opened: OpenModel, options: EvalOptions, workspace: Workspace) -> ScoredText:
     """Return the user's text that the options name, or a split of the run's store."""
     if options.text is not None:
         read = options.text.read(column=options.column, encoding=options.encoding)
         return encode_text(opened, read, options.positions, workspace.reporter, source=options.text)
-    return split_text(opened, options.split or "test", options.positions, workspace)
+    return split_text(opened.as_run, options.split or "test", options.positions, workspace)
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
@@ -154,7 +154,7 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
 
 
 def encode_text(
-    opened: OpenRun, read: ReadText, positions: int | None, reporter: Reporter, *, source: UserText
+    opened: OpenModel, read: ReadText, positions: int | None, reporter: Reporter, *, source: UserText
 ) -> ScoredText:
     """Encode a user's text, or its first positions; `source` is where it was read from."""
     vocab = opened.vocab
@@ -181,7 +181,7 @@ def encode_text(
     size = None
     if vocab.tokenizer == "byte" and not vocab.dropped:
         size = len(targets)
-    elif vocab.tokenizer == "sentencepiece" and whole and not unknown:
+    elif vocab.unit == "piece" and vocab.boundary is not None and whole and not unknown:
         size = len(data)
     return ScoredText(
         title=printable(source.title),
@@ -190,18 +190,18 @@ def encode_text(
         data=data,
         words=_scored_words(words, vocab) if whole else None,
         size=size,
-        unit="piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer,
+        unit=vocab.unit,
         conventions={},
         whole=whole,
         notes=tuple(notes),
     )
 
 
-def _count_words(data: bytes, tokens: int, opened: OpenRun) -> int:
-    """Return the number of words of a user's text, and of its line ends if the run's corpus counts them."""
+def _count_words(data: bytes, tokens: int, opened: OpenModel) -> int:
+    """Return the number of words of a user's text, and of its line ends if the corpus of a run counts them."""
     vocab = opened.vocab
     words, lines = count_words(data, tokens, vocab.tokenizer, has_boundary=vocab.boundary is not None)
-    corpus = CORPORA.get(corpus_name(opened.run.settings.corpus.store))
+    corpus = CORPORA.get(corpus_name(opened.settings.corpus.store))
     if vocab.keeps_line_ends and (corpus is None or corpus.counts_line_ends):
         words += lines
     return words

@@ -160,7 +160,7 @@ def owners_of(vocab: Vocab, text: ScoredText, characters: str, spans: NDArray[np
         character_of_byte = np.repeat(np.arange(len(characters)), [len(one.encode()) for one in characters])
         starts = character_of_byte[bytes_read - lengths]
         ends = character_of_byte[bytes_read - 1] + 1
-    if vocab.tokenizer == "sentencepiece":  # blanks belong to the word after them
+    if vocab.unit == "piece":  # blanks belong to the word after them
         owners = np.searchsorted(spans[:, 1], ends - 1, side="right")
     else:  # to the word before
         owners = np.searchsorted(spans[:, 0], starts, side="right") - 1
@@ -173,7 +173,7 @@ def ends_of_words(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
     It takes another pass over the text. None if the vocabulary has no pieces that begin with a blank.
     """
     vocab = scoring.opened.vocab
-    if vocab.tokenizer != "sentencepiece":
+    if vocab.unit != "piece":
         return None
     is_blank = np.array([piece[:1].isspace() for piece in vocab.pieces])
     scoring = scoring.changed(temperature=row.temperature, mem_len=row.mem_len)

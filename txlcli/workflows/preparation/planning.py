@@ -12,7 +12,7 @@ from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, CorpusError
 from txlcli.corpora.documents import Documents
 from txlcli.data.token_store import FORMAT, StoreFacts
-from txlcli.data.vocabulary import TokenizerName, Vocab
+from txlcli.data.vocabulary import TokenizerName, Vocab, unit_of
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 CHUNK = 2 << 20
 """Bytes of text that are read at once; the other sizes are multiples of it."""
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
-UNITS = {"sentencepiece": "piece", "ids": "id"}
-"""Unit of a token where it is not called like the tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +93,7 @@ class PreparationPlan:
             name=self.store.stem,
             corpus=self.corpus.name,
             tokenizer=self.tokenizer,
-            unit=UNITS.get(self.tokenizer, self.tokenizer),
+            unit=unit_of(self.tokenizer),
             metric=metric_of(self.tokenizer),
             changes={name: count for name, count in changes.items() if count},
             **facts,
