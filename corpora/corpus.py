@@ -3,8 +3,8 @@
 import fnmatch
 import functools
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +85,10 @@ class Text:
     vocabulary_file: Path | None = None
     changes: Mapping[str, int] = field(default_factory=dict)
     """Number of files, records and bytes that were skipped or changed, by name."""
+
+    def with_remarks(self, notes: Iterable[str], changes: Mapping[str, int] | None = None) -> "Text":
+        """Return the text with further notes and changes."""
+        return replace(self, notes=(*self.notes, *notes), changes={**self.changes, **(changes or {})})
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,9 +33,21 @@ from txlcli.workflows.workspace import Device, Workspace
 SPINNING = "PyTorch was imported before txlcli, so that its threads spin while they wait; import txlcli first"
 
 
-def _workspace(runs_dir: PathLike, data_dir: PathLike, device: Device, on_progress: OnProgress | None) -> Workspace:
+def _workspace(
+    runs_dir: PathLike,
+    data_dir: PathLike,
+    device: Device,
+    on_progress: OnProgress | None,
+    precision: Precision | None = None,
+) -> Workspace:
     """Return the directories, the device and the reporter that a job gets."""
-    return Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=Reporter(on_progress))
+    return Workspace(
+        data_dir=Path(data_dir),
+        runs_dir=Path(runs_dir),
+        device=device,
+        precision=precision,
+        reporter=Reporter(on_progress),
+    )
 
 
 @checked
@@ -124,7 +135,7 @@ def load(
         RunError, UnknownNameError: the run does not exist or cannot be opened.
         UsageError: the device or the precision is not available.
     """
-    workspace = replace(_workspace(runs_dir, data_dir, device, on_progress), precision=precision)
+    workspace = _workspace(runs_dir, data_dir, device, on_progress, precision)
     run_name = None if run is None else os.fspath(run)
     return LoadedRun(workspace.open_run(run_name), workspace)
 

@@ -1,7 +1,6 @@
 """`txl quickstart`: the whole pipeline on text you already have."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -168,7 +167,7 @@ def _check_earlier(directory: Path) -> History:
     """Return the history of the run of an earlier call; reject another run in its place."""
     past = history.read(run_directory.open_run(directory))
     wanted = recipe.load(CORPUS, SETTINGS)
-    is_same = replace(past.run.settings, log=wanted.log) == wanted
+    is_same = past.run.settings.without_log() == wanted.without_log()
     if is_same and past.saved and not past.run.origin:
         return past
     next_step = "delete this folder, or give another --runs-dir"

@@ -116,7 +116,8 @@ class FieldType:
         if origin in (Union, types.UnionType):
             return cls._of_union(parts)
         if origin is tuple and parts[-1] is ...:
-            return dataclasses.replace(cls.of(parts[0]), is_list=True)
+            item = cls.of(parts[0])
+            return cls(item.items, is_list=True, words=item.words, range=item.range)
         if origin is Literal:
             return cls((str,), words=parts)
         if origin is Annotated:

@@ -296,23 +296,17 @@ class Key:
 def keys(section: str) -> list[Key]:
     """Return the settings of a section, in the order of the dataclasses; a setting of [model] may differ by arch."""
     classes = classes_of(section)
-    architectures: dict[Key, list[str]] = {}
+    architectures: dict[tuple[str, str, str, str], list[str]] = {}
     for arch, cls in classes.items():
         texts = descriptions(cls)
         for field in dataclasses.fields(cls):
-            key = Key(
-                setting=f"{section}.{field.name}",
-                values=str(FieldType.of(field.type)),
-                default=_in_words(field.default),
-                description=texts[field.name],
-            )
-            architectures.setdefault(key, []).append(arch)
+            values = str(FieldType.of(field.type))
+            facts = (f"{section}.{field.name}", values, _in_words(field.default), texts[field.name])
+            architectures.setdefault(facts, []).append(arch)
     described = []
-    for key, names in architectures.items():
-        if names == list(classes):
-            described.append(key)
-        else:
-            described.append(dataclasses.replace(key, arch=tuple(names)))
+    for (setting, values, default, text), names in architectures.items():
+        only_in = None if names == list(classes) else tuple(names)
+        described.append(Key(setting=setting, values=values, default=default, arch=only_in, description=text))
     return described
 
 

@@ -162,6 +162,10 @@ class Settings:
             changes["max_distance"] = self.train.read_len + self.model.memory_keys(self.train.mem_len)
         return dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
 
+    def without_log(self) -> "Settings":
+        """Return the settings with the defaults of [log], which has no effect on the weights."""
+        return dataclasses.replace(self, log=LogSettings())
+
     def with_train(self, **changes: object) -> "Settings":
         """Return the settings with changes of [train]."""
         train = dataclasses.replace(self.train, **changes)  # type: ignore[arg-type]

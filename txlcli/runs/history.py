@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -334,7 +334,7 @@ def compare(histories: Sequence[History]) -> Comparison:
 def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterator[SeedGroup]:
     groups: dict[object, dict[int, RunSummary]] = {}
     for run, summary in zip(runs, summaries, strict=True):
-        settings = replace(run.settings.with_train(seed=0), log=runs[0].settings.log)
+        settings = run.settings.with_train(seed=0).without_log()
         by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin), {})
         by_seed.setdefault(run.settings.train.seed, summary)  # repetitions of a seed are not counted
     for by_seed in groups.values():

@@ -1,12 +1,13 @@
 """Opens token stores by name, and runs with their weights."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, Unpack
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
+from txlcli.core.backend import Choices
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -57,6 +58,10 @@ class OpenModel(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return what the result of an evaluation reports about the model: "run", "step" and others."""
+
+    def on(self, **choices: Unpack[Choices]) -> Self:
+        """Return this with another view of the model, see `LanguageModel.on`."""
+        return replace(self, model=self.model.on(**choices))
 
     @property
     def as_run(self) -> "OpenRun":

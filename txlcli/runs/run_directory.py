@@ -12,7 +12,6 @@ runs/.locks/RUN              lock of the process that writes the run
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -404,7 +403,7 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
     paths = [Path(run_name), runs_dir / run_name]
     for path in paths:
         if path.suffix == ".safetensors" and path.is_file():
-            return dataclasses.replace(open_run(path.parent), weights=path)
+            return open_run(path.parent, weights=path)
     directories = [path for path in paths if path.is_dir()]
     if not directories:
         raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
@@ -478,8 +477,8 @@ def last_written(directory: Path) -> float:
     return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
-def open_run(directory: Path) -> Run:
-    """Read a run directory.
+def open_run(directory: Path, *, weights: Path | None = None) -> Run:
+    """Read a run directory; `weights` as in `Run`.
 
     Raises:
         MissingPackageError: another package registers a part of its model or its optimizer, and was not imported.
@@ -511,6 +510,7 @@ def open_run(directory: Path) -> Run:
             changes=tuple(from_json(Change, entry) for entry in card.changes),
             origin=None if card.origin is None else from_json(Origin, card.origin),
             path=card.path,
+            weights=weights,
             id=card.id,
         )
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressionHeader
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, RecipeError, UsageError, VocabularyError
-from txlcli.runs import run_directory
+from txlcli.runs import loading, run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.system.written_files import check_replaceable
@@ -40,8 +40,6 @@ from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE = 1 << 13
 MAX_LANES = 64
-EXACT: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
-"""Device and precision with which predictions are repeated to the bit."""
 CODECS = {"byte": ("latin-1", "strict"), "char": ("utf-8", "surrogateescape")}
 """Encodings whose characters are the symbols, by tokenizer; a byte that is not UTF-8 is one symbol."""
 ALPHABETS = {"byte": 1 << 8, "char": sys.maxunicode + 1}
@@ -79,11 +77,10 @@ def compress(
     run_name: str, source: Path, target: Path, options: CompressOptions, workspace: Workspace
 ) -> CompressResult:
     """Compress a file with the predictions of a run."""
-    workspace = replace(workspace, **EXACT)
     _check_target(target, source, options)
     check_replaceable(target, compressed_file.MAGIC.decode())
     data = read_unchanged(source)
-    opened = workspace.open_run(run_name)
+    opened = _open_exact(run_name, workspace)
     ids = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
     started = time.perf_counter()
@@ -166,7 +163,6 @@ def decompress(
     run_name: str, source: Path, target: Path, options: DecompressOptions, workspace: Workspace
 ) -> DecompressResult:
     """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
-    workspace = replace(workspace, **EXACT)
     _check_target(target, source, options)
     if target.exists() and h5py.is_hdf5(target):
         raise UsageError(f"{target} is an HDF5 file, such as a token store; name another file to write")
@@ -174,7 +170,7 @@ def decompress(
         header, words = compressed_file.read(source)
     except OSError as error:
         raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
-    opened = workspace.open_run(run_name)
+    opened = _open_exact(run_name, workspace)
     started = time.perf_counter()
     with threads(header.threads):  # sums are divided among them
         data = _restored(source, header, SymbolDecoder(words), opened, workspace)
@@ -192,6 +188,11 @@ def decompress(
         bytes=len(data),
         seconds=time.perf_counter() - started,
     )
+
+
+def _open_exact(run_name: str, workspace: Workspace) -> OpenRun:
+    """Open a run on the device and in the precision with which its predictions are repeated to the bit."""
+    return loading.open_run(run_name, workspace.runs_dir, device="cpu", precision="fp32")
 
 
 def _check_target(target: Path, source: Path, options: DecompressOptions) -> None:

@@ -81,19 +81,24 @@ def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> Pr
     symbols = np.setdiff1d(text.targets, marks)
     rng = np.random.default_rng(options.seed)
     distances = sorted(options.distances or default_distances(settings.seg_len + settings.mem_len))
-    rows = _words(scoring, distances)
-    for number, distance in enumerate(distances):
+    words = _words(scoring, distances)
+    rows = []
+    for distance, of_words in zip(distances, words, strict=False):  # then those farther back, and new ones
         copies = copy_texts(symbols, options.texts, distance, rng)
         copied, copy_saved = _repeat(scoring, copies, distance - 1, f"copy at {distance}")
         recalls = recall_texts(symbols, options.texts, distance, rng)
         recalled, recall_saved = _repeat(scoring, recalls, 1, f"recall at {distance}")
-        rows[number] = replace(
-            rows[number],
+        row = ProbeRow(
+            distance=distance,
             copied=copied,
             copy_saved_nats=copy_saved,
             recalled=recalled,
             recall_saved_nats=recall_saved,
+            **of_words,
         )
+        rows.append(row)
+    rows.append(ProbeRow(distance=FARTHER, **words[-2]))
+    rows.append(ProbeRow(distance=NEW, **words[-1]))
     return ProbeResult(scoring, tuple(rows))
 
 
@@ -143,28 +148,26 @@ def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple
     return float(hits.mean()), float(control.mean() - losses.mean())
 
 
-def _words(scoring: Scoring, distances: list[int]) -> list[ProbeRow]:
-    """Return the rows of words at each distance, then farther back, then of new words; the probes are missing."""
+def _words(scoring: Scoring, distances: list[int]) -> list[dict[str, Any]]:
+    """Return the fields about words for each distance, then for words farther back, then for new words."""
     vocab = scoring.opened.vocab
     mem_lens = dict.fromkeys((scoring.settings.mem_len, 0))
     evaluated = [with_memory(scoring, mem_len) for mem_len in mem_lens]
     pieces = Pieces.of(vocab, scoring.text)
     losses = pieces.sums([row.losses_nats for row in evaluated])
     back, nats = word_losses(pieces, losses, vocab)
-    groups = np.where(back == 0, len(distances) + 1, np.searchsorted(distances, back))
-    labels: list[int | str] = [*distances, FARTHER, NEW]
-    rows = []
-    for group, distance in enumerate(labels):
+    farther = len(distances)
+    new = farther + 1
+    groups = np.where(back == 0, new, np.searchsorted(distances, back))
+    fields = []
+    for group in range(new + 1):
         of_group = nats[:, groups == group]  # (R, W)
-        means = of_group.mean(axis=1).tolist() if of_group.size else [None]
-        row = ProbeRow(
-            distance=distance,
-            words=of_group.shape[1],
-            word_nats=means[0],
-            word_nats_without_memory=means[-1],
-        )
-        rows.append(row)
-    return rows
+        means: list[float | None] = [None]
+        if of_group.size:
+            means = of_group.mean(axis=1).tolist()
+        of_row = {"words": of_group.shape[1], "word_nats": means[0], "word_nats_without_memory": means[-1]}
+        fields.append(of_row)
+    return fields
 
 
 def word_losses(pieces: Pieces, losses: NDArray[np.float64], vocab: Vocab) -> tuple[Ids, NDArray[np.float64]]:

@@ -1,7 +1,7 @@
 """Measures the relative effective context length (RECL) of a group of runs (section 4.3, Appendix C)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,11 @@ def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Works
     text = split_text(all_opened[0], options.split, None, workspace)
     group = []
     for opened in all_opened:
-        settings = opened.run.settings.evaluation_settings()
-        if opened.run.settings.train.mem_len == 0:
-            settings = replace(settings, mem_len=0)
-        group.append(Scoring(opened, text, settings, workspace))
+        settings = opened.run.settings
+        mem_len = settings.eval.mem_len
+        if settings.train.mem_len == 0:
+            mem_len = 0
+        group.append(Scoring(opened, text, settings.evaluation_settings(mem_len=mem_len), workspace))
     return group
 
 

@@ -1,7 +1,7 @@
 """Times a run or a recipe: Table 9, and the throughput of evaluation, generation and training."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -206,17 +206,22 @@ class Bench:
     def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings, on a CPU with a smaller batch size."""
         train = self.settings.train
-        if train.compile == "auto" and self._may_compile():  # as in a long run
+        compile_ = train.compile
+        if compile_ == "auto" and self._may_compile():  # as in a long run
+            compile_ = "on"
             problem = compiler_problem(self.device)
             if problem is not None:
                 self._reporter.say(f"layers are not compiled: {problem}")
-            train = replace(train, compile="on" if problem is None else "off")
-        elif train.compile == "on":
+                compile_ = "off"
+        elif compile_ == "on":
             check_compiler(self.device, 'time a recipe with train.compile = "off"')
+        batch_size = train.batch_size
+        accumulate = train.accumulate
         most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
-        if self.device.type == "cpu" and train.batch_size > most:
-            train = replace(train, batch_size=most, accumulate=1)
-        return train
+        if self.device.type == "cpu" and batch_size > most:
+            batch_size = most
+            accumulate = 1
+        return self.settings.with_train(compile=compile_, batch_size=batch_size, accumulate=accumulate).train
 
     def _may_compile(self) -> bool:
         """Return True if a long run would compile its layers on this device."""
@@ -292,7 +297,8 @@ class Bench:
         settings = self.settings.evaluation_settings(batch_size=1)
         if settings.mem_len or self.settings.model.recurrent_state:
             work = f"{SINGLE_TOKENS}, L 1{self._memory(settings)}"
-            flops = self._evaluation_flops(replace(settings, seg_len=1))
+            by_token = self.settings.evaluation_settings(batch_size=1, seg_len=1)
+            flops = self._evaluation_flops(by_token)
         else:
             work = f"{SINGLE_TOKENS}, a window of {settings.seg_len} each"
             flops = window_flops_per_prediction(self.settings.model, self.model.vocab_size, settings)

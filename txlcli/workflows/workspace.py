@@ -1,6 +1,6 @@
 """The directories, the device and the reporter that workflows share; PyTorch is imported when a run is opened."""
 
-from dataclasses import field, replace
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -106,7 +106,7 @@ def compile_reading(opened: Opened, options: Options, choice: Compile | None) ->
     model = opened.settings.model
     if model.recurrent_state or not model.keys_are_tokens:
         options.exclude("compile", because=f'{opened.subject} is read without compiled parts (arch = "{model.arch}")')
-    return replace(opened, model=opened.model.on(reading_compile=choice or "auto"))
+    return opened.on(reading_compile=choice or "auto")
 
 
 def explain_attention(settings: Settings, device: "torch.device", reporter: Reporter) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -49,8 +49,9 @@ def cut_into_chunks(slices: Slices, size: int = CHUNK) -> Iterator[Slices]:
         while rest.size > size:
             head = rest.read(0, size)
             end = head.rfind(b"\n") + 1 or head.rfind(b" ") + 1 or _character_end(rest, size)
-            yield (Slice(rest.path, rest.start, rest.start + end),)
-            rest = replace(rest, start=rest.start + end)
+            cut = rest.start + end
+            yield (Slice(rest.path, rest.start, cut),)
+            rest = Slice(rest.path, cut, rest.stop, rest.tail)
         if rest.size:
             held.append(rest)
             filled += rest.size
@@ -71,7 +72,7 @@ def align_to_characters(slices: Slices) -> Slices:
         (file,) = whole(piece.path)
         start = _character_end(file, piece.start)
         stop = _character_end(file, piece.stop)
-        aligned.append(replace(piece, start=start, stop=stop))
+        aligned.append(Slice(piece.path, start, stop, piece.tail))
     return tuple(aligned)
 
 
@@ -94,7 +95,7 @@ def _closed(piece: Slice) -> Slice:
     """Return a slice with the line end that its last line lacks."""
     if piece.read(piece.size - 1) in (b"\n", b"\r"):
         return piece
-    return replace(piece, tail=b"\n")
+    return Slice(piece.path, piece.start, piece.stop, tail=b"\n")
 
 
 def read_chunk(chunk: Slices, *, is_utf8: bool) -> bytes:

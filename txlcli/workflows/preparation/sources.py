@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,12 +39,11 @@ def locate_text(plan: PreparationPlan) -> Text:
     if packed:
         source = plan.work
     text = plan.corpus.read(source, options)
-    notes = list(text.notes)
-    notes += [f"{path.name} is not the original file" for path in _altered_files(source, plan.corpus)]
+    notes = [f"{path.name} is not the original file" for path in _altered_files(source, plan.corpus)]
     tables = [path for path in text_files(source) if path.suffix.lower() in (".csv", ".tsv")]
     if plan.corpus is OWN_TEXT and tables:
         notes.append(f"{list_names(tables, source)}: read as plain text with all columns; `column` reads one of them")
-    return replace(text, notes=tuple(notes))
+    return text.with_remarks(notes)
 
 
 def _download_text(plan: PreparationPlan, options: ReadOptions) -> Text:
@@ -76,16 +74,17 @@ def _extract_text(plan: PreparationPlan, options: ReadOptions) -> Text:
     read = {file.path for file in plan.files}
     others = [path for path in files if path not in read and path != plan.vocab_file]
     formats = " and ".join(dict.fromkeys(file.format for file in plan.files))
-    notes = list(text.notes)
+    notes = []
     if columns:
         notes.append(f"text of the column {columns} ({formats} files: {len(plan.files):,})")
     if others:
         notes.append(f"files in the folder that are not {formats}, which were left out: {list_names(others, source)}")
-    changes = dict(text.changes)
-    changes["files_skipped"] = len(others) + text.changes["files_skipped"]
-    changes["hidden_files_skipped"] = hidden
-    changes["rows_without_text"] = sum(part.missing for part in written)
-    return replace(text, notes=tuple(notes), changes=changes)
+    changes = {
+        "files_skipped": len(others) + text.changes["files_skipped"],
+        "hidden_files_skipped": hidden,
+        "rows_without_text": sum(part.missing for part in written),
+    }
+    return text.with_remarks(notes, changes)
 
 
 def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> "list[Written]":

@@ -126,11 +126,12 @@ class Builder:
         store = self.store
         weights = initial_weights.read(request, store, self.workspace)
         self._agree(weights.checkpoint if weights else None)
-        run = new_run(request, Path(), store, weights)
-        segments, valid = read_splits(request.settings, store, self.reporter)
+        directory = Path()  # only rank 0 writes
         if self.world.is_rank_zero:
             claimed = run_directory.claimed(new_directories(request, self.workspace.runs_dir))
-            run = replace(run, directory=files.enter_context(claimed))  # others may have begun since
+            directory = files.enter_context(claimed)  # other runs may have begun since
+        run = new_run(request, directory, store, weights)
+        segments, valid = read_splits(request.settings, store, self.reporter)
         plan = self._plan(run, segments)
         self.reporter.say(f"training {plan}")
         for note in plan.notes:

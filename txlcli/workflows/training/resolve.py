@@ -72,15 +72,15 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
     if unit is not None:
         request = _of_store(str(source), unit, options, workspace)
     elif source is not None:
-        request = _of_recipe(source, options)
+        request = _of_recipe(source, options.changes, options)
     else:
-        request = _of_run(options, workspace.runs_dir)
+        request = _of_run(options.changes, options, workspace.runs_dir)
     if restarts:
         workspace.reporter.say(f"a process was lost; all processes were started again (restart {restarts})")
         begun = _begun(request, workspace.runs_dir)
         if begun is not None:
             resume = TrainOptions(resume=str(begun.directory), max_steps=options.max_steps)
-            request = _of_run(resume, workspace.runs_dir)
+            request = _of_run([], resume, workspace.runs_dir)
     options.check_steps(request.settings.train.max_steps)
     trackers.check_packages(request.settings.log)
     return request
@@ -88,26 +88,25 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
 
 def _of_store(store: str, unit: str, options: TrainOptions, workspace: Workspace) -> Request:
     """Resolve the name of a token store: the small recipe of its unit, or the settings of a run, on this text."""
-    on_store = replace(options, overrides=(f"corpus.store={store}", *options.overrides))
+    changes = [f"corpus.store={store}", *options.changes]
     found = f"{store} is a token store (unit {unit})"
     if options.begin_from:
         workspace.reporter.say(f"{found}: training with the settings of {options.begin_from} on it")
-        request = _of_run(on_store, workspace.runs_dir)
-    else:
-        workspace.reporter.say(f'{found}: training the recipe "{RECIPES[unit]}" on it')
-        request = _of_recipe(RECIPES[unit], on_store)
-    return replace(request, run_name=options.name or store)
+        return _of_run(changes, options, workspace.runs_dir, new_name=store)
+    workspace.reporter.say(f'{found}: training the recipe "{RECIPES[unit]}" on it')
+    return _of_recipe(RECIPES[unit], changes, options, new_name=store)
 
 
-def _of_recipe(source: str, options: TrainOptions) -> Request:
-    """Resolve a recipe: a file, or the name of a packaged one."""
+def _of_recipe(source: str, changes: list[str], options: TrainOptions, new_name: str | None = None) -> Request:
+    """Resolve a recipe, a file or the name of a packaged one, with changes of its settings."""
     name, text = recipe.read_text(source)
-    settings = recipe.resolve_text(text, source, options.changes)
-    return Request(recipe_name=name, run_name=options.name or name, settings=settings, options=options)
+    settings = recipe.resolve_text(text, source, changes)
+    run_name = options.name or new_name or name
+    return Request(recipe_name=name, run_name=run_name, settings=settings, options=options)
 
 
-def _of_run(options: TrainOptions, runs_dir: Path) -> Request:
-    """Resolve the settings of the run to resume, or of the run whose weights a new one begins with."""
+def _of_run(changes: list[str], options: TrainOptions, runs_dir: Path, new_name: str | None = None) -> Request:
+    """Resolve the settings, with changes, of the run to resume or of the run whose weights a new one begins with."""
     run_name = options.resume or options.begin_from
     if run_name is None:
         raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume` or `begin_from`")
@@ -116,7 +115,7 @@ def _of_run(options: TrainOptions, runs_dir: Path) -> Request:
         instead = f"resume {run.directory}, or begin another run with `begin_from` {run.weights}"
         raise UsageError(f"`resume` {run.weights}: only the last checkpoint of a run can be resumed; {instead}")
     before = recipe.to_table(run.settings)
-    settings = recipe.resolve(before, str(run.directory), options.changes)
+    settings = recipe.resolve(before, str(run.directory), changes)
     if options.resume:
         for key in recipe.differences([before, recipe.to_table(settings)]):
             if key in FIXED_KEYS or key.startswith(("corpus.", "model.")):
@@ -130,7 +129,7 @@ def _of_run(options: TrainOptions, runs_dir: Path) -> Request:
         )
     return Request(
         recipe_name=run.recipe_name,
-        run_name=options.name or run.recipe_name,
+        run_name=options.name or new_name or run.recipe_name,
         settings=settings,
         options=options,
         resumed=run if options.resume else None,
