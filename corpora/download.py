@@ -92,8 +92,10 @@ def _complete(
         request.add_header("Range", f"bytes={received}-")
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            is_rest = response.status == http.HTTPStatus.PARTIAL_CONTENT
-            with part.open("ab" if is_rest else "wb") as file:
+            mode = "wb"
+            if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+                mode = "ab"
+            with part.open(mode) as file:
                 while block := response.read1(BLOCK):
                     file.write(block)
                     received = file.tell()

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import typer
@@ -57,7 +57,9 @@ class TxlGroup(TyperGroup):
         """Run a command line; always raises SystemExit with an exit code of txl, but for a bug."""
         console.set_quiet(False)
         signals.explain_end("")
-        words = list(sys.argv[1:] if args is None else args)  # also for commands that start processes of the same line
+        if args is None:
+            args = sys.argv[1:]
+        words = list(args)  # also for commands that start processes of the same line
         try:
             options = extra | {"standalone_mode": False, "obj": words}
             with signals.raising():  # so that unfinished files are removed
@@ -111,8 +113,10 @@ class TxlCommand(TyperCommand):
         words = ["[OPTIONS]"]
         for parameter in self.params:
             if parameter.param_type_name == "argument":
-                name = str(parameter.metavar)
-                words.append(name if parameter.required else f"[{name}]")
+                word = str(parameter.metavar)
+                if not parameter.required:
+                    word = f"[{word}]"
+                words.append(word)
         return words
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -129,9 +133,10 @@ class TxlCommand(TyperCommand):
         if not ctx.resilient_parsing:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
             for parameter in order:
-                repeatable = parameter.multiple if parameter.param_type_name == "option" else True
+                if parameter.param_type_name != "option" or parameter.multiple:
+                    continue
                 is_switch = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
-                if order.count(parameter) > 1 and not repeatable and not is_switch:
+                if order.count(parameter) > 1 and not is_switch:
                     raise UsageError(f"{parameter.opts[0]} is given twice, and takes one value; leave out one of them")
         return super().parse_args(ctx, args)
 
@@ -196,23 +201,44 @@ def _explain(error: typer.TyperException) -> str:
     text = str(error.message) if hasattr(error, "option_name") else error.format_message()
     message = " ".join(text.split()).rstrip(".").replace("Value error, ", "")
     choice = re.search(r"'([^']*)' is not one of (.+)$", message)
+    option = re.match(r"No such option: (-\S*)", message)
+    command = re.match(r"No such command '(.*)'$", message)
     if choice:
         message += did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
     if context is None:
         return message
-    commands = context.command.commands if isinstance(context.command, TyperGroup) else {}
-    if option := re.match(r"No such option: (-\S*)", message):
-        if any(option[1] in _options_of(command) for command in commands.values()):
-            return f'{option[1]} comes after the command: "{context.command_path} COMMAND {option[1]}"'
-        meant = meant_option(option[1], _options_of(context.command), recipe.setting_names())
-        message = f"unknown option {option[1]}"
-        if meant:
-            message += f"; did you mean {meant}?"
-    elif name := re.match(r"No such command '(.*)'$", message):
-        message = f'unknown command "{name[1]}"' + did_you_mean(name[1], commands)
-        if "show" in commands and not message.endswith("?"):
-            message += f'; did you mean "{context.command_path} show {name[1]}"?'
-    return f'{message}; see "{context.command_path} --help"'.replace("?; see", "? See")
+    if option:
+        message = _unknown_option(option[1], context)
+    elif command:
+        message = _unknown_command(command[1], context)
+    see = "; see"
+    if message.endswith("?"):
+        see = " See"
+    return f'{message}{see} "{context.command_path} --help"'
+
+
+def _unknown_option(option: str, context: typer.Context) -> str:
+    for command in _commands_of(context).values():
+        if option in _options_of(command):
+            return f'{option} comes after the command: "{context.command_path} COMMAND {option}"'
+    meant = meant_option(option, _options_of(context.command), recipe.setting_names())
+    if meant is None:
+        return f"unknown option {option}"
+    return f"unknown option {option}; did you mean {meant}?"
+
+
+def _unknown_command(command: str, context: typer.Context) -> str:
+    commands = _commands_of(context)
+    suggestion = did_you_mean(command, commands)
+    if not suggestion and "show" in commands:
+        suggestion = f'; did you mean "{context.command_path} show {command}"?'
+    return f'unknown command "{command}"{suggestion}'
+
+
+def _commands_of(context: typer.Context) -> Mapping[str, Any]:
+    if isinstance(context.command, TyperGroup):
+        return context.command.commands
+    return {}
 
 
 def _options_of(command: Any) -> list[str]:

@@ -195,7 +195,9 @@ def _notes(result: "EvalResult") -> list[str]:
         first = f"change: of {metrics.METRIC_TITLES[metric]}, from the first row; the same weights and tokens."
     else:
         first = result.describe_settings(rows[0])
-    notes = [f"* best. {first}" if len(rows) > 1 else first]
+    if len(rows) > 1:
+        first = f"* best. {first}"
+    notes = [first]
     if result.in_sample:
         notes.append("in-sample: settings were chosen on valid, which this result is of; it is too optimistic.")
     notes += map(with_flags, result.scoring.text.notes)

@@ -111,7 +111,10 @@ def _show_list(data_dir: Path, json: bool) -> None:
     for store in stores:
         cells = [store.name, store.corpus, store.tokenizer, f"{store.vocab.size:,}"]
         for split in SPLITS:
-            cells.append(f"{store.splits[split].tokens:,}" if split in store.splits else "-")
+            tokens = "-"
+            if split in store.splits:
+                tokens = f"{store.splits[split].tokens:,}"
+            cells.append(tokens)
         rows.append(cells)
     console.show_table(f"token stores in {data_dir}", ("store", "corpus", "tokenizer", "V", *SPLITS), rows)
     for store in stores:

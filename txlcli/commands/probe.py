@@ -54,8 +54,11 @@ def show(result: "ProbeResult") -> None:
 
 
 def _cells(row: "ProbeRow") -> list[str]:
+    distance = row.distance
+    if isinstance(distance, int):
+        distance = f"{distance:,}"
     return [
-        f"{row.distance:,}" if isinstance(row.distance, int) else row.distance,
+        distance,
         console.cell(row.copied, ".1%"),
         _bits(row.copy_saved_nats),
         console.cell(row.recalled, ".1%"),

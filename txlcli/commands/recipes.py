@@ -75,7 +75,10 @@ def keys(
         console.show_json({"settings": described})
         return
     for key in described:
-        facts = [key.values, key.default if key.default == recipe.REQUIRED else f"default {key.default}"]
+        default = key.default
+        if default != recipe.REQUIRED:
+            default = f"default {default}"
+        facts = [key.values, default]
         if key.arch:
             facts.append(f"arch = {', '.join(key.arch)}")
         text = textwrap.fill(key.description, width=80, initial_indent="  ", subsequent_indent="  ")

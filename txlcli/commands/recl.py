@@ -49,7 +49,9 @@ def show(result: "ReclResult") -> None:
         cells = [name, f"{model.parameters:,}"]
         for point in model.recl:
             recl_tokens = f"{point.recl_tokens:,}"
-            cells.append(f">= {recl_tokens}" if point.grid_ended else recl_tokens)
+            if point.grid_ended:
+                recl_tokens = f">= {recl_tokens}"
+            cells.append(recl_tokens)
         lines.append(cells)
     title = f"RECL on {result.text}, {result.positions:,} positions"
     columns = ("model", "parameters", *(f"r = {point.top_r:g}" for point in result.models[0].recl))

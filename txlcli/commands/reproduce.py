@@ -64,7 +64,8 @@ def show(result: "ReproduceResult") -> None:
     """Write tables and claims to stdout."""
     for section in result.sections.values():
         for grid in section.grids:
-            console.show_table(section.title, grid.columns, grid.rows, [grid.caption] if grid.caption else ())
+            captions = [grid.caption] if grid.caption else []
+            console.show_table(section.title, grid.columns, grid.rows, captions)
         for claim in section.claims:
             console.show_line(f"{claim.verdict}: {claim.text} ({claim.detail})")
         if section.grids or section.claims:

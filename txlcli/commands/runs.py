@@ -212,6 +212,9 @@ def _show_comparison(result: Comparison) -> None:
 
 def _compared_cells(run: RunSummary) -> dict[str, str]:
     """Return the facts of a run that are compared, in words, by their name in the table; "-" for those it lacks."""
+    bits_per_byte = "-"
+    if run.bits_per_byte is not None:
+        bits_per_byte = metrics.format_measure(run.bits_per_byte)
     return {
         "recipe": run.recipe or "-",
         "parameters": console.cell(run.parameters, ",.0f"),
@@ -222,7 +225,7 @@ def _compared_cells(run: RunSummary) -> dict[str, str]:
         "last valid": with_metric(run, run.last_valid),
         "last train": with_metric(run, run.last_train),
         "test": with_metric(run, run.test),
-        BITS_PER_BYTE: "-" if run.bits_per_byte is None else metrics.format_measure(run.bits_per_byte),
+        BITS_PER_BYTE: bits_per_byte,
         "tokens/s": console.cell(run.tokens_per_s, ",.0f"),
         "settings changed": ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
     }

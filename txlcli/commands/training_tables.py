@@ -119,12 +119,15 @@ def show_result(result: TrainingResult) -> None:
     best = "-"
     if result.best_nats < float("inf"):
         best = metrics.format_measure(metrics.in_metric(result.best_nats, run.metric))
+    mfu = None
+    if result.mfu is not None:
+        mfu = _percent(result.mfu)
     facts = {
         "run": run.directory,
         "steps": f"{result.step:,} of {run.settings.train.max_steps:,}",
         "epochs": f"{result.epoch:.2f}",
         f"best valid {run.metric}": best,
-        "of the GPU's peak": None if result.mfu is None else _percent(result.mfu),
+        "of the GPU's peak": mfu,
         "next": result.next_command,
     }
     console.show_facts(f"{run.name}: {run.parameters:,} parameters", facts)

@@ -284,6 +284,15 @@ def summarize(past: History) -> RunSummary:
     best = past.best_valid or {}
     quoted, trials = past.test_result
     test = quoted or {}
+    best_valid = best_valid_step = valid_tokens = max_steps = None
+    if past.best_nats is not None:
+        best_valid = metrics.in_metric(past.best_nats, run.metric)
+    if best.get("loss_nats") == past.best_nats:
+        best_valid_step = best.get("step")
+    if best.get("tokens") == train.valid_tokens:  # not the whole split
+        valid_tokens = train.valid_tokens
+    if past.state != "imported":
+        max_steps = train.max_steps
     return RunSummary(
         name=run.name,
         folder=str(run.directory),
@@ -294,10 +303,10 @@ def summarize(past: History) -> RunSummary:
         metric=run.metric,
         state=past.state,
         step=past.step,
-        max_steps=train.max_steps if past.state != "imported" else None,
-        best_valid=past.in_metric(None if past.best_nats is None else {"loss_nats": past.best_nats}),
-        best_valid_step=best.get("step") if best.get("loss_nats") == past.best_nats else None,
-        valid_tokens=train.valid_tokens if best.get("tokens") == train.valid_tokens else None,
+        max_steps=max_steps,
+        best_valid=best_valid,
+        best_valid_step=best_valid_step,
+        valid_tokens=valid_tokens,
         last_valid=past.in_metric(past.last("valid")),
         last_train=past.in_metric(past.last("train")),
         tokens_per_s=past.tokens_per_s,
@@ -341,8 +350,9 @@ def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterat
         group = list(by_seed.values())
         if len(group) < 2:
             continue
+        columns = {"valid": [run.best_valid for run in group], "test": [run.test for run in group]}
         losses = {}
-        for split, column in (("valid", [run.best_valid for run in group]), ("test", [run.test for run in group])):
+        for split, column in columns.items():
             known = [loss for loss in column if loss is not None]
             if len(known) == len(group):
                 losses[split] = (statistics.mean(known), statistics.stdev(known))

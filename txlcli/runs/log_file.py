@@ -44,8 +44,9 @@ def append(path: Path, reports: Iterable[Record]) -> None:
     text = "".join(map(to_line, reports)).encode()
     with path.open("ab+") as file:
         file.seek(max(0, file.tell() - 1))
-        ends_a_line = file.read() in (b"", b"\n")
-        file.write(text if ends_a_line else b"\n" + text)  # at once, so that processes do not mix their lines
+        if file.read() not in (b"", b"\n"):
+            text = b"\n" + text
+        file.write(text)  # at once, so that processes do not mix their lines
 
 
 def read(path: Path, *, skip_truncated: bool = False) -> tuple[Record, ...]:

@@ -435,8 +435,10 @@ def short_names(directories: Sequence[Path]) -> list[str]:
         return names
     labels = []
     for directory in directories:
-        is_unique = names.count(directory.name) == 1
-        labels.append(directory.name if is_unique else str(directory))
+        label = directory.name
+        if names.count(label) > 1:
+            label = str(directory)
+        labels.append(label)
     return labels
 
 
@@ -499,6 +501,9 @@ def open_run(directory: Path, *, weights: Path | None = None) -> Run:
         if missing is not None:
             kind, name = missing
             raise MissingPackageError(path, kind, name)
+        origin = None
+        if card.origin is not None:
+            origin = from_json(Origin, card.origin)
         return Run(
             directory=directory,
             recipe_name=card.recipe,
@@ -508,7 +513,7 @@ def open_run(directory: Path, *, weights: Path | None = None) -> Run:
             parameters=card.parameters,
             metric=card.metric,
             changes=tuple(from_json(Change, entry) for entry in card.changes),
-            origin=None if card.origin is None else from_json(Origin, card.origin),
+            origin=origin,
             path=card.path,
             weights=weights,
             id=card.id,

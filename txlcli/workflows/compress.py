@@ -227,7 +227,10 @@ def _decode(vocab: Vocab, ids: Ids) -> bytes:
         return vocab.decode(ids).encode("utf-8")
     symbols = []
     for id_ in ids.tolist():
-        symbols.append(vocab.symbols[id_] if id_ < vocab.size else chr(id_ - vocab.size))
+        if id_ < vocab.size:
+            symbols.append(vocab.symbols[id_])
+        else:
+            symbols.append(chr(id_ - vocab.size))
     return "".join(symbols).encode(*CODECS[vocab.tokenizer])
 
 

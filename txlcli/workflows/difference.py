@@ -133,7 +133,9 @@ def _evaluate(
 
     `mem_len` selects it; None is the best evaluation of a file, or the only one of a run with a recurrent state.
     """
+    file_name = None
     if _is_file(name):
+        file_name = name
         file = loss_file.read(Path(name))
         evaluation = _best_evaluation(file) if mem_len is None else f"mem_len_{mem_len}"
         if evaluation not in file.losses_nats:
@@ -152,7 +154,7 @@ def _evaluate(
         losses = row.losses_nats
         run_name = str(result.scoring.opened.subject)
     source = LossSource(
-        file=name if _is_file(name) else None,
+        file=file_name,
         run=run_name,
         evaluation=evaluation,
         loss_nats=float(losses.mean(dtype=np.float64)),

@@ -92,6 +92,9 @@ class Generation:
     def result(self) -> GenerateResult:
         """Generate all texts."""
         context = self._text(self.context)
+        reference = None
+        if self.options.reference:
+            reference = self._text(self.continuation)
         samples = []
         for sampled in self.samples():
             tokens: list[int] = []
@@ -104,7 +107,7 @@ class Generation:
             context=context,
             samples=tuple(samples),
             position=self.position,
-            reference=self._text(self.continuation) if self.options.reference else None,
+            reference=reference,
         )
 
     def _text(self, tokens: list[int]) -> str:
@@ -182,8 +185,10 @@ def run(run_name: str | None, options: GenerateOptions, workspace: Workspace) ->
 
 def write_ids(path: Path, context: list[int], samples: Sequence[Sample]) -> None:
     """Write the ids of each text, which begins with the context, to a file of JSON."""
-    pieces = [[*context, *sample.tokens] for sample in samples]
-    content = {"ids": pieces[0] if len(pieces) == 1 else pieces, "context_tokens": len(context), "software": MARK}
+    ids: list[Any] = [[*context, *sample.tokens] for sample in samples]
+    if len(ids) == 1:
+        (ids,) = ids
+    content = {"ids": ids, "context_tokens": len(context), "software": MARK}
     write_text(path, json.dumps(content) + "\n")
 
 

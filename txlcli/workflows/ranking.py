@@ -101,7 +101,11 @@ def _ranked(rows: Sequence[Ranked], run: Run, results: Results) -> list[list[str
 def _cells_of_run(run: Run, results: Results) -> list[str]:
     cells = [f"> {run.directory}", _short(run.parameters)]
     for split in SPLITS:
-        cells.append(f"{results[split][0]:.2f}" if split in results else "-")
+        cell = "-"
+        if split in results:
+            result, _ = results[split]
+            cell = f"{result:.2f}"
+        cells.append(cell)
     return cells
 
 

@@ -68,4 +68,7 @@ class Reporter:
         return nullcontext(step)
 
     def _pass_on(self, step: Step, detail: str) -> None:
-        self._on_progress(f"{step.description}: {detail}" if detail else step.description, step.done, step.total)
+        message = step.description
+        if detail:
+            message += f": {detail}"
+        self._on_progress(message, step.done, step.total)

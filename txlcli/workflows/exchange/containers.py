@@ -119,7 +119,9 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
         )
     if file.format in DELIMITERS and column not in names and (column or TEXT not in names):
         return _with_numbered_column(file, column, names)
-    chosen = column or (names[0] if len(names) == 1 else TEXT)
+    chosen = column or TEXT
+    if column is None and len(names) == 1:
+        chosen = names[0]
     if names.count(chosen) > 1:
         raise CorpusInputError(
             f'{file.path}: several columns are called "{shortened(chosen)}"; rename all but one of them'
@@ -184,12 +186,17 @@ def _reading(file: TextFile) -> Iterator[None]:
 
 def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file."""
-    stream = open_compressed(file.path, file.packing) if file.packing else file.path.open("rb")
+    if file.packing:
+        stream = open_compressed(file.path, file.packing)
+    else:
+        stream = file.path.open("rb")
     head = stream.peek(HEAD)[:HEAD]
-    if file.packing and (inside := format_in(head, "packed", "rows", "other")):
+    inside = format_in(head, "packed", "rows", "other")
+    if file.packing and inside:
         raise CorpusInputError(f"{file.path}: contains another file ({inside}), not text; unpack it first")
-    if file.encoding is None and (other := encoding_of(head)):
-        raise CorpusInputError(f"{file.path}: {other} is not UTF-8; give `encoding` {other}")
+    encoding = encoding_of(head)
+    if file.encoding is None and encoding:
+        raise CorpusInputError(f"{file.path}: {encoding} is not UTF-8; give `encoding` {encoding}")
     return stream
 
 
@@ -243,8 +250,10 @@ def _json_items(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int,
         raise CorpusInputError(
             f"{file.path}: an array of more than {MAX_ROW_LEN >> 20} MiB; write its items as JSON lines"
         )
-    value = _parsed(text)
-    yield from enumerate(value if isinstance(value, list) else [value], 1)
+    items = _parsed(text)
+    if not isinstance(items, list):
+        items = [items]
+    yield from enumerate(items, 1)
 
 
 def _parsed(text: str) -> Any:
@@ -374,7 +383,10 @@ def extract(
                 decoder.decode(row, final=has_rows)
             if has_rows and with_starts:
                 starts.append(size)
-            size += output.write(_as_line(row, blank) if has_rows else row)
+            text = row
+            if has_rows:
+                text = _as_line(row, blank)
+            size += output.write(text)
             if size > limit:
                 raise too_large(file.path)
     except UnicodeDecodeError:

@@ -1,5 +1,6 @@
 """The directory of an export: rejects directories of other programs, and is filled completely or not at all."""
 
+import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -58,6 +59,11 @@ def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
         raise ExportError(
             f"{directory} holds {min(held)}, but no {VOCABULARY} of an export of txl; give another folder"
         ) from error
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file for people to read."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _replace(directory: Path, files: set[str], draft: Path) -> tuple[str, ...]:

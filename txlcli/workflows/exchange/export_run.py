@@ -1,15 +1,12 @@
 """Writes a run as a directory for Hugging Face Transformers, for its former TransfoXL, or as a program of PyTorch."""
 
 import functools
-import json
 import shutil
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -23,8 +20,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
-from txlcli.system.atomic_files import replacing
-from txlcli.workflows.exchange import export_directory, huggingface, transformers_folder
+from txlcli.workflows.exchange import export_directory, huggingface, transformers_folder, weights
 from txlcli.workflows.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.workflows.exchange.huggingface import CONFIG
 from txlcli.workflows.exchange.options import ExportOptions
@@ -176,12 +172,8 @@ def _write_hugging_face(opened: OpenRun, draft: Path) -> None:
     config = huggingface.config_of(model.settings, evaluation, model.vocab_size, opened.vocab.boundary)
     exponents = torch.arange(0.0, model.settings.d_model, 2.0) / model.settings.d_model
     constant = {"transformer.pos_emb.inv_freq": 1.0 / 10_000.0**exponents}  # otherwise Hugging Face warns
-    with replacing(draft / WEIGHTS) as file:
-        try:
-            save_file(to_hugging_face(model) | constant, file, {"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(0, str(error)) from error
-    (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    weights.write(draft / WEIGHTS, to_hugging_face(model) | constant)
+    export_directory.write_json(draft / CONFIG, config)
     if opened.vocab.tokenizer == "word":
         lines = "".join(f"{word}\n" for word in opened.vocab.symbols)
         (draft / WORDS).write_text(lines, encoding="utf-8")

@@ -63,7 +63,8 @@ def run(
     format = options.format
     system = SYSTEMS[format]
     is_text = format == "parquet"
-    names = {split: system.valid if split == "valid" else split for split in SPLITS}
+    names = {split: split for split in SPLITS}
+    names["valid"] = system.valid
     tokens = {split: info.tokens for split, info in store.splits.items()}
     dtype = None if is_text else token_files.dtype_of(format, store.vocab.size)
 

@@ -36,7 +36,9 @@ def read_keys(directory: Path) -> dict[str, dict[str, Any]]:
     path = directory / CONFIG
     try:
         stored = parse_json(read_text(path, MAX_SETTINGS))
-        model_type = stored.get("model_type", MODEL_TYPE if "n_token" in stored else None)
+        model_type = stored.get("model_type")
+        if "model_type" not in stored and "n_token" in stored:  # of the first releases
+            model_type = MODEL_TYPE
         if model_type == "txl":
             raise RunError(
                 f"{directory} was exported for Transformers; use the run itself, or export it with `format` hf"
@@ -60,8 +62,9 @@ def keys_of(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     model = {ours: config[theirs] for ours, theirs in KEYS["same_values"].items()}
     model["norm"] = "pre_released" if config["pre_lnorm"] else "post"
     model["tie_biases"] = not config["untie_r"]
-    n_tails = len(config["cutoffs"])
-    model["tie_projections"] = config.get("tie_projs") or [False, *[bool(config["proj_share_all_but_first"])] * n_tails]
+    tails = [bool(config["proj_share_all_but_first"])] * len(config["cutoffs"])
+    model["tie_projections"] = config.get("tie_projs") or [False, *tails]
+    same_length = "m" if config["same_length"] else "off"
     max_distance = config["clamp_len"]
     if max_distance <= 0:  # a model without it was trained on the distances of its own lengths, and on no others
         max_distance = config["tgt_len"] + config["mem_len"]
@@ -69,7 +72,7 @@ def keys_of(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "seg_len": config["tgt_len"],
         "mem_len": config["mem_len"],
         "max_distance": max_distance,
-        "same_length": "m" if config["same_length"] else "off",
+        "same_length": same_length,
     }
     return {"model": model, "eval": evaluation}
 

@@ -65,10 +65,14 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     assert isinstance(settings.model, TransformerSettings)
     tensors = conversion.Layout(system, settings.model, vocab.size).read(imported, str(path), padding)
     store_name = store.path.stem if store else _free_store(directory.name, workspace)
+    recipe_name = directory.name
+    if options.recipe:
+        recipe_name, _ = recipe.read_text(options.recipe)
+    corpus = dataclasses.replace(settings.corpus, store=store_name)
     new_run = Run(
         directory=directory,
-        recipe_name=recipe.read_text(options.recipe)[0] if options.recipe else directory.name,
-        settings=dataclasses.replace(settings, corpus=dataclasses.replace(settings.corpus, store=store_name)),
+        recipe_name=recipe_name,
+        settings=dataclasses.replace(settings, corpus=corpus),
         vocab_fingerprint=vocab.fingerprint,
         vocab_size=vocab.size,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
@@ -78,26 +82,38 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     notes = []
     if padding:
         notes.append(f"the last {padding} ids of the weights pad the vocabulary and were dropped")
-    prepare = None
-    if store is None:
+    prepare = store_path = None
+    if store is not None:
+        store_path = str(store.path)
+    else:
         vocab_file = directory / run_directory.VOCAB
         prepare = command_line("prepare", "CORPUS", vocab=vocab_file, name=store_name, data_dir=workspace.data_dir)
+    settings_from = f"the recipe {recipe_name}"
+    if source.is_dir():
+        settings_from = "its configuration"
     return ImportedRun(
         run=str(directory),
         source=str(source),
         system=SYSTEMS[system],
         parameters=new_run.parameters,
         vocab_size=vocab.size,
-        store=str(store.path) if store else None,
+        store=store_path,
         prepare=prepare,
         notes=notes,
-        boundary=None if vocab.boundary is None else vocab.symbol(vocab.boundary),
-        unknown=None if vocab.unknown is None else vocab.symbol(vocab.unknown),
+        boundary=_symbol(vocab, vocab.boundary),
+        unknown=_symbol(vocab, vocab.unknown),
         norm=settings.model.norm,
         cutoffs=settings.model.cutoffs,
-        settings_from="its configuration" if source.is_dir() else f"the recipe {new_run.recipe_name}",
+        settings_from=settings_from,
         next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
     )
+
+
+def _symbol(vocab: Vocab, number: int | None) -> str | None:
+    """Return a symbol of a vocabulary in printable form; None for none."""
+    if number is None:
+        return None
+    return vocab.symbol(number)
 
 
 def _name_of(source: Path) -> str:

@@ -101,12 +101,15 @@ class Naming:
         if not self.has_one_table:
             embedding += f"/cutoff_{n}"
         softmax = "transformer/adaptive_softmax"
+        biases = f"{softmax}/bias"
+        if self.has_cutoffs:
+            biases = f"{softmax}/cutoff_{n}/b"
         attention = f"transformer/layer_{n}/rel_attn"
         feed_forward = f"transformer/layer_{n}/ff"
         names = {
             "embedding.tables": f"{embedding}/lookup_table",
             "embedding.projections": f"{embedding}/proj_W",
-            "softmax.biases": f"{softmax}/cutoff_{n}/b" if self.has_cutoffs else f"{softmax}/bias",
+            "softmax.biases": biases,
             "softmax.projections": f"{softmax}/cutoff_{n}/proj",
             "softmax.cluster_weight": f"{softmax}/cutoff_0/cluster_W",
             "softmax.cluster_bias": f"{softmax}/cutoff_0/cluster_b",

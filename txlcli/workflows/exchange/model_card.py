@@ -35,6 +35,7 @@ def card_of(opened: OpenRun) -> str:
     evaluation = settings.evaluation_settings()
     past = history.read(run)
     valid = past.in_metric(past.best_valid)
+    use = USE_OF_IDS if opened.vocab.tokenizer == "ids" else USE
     lines = [
         "---",
         "library_name: transformers",
@@ -50,7 +51,7 @@ def card_of(opened: OpenRun) -> str:
         "",
         "## Use",
         "",
-        USE_OF_IDS if opened.vocab.tokenizer == "ids" else USE,
+        use,
         "`trust_remote_code=True` runs the Python files of this folder; read them first. They need `torch` and "
         "`transformers`, and `sentencepiece` for a tokenizer of that kind.",
         "",

@@ -43,7 +43,8 @@ class _Attributes(dict[str, Any]):
         super().__init__()
 
     def __setstate__(self, state: object) -> None:
-        self.update(state if isinstance(state, dict) else {})
+        if isinstance(state, dict):
+            self.update(state)
 
 
 def load(path: Path) -> Any:
@@ -55,7 +56,8 @@ def load(path: Path) -> Any:
         check_zip(path)
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            data = io.BytesIO(archive.read(names[0] if names else "data.pkl"))
+            names.append("data.pkl")
+            data = io.BytesIO(archive.read(names[0]))
     else:
         data = io.BytesIO(read_bytes(path, MAX_VOCABULARY))
     loaded = _PlainUnpickler(data, encoding="utf-8").load()  # some were written by Python 2
@@ -80,5 +82,6 @@ def check_zip(path: Path) -> None:
         return
     with zipfile.ZipFile(path) as archive:
         check_unpacked(sum(member.file_size for member in archive.infolist()), path)
-        if damaged := archive.testzip():
+        damaged = archive.testzip()
+        if damaged:
             raise ValueError(f"{damaged} in it has a wrong checksum")

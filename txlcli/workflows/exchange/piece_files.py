@@ -105,9 +105,11 @@ def _pieces(path: Path) -> Iterator[Piece]:
         content = content.get("ids")
     if not isinstance(content, list):
         raise ValueError('neither a list nor an object with a list "ids"')
-    is_one_piece = not any(isinstance(item, list) for item in content)
-    for piece in [content] if is_one_piece else content:
-        yield np.array(piece) if piece else np.empty(0, np.int64)
+    if not any(isinstance(item, list) for item in content):
+        content = [content]  # one piece
+    for piece in content:
+        if piece:
+            yield np.array(piece)
 
 
 def _arrays(path: Path) -> Iterator[NDArray[Any]]:

@@ -19,9 +19,13 @@ MODEL = PROGRAM.module()
 SEGMENT, _, REMEMBERED, MEMORY = PROGRAM.example_inputs[0]
 VOCAB = json.loads((HERE / "vocab.json").read_text(encoding="utf-8"))
 State = tuple[Tensor, list[Tensor]]
-IS_BYTE, IS_WORD = VOCAB["kind"] == "byte", VOCAB["kind"] == "word"
-SYMBOLS = [chr(byte) for byte in VOCAB["bytes"]] if IS_BYTE else VOCAB.get("symbols", [])
-END = f" {SYMBOLS[VOCAB['boundary']]} " if IS_WORD and VOCAB["boundary"] is not None else " "
+KIND = VOCAB["kind"]
+SYMBOLS = VOCAB.get("symbols", [])
+END = " "  # a line end between words
+if KIND == "byte":
+    SYMBOLS = [chr(byte) for byte in VOCAB["bytes"]]
+if KIND == "word" and VOCAB["boundary"] is not None:
+    END = f" {SYMBOLS[VOCAB['boundary']]} "
 
 
 @torch.no_grad()
@@ -30,13 +34,17 @@ def read(tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
 
     Returns the log-probabilities (B, T, V) of the tokens after each, and the new state.
     """
-    remembered, memory = state or (REMEMBERED, [part[:1].expand(len(tokens), -1, -1) for part in MEMORY])
+    if state is None:
+        state = REMEMBERED, [part[:1].expand(len(tokens), -1, -1) for part in MEMORY]
+    remembered, memory = state
+    seg_len = SEGMENT.shape[1]
+    mem_len = MEMORY[0].shape[1]
     results = []
-    for part in tokens.split(SEGMENT.shape[1], dim=1):
+    for part in tokens.split(seg_len, dim=1):
         count = part.shape[1]
-        padded = torch.nn.functional.pad(part, (0, SEGMENT.shape[1] - count))
+        padded = torch.nn.functional.pad(part, (0, seg_len - count))
         log_probs, memory = MODEL(padded, torch.tensor(count), remembered, memory)
-        remembered = (remembered + count).clamp(max=MEMORY[0].shape[1])
+        remembered = (remembered + count).clamp(max=mem_len)
         results.append(log_probs[:, :count])
     return torch.cat(results, dim=1), (remembered, memory)
 
@@ -44,29 +52,50 @@ def read(tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
 def encode(text: str) -> list[int]:
     """Return the ids of a text; those of words begin with a line end."""
     ids = {symbol: number for number, symbol in enumerate(SYMBOLS)}
-    if IS_BYTE:
+    if KIND == "byte":
         return [ids[symbol] for symbol in map(chr, text.encode()) if symbol in ids]
-    text = text.lower() if VOCAB["lower_case"] else text
-    symbols = (END + text.replace("\n", END)).split() if IS_WORD else text
+    if VOCAB["lower_case"]:
+        text = text.lower()
+    symbols = list(text)
+    if KIND == "word":
+        symbols = (END + text.replace("\n", END)).split()
     return [ids.get(symbol, VOCAB["unknown"]) for symbol in symbols]
 
 
 def decode(ids: list[int]) -> str:
     """Return the text of ids."""
-    text = (" " * IS_WORD).join(SYMBOLS[number] for number in ids)
-    return text.encode("latin1").decode(errors="replace") if IS_BYTE else text
+    symbols = [SYMBOLS[number] for number in ids]
+    if KIND == "word":
+        return " ".join(symbols)
+    text = "".join(symbols)
+    if KIND == "byte":
+        return text.encode("latin1").decode(errors="replace")
+    return text
+
+
+def score(text: str) -> float:
+    """Return the mean loss of the tokens of a text after the first, in nats."""
+    ids = torch.tensor(encode(text))
+    log_probs, _ = read(ids[None])
+    targets = ids[1:, None]
+    return -float(log_probs[0, :-1].gather(1, targets).mean())
+
+
+def continued(text: str, count: int = 200) -> str:
+    """Return a text and `count` sampled tokens."""
+    ids = encode(text)
+    log_probs, state = read(torch.tensor([ids]))
+    for _ in range(count):
+        ids.append(int(torch.multinomial(log_probs[0, -1].exp(), 1)))
+        log_probs, state = read(torch.tensor([ids[-1:]]), state)
+    return decode(ids)
 
 
 if __name__ == "__main__":
     command, argument = sys.argv[1:]
     if not SYMBOLS:
         sys.exit("the tokens of this model are pieces or ids: give `read` the ids of another program")
-    ids = encode(Path(argument).read_text(encoding="utf-8") if command == "score" else argument)
-    log_probs, state = read(torch.tensor([ids]))
     if command == "score":
-        print(-log_probs[0, :-1].gather(1, torch.tensor(ids[1:])[:, None]).mean().item())
-        sys.exit()
-    for _ in range(200):
-        ids.append(int(torch.multinomial(log_probs[0, -1].exp(), 1)))
-        log_probs, state = read(torch.tensor([ids[-1:]]), state)
-    print(decode(ids))
+        print(score(Path(argument).read_text(encoding="utf-8")))
+    else:
+        print(continued(argument))

@@ -1,14 +1,10 @@
 """Writes a run as a folder that Hugging Face Transformers 5 opens: settings, weights, code, tokenizer and card."""
 
-import json
 import shutil
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import TransformerSettings
@@ -16,7 +12,8 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError
 from txlcli.runs.loading import OpenRun
-from txlcli.system.atomic_files import replacing
+from txlcli.workflows.exchange import weights
+from txlcli.workflows.exchange.export_directory import write_json
 from txlcli.workflows.exchange.model_card import card_of
 
 CONFIG = "config.json"
@@ -57,12 +54,8 @@ def write(opened: OpenRun, draft: Path) -> None:
     """Write the files of the folder."""
     model = opened.transformer
     config = config_of(model.settings, opened.run.settings.evaluation_settings(), model.vocab_size)
-    (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    with replacing(draft / WEIGHTS) as file:
-        try:
-            save_file(weights_of(model), file, {"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(0, str(error)) from error
+    write_json(draft / CONFIG, config)
+    weights.write(draft / WEIGHTS, weights_of(model))
     names = [MODEL_CODE]
     if opened.vocab.tokenizer != "ids":  # ids have no text
         names.append(TOKENIZER_CODE)
@@ -70,7 +63,7 @@ def write(opened: OpenRun, draft: Path) -> None:
             "auto_map": {"AutoTokenizer": ["tokenization_txl.TxlTokenizer", None]},
             "tokenizer_class": "TxlTokenizer",
         }
-        (draft / TOKENIZER_CONFIG).write_text(json.dumps(tokenizer, indent=2) + "\n", encoding="utf-8")
+        write_json(draft / TOKENIZER_CONFIG, tokenizer)
     for name in names:
         shutil.copyfile(str(CODE / name), draft / name)
     (draft / CARD).write_text(card_of(opened), encoding="utf-8")
@@ -89,6 +82,8 @@ def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: 
     """Return config.json: the settings of the model, and those of its evaluation that decide what a token sees."""
     limits = [limit for limit in (evaluation.key_limit, model.window) if limit is not None]
     auto_map = {"AutoConfig": "modeling_txl.TxlConfig", "AutoModelForCausalLM": "modeling_txl.TxlForCausalLM"}
+    segment_len = evaluation.seg_len if evaluation.mem_len else None
+    temperature = 1.0 if evaluation.temperature == "auto" else evaluation.temperature
     return {
         "model_type": "txl",
         "architectures": ["TxlForCausalLM"],
@@ -110,11 +105,11 @@ def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: 
         "memory_start": model.memory_start,
         "bands": [asdict(band) for band in bands(model, vocab_size)],
         "tie_embeddings": model.tie_embeddings,
-        "segment_len": evaluation.seg_len if evaluation.mem_len else None,
+        "segment_len": segment_len,
         "mem_len": evaluation.mem_len,
         "key_limit": min(limits, default=None),
         "max_distance": evaluation.max_distance,
-        "softmax_temperature": 1.0 if evaluation.temperature == "auto" else evaluation.temperature,
+        "softmax_temperature": temperature,
         "init_std": model.init_std,
         "dropout": model.dropout,
         "embedding_dropout": model.dropout_rate("embedding_dropout"),

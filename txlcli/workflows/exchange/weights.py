@@ -1,4 +1,4 @@
-"""Reads weights of other systems as named tensors."""
+"""Reads weights of other systems as named tensors, and writes them for Hugging Face."""
 
 import pickle
 import re
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from txlcli.errors import RunError, VocabularyError
+from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.exchange.layouts import System
@@ -110,6 +112,15 @@ def _is_state_dict(loaded: object) -> bool:
     if not isinstance(loaded, Mapping):
         return False
     return all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items())
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors to a `.safetensors` file that Hugging Face reads."""
+    with replacing(path) as draft:
+        try:
+            save_file(tensors, draft, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(0, str(error)) from error
 
 
 def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:

@@ -154,9 +154,9 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
 
     With `sentences`, a document begins after each boundary.
     """
-    chunk, starts = job
+    chunk, offsets = job
     data = read_chunk(chunk, is_utf8=rules.tokenizer != "byte")
-    parts = [data[start:end] for start, end in pairwise([0, *starts, len(data)])]
+    parts = [data[start:end] for start, end in pairwise([0, *offsets, len(data)])]
     symbols, numbers, sizes = rules.number(parts)
     boundary = _symbol(rules, rules.boundary)
     is_boundary = _is_symbol(boundary, symbols, numbers)
@@ -166,16 +166,22 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
     if rules.tokenizer == "byte":
         invalid = data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
     words, lines = count_words(data, len(numbers), rules.tokenizer, has_boundary=bool(boundary))
+    starts: Ids = np.cumsum(sizes)[:-1]
+    if sentences:
+        starts = np.flatnonzero(is_boundary) + 1
+    boundaries = 0
+    if boundary:
+        boundaries = data.count(boundary.encode())
     return NumberedChunk(
         path=_write(symbols, numbers, directory),
         tokens=len(numbers),
         words=words,
         lines=lines,
         bytes=len(data),
-        starts=np.flatnonzero(is_boundary) + 1 if sentences else np.cumsum(sizes)[:-1],
+        starts=starts,
         nuls=data.count(0),
         invalid=invalid,
-        boundaries=data.count(boundary.encode()) if boundary else 0,
+        boundaries=boundaries,
         literal_unknown=int(is_unknown.sum()),
     )
 

@@ -191,8 +191,10 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
         return corpora.OWN_TEXT, _own_source(corpus_or_path, options)
     corpus = corpora.CORPORA[corpus_or_path]
     source = options.source
+    if source is None and corpus.home:
+        return corpus, Path(sysconfig.get_path(corpus.home))
     if source is None:
-        return corpus, Path(sysconfig.get_path(corpus.home)) if corpus.home else None
+        return corpus, None
     if not source.exists():
         raise CorpusInputError(
             f"no file or folder at {source}; give `source` an archive, folder or file of {corpus_or_path}"

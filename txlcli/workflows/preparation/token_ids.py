@@ -79,15 +79,22 @@ def _splits(plan: PreparationPlan, tokens: TokenFiles) -> Splits:
     if "" not in tokens.splits:
         return tokens.splits
     pieces = tokens.splits[""]
-    starts = tokens.documents and tokens.documents.starts(pieces)
-    boundaries = starts or range(0, size_of(pieces), tokens.dtype.itemsize)
-    return cut(pieces, plan.source, plan.options.split or SHARES, boundaries, "documents" if starts else "ids")
+    shares = plan.options.split or SHARES
+    if tokens.documents:
+        starts = tokens.documents.starts(pieces)
+        if starts:
+            return cut(pieces, plan.source, shares, starts, "documents")
+    ids = range(0, size_of(pieces), tokens.dtype.itemsize)
+    return cut(pieces, plan.source, shares, ids, "ids")
 
 
 def _ids(pieces: Slices, tokens: TokenFiles, vocab: Vocab, step: Step) -> Iterator[Ids]:
     """Yield the ids of pieces in blocks, all of them in the vocabulary, and -1 for unknown symbols."""
     for block in _blocks(pieces, tokens, vocab.size, step, vocab_size=vocab.size):
-        yield block if vocab.unknown is None else np.where(block == vocab.unknown, np.int64(-1), block)
+        if vocab.unknown is None:
+            yield block
+        else:
+            yield np.where(block == vocab.unknown, np.int64(-1), block)
 
 
 def _blocks(
@@ -115,9 +122,11 @@ def _notes(plan: PreparationPlan, tokens: TokenFiles, vocab: Vocab, splits: Spli
     dtype_in_words = "" if tokens.joined else f"{tokens.dtype.name} "
     notes = [f"{dtype_in_words}ids of {list_names(paths, plan.source or paths[0])}"]
     dtype = plan.options.dtype
-    if dtype and (guess := other_type(paths[0], tokens.dtype)):
-        way = advice(paths[0], guess, plan.id_type.vocab_size)
-        notes.append(f"the ids are read as {dtype}, but their bytes do not look like it; {way}, or keep this one")
+    if dtype:
+        guess = other_type(paths[0], tokens.dtype)
+        if guess is not None:
+            way = advice(paths[0], guess, plan.id_type.vocab_size)
+            notes.append(f"the ids are read as {dtype}, but their bytes do not look like it; {way}, or keep this one")
     if vocab.tokenizer == "ids":
         notes.append(
             "the text of the ids is not known: a model can be trained and evaluated, and continues ids, but reads and "

@@ -139,27 +139,33 @@ def notes_on(
     counts: Mapping[str, SplitInfo],
 ) -> Iterator[str]:
     """Yield notes on what differs from the benchmark, and on symbols that do not mean what they look like."""
-    if plan.vocab is None and (built_from := _built_from(rule, text)):
+    built_from = _built_from(rule, text)
+    if plan.vocab is None and built_from:
         missing = rule.file or f"{' or '.join(rule.splits)} split"
         yield f"no {missing} in this source: the vocabulary is built from {built_from}"
-    if plan.own_convention and (others := _other_sizes(plan, vocab, counts)):
+    others = _other_sizes(plan, vocab, counts)
+    if plan.own_convention and others:
         yield f"not the full benchmark ({', '.join(others)}): do not compare with published numbers"
-    if nuls := numbered.total("nuls"):
+    nuls = numbered.total("nuls")
+    if nuls:
         yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
-    if plan.corpus is corpora.OWN_TEXT and (invalid := numbered.total("invalid")):  # enwik8 is cut inside characters
+    invalid = numbered.total("invalid")
+    if invalid and plan.corpus is corpora.OWN_TEXT:  # enwik8 is cut inside characters
         yield f"the text is not UTF-8 in {invalid:,} places; if it is text in another encoding, name it with `encoding`"
     lines = numbered.total("lines")
     if lines and not vocab.keeps_line_ends and not plan.own_convention:
         yield f"the vocabulary has no symbol for a line end: {lines:,} line ends are dropped, and count as no words"
     if vocab.tokenizer != "word" or plan.own_convention:
         return
-    if times := numbered.total("boundaries"):
+    boundaries = numbered.total("boundaries")
+    if boundaries:
         yield (
-            f"the text itself has {vocab.symbols[vocab.boundary or 0]} {times:,} times; "
+            f"the text itself has {vocab.symbols[vocab.boundary or 0]} {boundaries:,} times; "
             "at the end of a line it is the same symbol as the line end"
         )
-    if vocab.unknown is not None and (times := numbered.total("literal_unknown")):
-        yield f"the text itself has {vocab.symbols[vocab.unknown]} {times:,} times, which are not counted as unknown"
+    unknown = numbered.total("literal_unknown")
+    if unknown and vocab.unknown is not None:
+        yield f"the text itself has {vocab.symbols[vocab.unknown]} {unknown:,} times, which are not counted as unknown"
 
 
 def _other_sizes(plan: PreparationPlan, vocab: Vocab, counts: Mapping[str, SplitInfo]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -126,12 +127,11 @@ class Builder:
         store = self.store
         weights = initial_weights.read(request, store, self.workspace)
         self._agree(weights.checkpoint if weights else None)
-        directory = Path()  # only rank 0 writes
-        if self.world.is_rank_zero:
-            claimed = run_directory.claimed(new_directories(request, self.workspace.runs_dir))
-            directory = files.enter_context(claimed)  # other runs may have begun since
-        run = new_run(request, directory, store, weights)
+        run = new_run(request, Path(), store, weights)
         segments, valid = read_splits(request.settings, store, self.reporter)
+        if self.world.is_rank_zero:  # after all checks, since it makes a directory
+            claimed = run_directory.claimed(new_directories(request, self.workspace.runs_dir))
+            run = replace(run, directory=files.enter_context(claimed))  # other runs may have begun since
         plan = self._plan(run, segments)
         self.reporter.say(f"training {plan}")
         for note in plan.notes:
@@ -149,11 +149,15 @@ class Builder:
             files.enter_context(run_directory.locked(stopped.directory))
         saved = _load_checkpoint(stopped, self.store)
         self._agree(saved)
-        run = replace(stopped, settings=request.settings)
+        run = _with_settings(stopped, request.settings, saved.state["step"])
         segments, valid = read_splits(run.settings, self.store, self.reporter)
-        training = self._build(self._plan(run, segments), segments, valid, saved)
+        plan = self._plan(run, segments)
+        training = self._build(plan, segments, valid, saved)
         _check_resumed(run, stopped, training, request.options.max_steps)
-        plan = self._plan(_record_changes(run, stopped, training, self.reporter), segments)
+        _report_changes(run, stopped, training.step, self.reporter)
+        if self.world.is_rank_zero:
+            run.drop_metrics_after(training.step, reported=training.reported, validated=training.validated)
+            run_directory.update(run)
         last_step = run.settings.train.max_steps
         self.reporter.say(f"resuming {run.directory} at step {training.step:,} of {last_step:,}, {plan.devices}")
         return Job(plan, training)
@@ -355,13 +359,25 @@ def _check_resumed(run: Run, stopped: Run, training: Training, until_step: int |
         )
 
 
-def _record_changes(run: Run, stopped: Run, training: Training, reporter: Reporter) -> Run:
-    """Return the run with the changes of its settings, and report them; write them, without reports of later steps."""
-    step = training.step
-    changes = recipe.differences([recipe.to_table(stopped.settings), recipe.to_table(run.settings)])
-    for name, (old, new) in changes.items():
+def _with_settings(stopped: Run, settings: Settings, step: int) -> Run:
+    """Return a run that was stopped at a step with its new settings, and the record of what changed."""
+    changes = _differences(stopped.settings, settings)
+    recorded = stopped.changes
+    if changes:
+        recorded = (*recorded, run_directory.Change(step, changes))
+    return replace(stopped, settings=settings, changes=recorded)
+
+
+def _differences(before: Settings, after: Settings) -> dict[str, list[Any]]:
+    """Return the old and the new value of each setting that changed."""
+    return recipe.differences([recipe.to_table(before), recipe.to_table(after)])
+
+
+def _report_changes(run: Run, stopped: Run, step: int, reporter: Reporter) -> None:
+    """Report the settings that changed, and a learning rate that jumps."""
+    for name, (old, new) in _differences(stopped.settings, run.settings).items():
         reporter.say(f"{name} is now {recipe.format_value(new)}; it was {recipe.format_value(old)}")
-    if "train.max_steps" in changes:
+    if run.settings.train.max_steps != stopped.settings.train.max_steps:
         old_lr = scheduled_lr(stopped.settings.train, step)
         new_lr = scheduled_lr(run.settings.train, step + 1)
         if new_lr > LR_JUMP * old_lr:
@@ -369,9 +385,3 @@ def _record_changes(run: Run, stopped: Run, training: Training, reporter: Report
                 f"the learning rate jumps from {old_lr:.2g} to {new_lr:.2g} with the longer schedule; without a jump: "
                 'train with train.schedule = "wsd" and stop before its decay, or start a new run with `begin_from`'
             )
-    if changes:
-        run = replace(run, changes=(*run.changes, run_directory.Change(step, changes)))
-    if training.world.is_rank_zero:
-        run.drop_metrics_after(step, reported=training.reported, validated=training.validated)
-        run_directory.update(run)
-    return run

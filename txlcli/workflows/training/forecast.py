@@ -172,8 +172,13 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
         peak = _quick_peak(device, train.precision)
         if needed.total <= MAX_QUICK_BYTES:
             timed = _timed_share_of_peak(plan, of_one, peak, limit_s=clock.share() * QUICK_S / 2)
-    expected, source = plan.expected_share(of_one)
-    share = timed or expected
+    share, source = plan.expected_share(of_one)
+    if timed is not None:
+        share = timed
+        source = ""
+    tails_by = "Zipf's law"
+    if plan.store is not None:
+        tails_by = "the store's text"
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
     rate = devices * share * peak / flops
     tokens = plan.steps * train.batch_size * train.seg_len
@@ -184,11 +189,11 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
         snapshot_bytes=snapshot_bytes(settings.model, vocab_size, train, needed, processes),
         training_flops_per_token=flops,
         tails=len(settings.model.cutoffs),
-        tails_by="the store's text" if plan.store else "Zipf's law",
+        tails_by=tails_by,
         training_flops=tokens * flops,
         peak_flops_per_s=peak,
         share_of_peak=share,
-        share_source="" if timed else source,
+        share_source=source,
         step_was_timed=timed is not None,
         tokens_per_s=rate,
         seconds=tokens / rate,

@@ -103,15 +103,21 @@ class Plan:
         """Return the beginning of the object that `txl train --dry-run --json` prints."""
         run = self.run
         train = run.settings.train
+        store = train_tokens = mem_len = None
+        if self.store is not None:
+            store = str(self.store.path)
+            train_tokens = self.store.info("train").tokens
+        if not run.settings.model.recurrent_state:
+            mem_len = train.mem_len
         return {
             "recipe": run.recipe_name,
             "parameters": run.parameters,
             "vocab_size": run.vocab_size,
-            "store": str(self.store.path) if self.store else None,
-            "train_tokens": self.store.info("train").tokens if self.store else None,
+            "store": store,
+            "train_tokens": train_tokens,
             "lanes": train.batch_size,
             "seg_len": train.seg_len,
-            "mem_len": None if run.settings.model.recurrent_state else train.mem_len,
+            "mem_len": mem_len,
             "reread_len": train.reread_len,
             "steps": self.steps,
             "max_steps": train.max_steps,
@@ -152,7 +158,9 @@ def decide_compile(plan: Plan, saved: Checkpoint | None, world: World, reporter:
     has_attention = plan.run.settings.model.head_width is not None
     if train.compile != "auto" or plan.device.type != "cuda" or not has_attention:
         return train
-    compiles = saved.state.get("compiled") if saved is not None else None
+    compiles = None
+    if saved is not None:
+        compiles = saved.state.get("compiled")
     if compiles is None:
         reason = _reason_against(plan)
         if reason is not None:
@@ -166,7 +174,8 @@ def _reason_against(plan: Plan) -> str | None:
     train = of_one_process(plan.run.settings.train, plan.processes)
     if train.parallel == "fsdp":
         return 'train.parallel = "fsdp" divides their weights'
-    if problem := triton_problem(plan.device):
+    problem = triton_problem(plan.device)
+    if problem:
         return f"kernels of the compiler do not run; {problem}"
     rate = plan.expected_share(train).share * peak_flops_per_s(plan.device, train.precision)
     tokens = plan.steps * train.batch_size * train.seg_len

@@ -68,13 +68,14 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
     """
     if source is not None and options.resume is not None:
         raise UsageError("`resume` continues a run with its own recipe; leave out the recipe")
-    unit = None if source is None else _unit_of_store(source, workspace.data_dir)
-    if unit is not None:
-        request = _of_store(str(source), unit, options, workspace)
-    elif source is not None:
-        request = _of_recipe(source, options.changes, options)
-    else:
+    if source is None:
         request = _of_run(options.changes, options, workspace.runs_dir)
+    else:
+        unit = _unit_of_store(source, workspace.data_dir)
+        if unit is None:
+            request = _of_recipe(source, options.changes, options)
+        else:
+            request = _of_store(source, unit, options, workspace)
     if restarts:
         workspace.reporter.say(f"a process was lost; all processes were started again (restart {restarts})")
         begun = _begun(request, workspace.runs_dir)

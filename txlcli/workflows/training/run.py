@@ -129,7 +129,9 @@ def _take_steps(
                 profiler.stop()
         if failures:
             raise failures[0]  # all processes have saved, if they could
-    return log.mfu if log else None, profiler.result if profiler else None
+    mfu = log.mfu if log else None
+    profile = profiler.result if profiler else None
+    return mfu, profile
 
 
 def _stop_condition(caught: list[int], failures: Sequence[Exception], limit_s: float | None) -> Callable[[], bool]:
