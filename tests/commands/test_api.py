@@ -34,14 +34,13 @@ def test_torch_is_imported_when_a_run_is_loaded_and_its_compiler_not_even_then(h
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(("first", "second", "told"), [("torch", "txlcli", True), ("txlcli", "torch", False)])
-def test_training_on_a_cpu_says_if_pytorch_was_imported_too_early(tmp_path, monkeypatch, first, second, told):
+def test_training_on_a_cpu_says_if_pytorch_was_imported_too_early(tmp_path, monkeypatch):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    code = f"import {first}, {second}; txlcli.train('none', device='cpu', on_progress=print)"
+    code = "import torch, txlcli; txlcli.train('none', device='cpu', on_progress=print)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "UnknownNameError" in ended.stderr
-    assert ("import txlcli first" in ended.stdout) == told
+    assert "import txlcli first" in ended.stdout
 
 
 def test_an_unknown_name_is_an_attribute_error():

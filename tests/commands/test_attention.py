@@ -1,10 +1,12 @@
 """txl attention: its figures, table, JSON and errors."""
 
+import itertools
 import shutil
 
 import numpy as np
 import pytest
 
+import txlcli
 from tests.commands.novel import done, json_of, refusal, text_of, write_texts
 from tests.commands.test_recurrent import recipe_of
 from tests.report.test_plots import MAGIC
@@ -87,11 +89,15 @@ def test_json_contains_the_numbers_of_the_figures(here):
         assert [len(row) for row in head["top"]] == [1] * 5 + [0] * 11  # the sixth target no longer sees it
 
 
+def measured(run, **options):
+    """Return the numbers without drawing the figures."""
+    return txlcli.load(run).attention(txlcli.AttentionOptions(**options)).to_dict()
+
+
 def test_heads_are_counted_from_1(here):
     output = json_of("attention", "byte", "--heads", "2.3,1.1,2.3")
     assert [(head["layer"], head["head"]) for head in output["figure6"]["heads"]] == [(2, 3), (1, 1)]
-    all_heads = "1.1,1.2,1.3,2.1,2.2,2.3"
-    every = json_of("attention", "byte", "--heads", all_heads, "--out", "all")["figure6"]["heads"]
+    every = measured("byte", heads=tuple(itertools.product((1, 2), (1, 2, 3))))["figure6"]["heads"]
     attention = {(head["layer"], head["head"]): head["attention"] for head in every}
     assert len(attention) == 6
     for head in output["figure6"]["heads"]:
@@ -119,36 +125,33 @@ def test_the_figures_are_written_to_another_folder_in_another_format(here):
 
 
 def test_lengths_and_split_can_be_set(here):
-    output = json_of("attention", "word", "--mem-len", 11, "--seg-len", 3, "--split", "test", "--positions", 20)
+    output = measured("word", mem_len=11, seg_len=3, split="test", positions=20)
     assert (output["mem_len"], output["seg_len"], output["attn_len_max"], output["first_position"]) == (11, 3, 11, 12)
     assert (output["text"], output["positions"], output["max_distance"]) == ("word test", 20, 10)
     assert np.shape(output["figure5"]) == (2, 3, 11)
 
 
 def test_the_seed_selects_the_passage_of_text(here):
-    passages = [
-        json_of("attention", "byte", "--seed", seed, "--positions", 18, "--out", f"{number}")["figure6"]
-        for number, seed in enumerate((1, 1, 5, 7))
-    ]
+    passages = [measured("byte", seed=seed, positions=18)["figure6"] for seed in (1, 1, 5, 7)]
     assert passages[0] == passages[1]
     assert {one["at"] for one in passages} == {5, 6, 7}  # 16 rows fit
     assert all(len(one["targets"]) == 16 for one in passages)
 
 
 def test_figure_7_has_the_terms_of_the_encoding(other):
-    assert list(json_of("attention", "shaw")["figure7"]) == ["a", "b"]
+    assert list(measured("shaw")["figure7"]) == ["a", "b"]
     done("attention", "sinusoid")
     assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
     assert "no attention to single tokens" in refusal("attention", "lstm")
-    assert json_of("attention", "sinusoid", "--force")["figure7"] is None
+    assert measured("sinusoid")["figure7"] is None
 
 
 def test_a_model_without_memory_is_measured_by_segments(other):
-    output = json_of("attention", "learned", "--mem-len", 0)
+    output = measured("learned", mem_len=0)
     assert (output["attn_len_max"], output["first_position"], output["positions"]) == (5, 0, N_VALID)
     assert {head["memory_share"] for head in output["heads"]} == {0}
     assert "give --mem-len 0" in refusal("attention", "learned", "--mem-len", 5)
-    assert "learned 5 positions" in refusal("attention", "learned", "--mem-len", 0, "--seg-len", 6, "--force")
+    assert "learned 5 positions" in refusal("attention", "learned", "--mem-len", 0, "--seg-len", 6)
 
 
 def test_an_output_directory_that_cannot_be_created_is_rejected(here):
@@ -184,5 +187,5 @@ def test_options_that_do_not_suit_the_run_are_rejected(here, words, telling):
 
 
 def test_the_last_token_and_all_positions_can_be_measured(here):
-    assert json_of("attention", "byte", "--positions", 20, "--at", 24)["figure6"]["targets"]
-    assert json_of("attention", "byte", "--positions", N_VALID - 5, "--force")["positions"] == N_VALID - 5
+    assert measured("byte", positions=20, at=24)["figure6"]["targets"]
+    assert measured("byte", positions=N_VALID - 5)["positions"] == N_VALID - 5

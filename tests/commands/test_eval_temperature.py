@@ -1,13 +1,17 @@
 """txl eval --temperature: logits divided by a number, given or chosen on valid, in every way of evaluation."""
 
 import itertools
+import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 import txlcli
-from tests.commands.novel import done, json_of, refusal, train
+from tests.cards import read_card
+from tests.commands.novel import done, json_of, refusal
 from tests.core.builders import V, draw_tokens, small_model
 from txlcli.workflows.evaluation.search import find_temperature
 
@@ -48,11 +52,28 @@ def test_the_search_finds_the_minimum_of_a_parabola_within_its_limits(best, foun
     assert len(tried) == len(set(tried))
 
 
+@pytest.fixture(scope="module")
+def trained_novel(trained_novel, tmp_path_factory):
+    """Train a further run on few words until it is too sure of them."""
+    directory = tmp_path_factory.mktemp("sharp") / "here"
+    shutil.copytree(trained_novel, directory)
+    changes = ("corpus.store=word", "train.max_steps=60", "train.valid_every=60", "model.dropout=0")
+    where = ("--data-dir", directory / "data", "--runs-dir", directory / "runs", "--name", "sharp")
+    done("train", directory / "tiny.toml", *where, *(f"--set={change}" for change in changes))
+    return directory
+
+
 @pytest.fixture
 def sharp(here):
-    """Train a run on few words until it is too sure of them."""
-    train("corpus.store=word", "train.max_steps=60", "train.valid_every=60", "model.dropout=0", name="sharp")
     return here
+
+
+def with_temperature(run, temperature):
+    """Change the temperature of a run's recipe."""
+    path = Path("runs", run, "run.json")
+    content = read_card(path.parent)
+    content["settings"]["eval"]["temperature"] = temperature
+    path.write_text(json.dumps(content))
 
 
 def rows_of(*options):
@@ -95,15 +116,15 @@ def test_the_cache_and_dynamic_evaluation_have_a_temperature(sharp):
 
 
 def test_a_recipe_can_have_a_temperature_and_the_table_reports_it(sharp):
-    train("corpus.store=word", "eval.temperature=auto", "train.max_steps=60", "train.valid_every=60", name="sharp-2")
-    result = done("eval", "sharp-2")
-    (row,) = json_of("eval", "sharp-2")["rows"]
+    with_temperature("sharp", "auto")
+    result = done("eval", "sharp")
+    (row,) = rows_of()
     assert f", temperature {row['temperature']:g} (chosen on valid)" in " ".join(result.stdout.split())
     assert "chosen on " in result.stderr
-    done("eval", "sharp-2", "--html", "page.html")
-    done("probe", "sharp-2", "--plot", "probe.png")
+    done("eval", "sharp", "--html", "page.html")
+    done("probe", "sharp", "--plot", "probe.png")
     assert (sharp / "probe.png").stat().st_size > 0
-    assert "temperature 1.5" in " ".join(done("eval", "sharp-2", "--temperature", 1.5).stdout.split())
+    assert "temperature 1.5" in " ".join(done("eval", "sharp", "--temperature", 1.5).stdout.split())
 
 
 def test_a_recipe_with_a_wrong_temperature_is_refused(here):
@@ -113,11 +134,11 @@ def test_a_recipe_with_a_wrong_temperature_is_refused(here):
     assert math.isfinite(json_of("eval", "byte", "--temperature", 100)["rows"][0]["loss_nats"])
 
 
-@pytest.mark.parametrize("temperature", ["1.7", "auto"])
+@pytest.mark.parametrize("temperature", [1.7, "auto"])
 def test_python_scores_with_the_stored_temperature_as_eval_does(here, temperature):
-    train(f"eval.temperature={temperature}", name="cooled")
+    with_temperature("byte", temperature)
     (here / "text.txt").write_text("the fox jumps over lazy dogs\n" * 20)
-    (row,) = json_of("eval", "cooled", "--text", "text.txt", "--batch-size", 1)["rows"]
-    score = txlcli.load("cooled").score(here / "text.txt")
+    (row,) = json_of("eval", "byte", "--text", "text.txt", "--batch-size", 1)["rows"]
+    score = txlcli.load("byte").score(here / "text.txt")
     assert score.total_nats / len(score.loss_nats) == pytest.approx(row["loss_nats"], rel=1e-6)
     assert row["temperature"] != 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.novel import RECIPE, Saved, card, done, json_of, on_a_full_disk, refusal
+from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal
 from tests.core.builders import V
 from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
 from tests.faults.sample import FOREIGN
@@ -307,14 +307,6 @@ def test_force_replaces_a_run_after_a_successful_import_only(foreign):
     files = sorted(path.name for path in (foreign / "runs/word").iterdir())
     assert files == ["best.safetensors", "run.json", "vocab.json"]
     assert not list((foreign / "runs").glob("*.replaced"))
-
-
-def test_a_full_disk_keeps_the_earlier_run(foreign):
-    before = files_of(foreign / "runs")
-    result = on_a_full_disk(8000, "import", "folder", "--name", "word", "--force")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "cannot be written" in result.stderr
-    assert files_of(foreign / "runs") == before
 
 
 @pytest.mark.parametrize("case", ["os.system", "eval", "a_function_of_the_attacker"])

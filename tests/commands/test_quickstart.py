@@ -70,7 +70,6 @@ def test_a_time_limit_covers_the_evaluation_too(small):
     assert commands_in(result.stderr)[2][-2:] == ["--positions", "5000"]
     assert "runs/quickstart on stdlib test, 5,000 tokens scored" in result.stdout
     assert "trained for 0 of 7 steps only" in result.stdout
-    assert "7 of 7" in done("quickstart", "--max-minutes", 60).stdout
 
 
 @pytest.mark.slow

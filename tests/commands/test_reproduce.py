@@ -1,14 +1,17 @@
-"""txl reproduce, on the small novel with models of a few steps."""
+"""Reproduced tables and figures, on the small novel with models of a few steps."""
 
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import cells, done, interrupt_at_save, json_of, refusal
+from tests.commands.novel import HERE, RecordingReporter, done, interrupt_at_save, json_of, refusal
 from tests.commands.test_recurrent import recipe_of
+from txlcli.commands.reproduce import make_report
 from txlcli.data.token_store import TokenStore
-from txlcli.workflows.reproduction import scales
+from txlcli.errors import BusyError, Interrupted, TxlError
+from txlcli.system.plain_json import as_json
+from txlcli.workflows.reproduction import reproduce, scales
 from txlcli.workflows.reproduction.models import (
     BLOCKS,
     MEMORIES,
@@ -19,7 +22,8 @@ from txlcli.workflows.reproduction.models import (
     frontier,
     sentences,
 )
-from txlcli.workflows.reproduction.options import PAPER_ITEMS
+from txlcli.workflows.reproduction.options import PAPER_ITEMS, ReproduceOptions, select_items
+from txlcli.workflows.workspace import Workspace
 
 
 def novel_scale(*, sentences_valid_every=3):
@@ -59,39 +63,51 @@ def novel_scale(*, sentences_valid_every=3):
     )
 
 
+OPTIONS = ReproduceOptions(out=Path("report"))
+
+
+def reproduced(*names, options=OPTIONS, scale=None, reporter=None):
+    """Reproduce items at the scale of the novel; return the report's sections as JSON."""
+    workspace = Workspace(**HERE, reporter=reporter or RecordingReporter())
+    return as_json(reproduce.run(names, options, scale or novel_scale(), workspace, make_report()).sections)
+
+
 @pytest.fixture
-def shrunk(here, monkeypatch):
-    """Replace the tiny scale by one on the novel."""
+def state(here):
+    """Write the recipe of the recurrent models."""
     Path("state.toml").write_text(recipe_of("lstm").replace("max_steps = 7", "max_steps = 3"), encoding="utf-8")
-    monkeypatch.setitem(scales.SCALES, "tiny", novel_scale)
     return here
 
 
 @pytest.mark.slow
-def test_all_items_are_in_one_report(shrunk):
-    result = json_of("reproduce", "all")
-    directory = Path("reproduction-tiny")
-    assert result["report"] == [str(directory / "report.md"), str(directory / "report.html")]
-    assert list(result["sections"]) == list(PAPER_ITEMS)
-    markdown, page = (Path(path).read_text(encoding="utf-8") for path in result["report"])
-    for section in result["sections"].values():
+def test_all_items_are_in_one_report_and_their_commands_write_the_same_figures(state):
+    sections = reproduced(*PAPER_ITEMS)
+    assert list(sections) == list(PAPER_ITEMS)
+    markdown, page = (Path("report", name).read_text(encoding="utf-8") for name in ("report.md", "report.html"))
+    files = [file for section in sections.values() for file, _ in section["figures"]]
+    for section in sections.values():
         assert f"## {section['title']}" in markdown
         assert section["scale"] == "tiny"
         assert section["commands"]
         assert section["readings"] or not section["name"].startswith("table") or section["name"] in ("table8", "table9")
-        for file, _ in section["figures"]:
-            assert f"]({file})" in markdown
-            assert (directory / file).read_bytes().startswith(b"\x89PNG")
-    figures = [file for section in result["sections"].values() for file, _ in section["figures"]]
-    assert page.count('src="data:image/png;base64,') == len(figures)
-    titles = [title for title, _ in result["sections"]["appendix-e"]["texts"]]
+    for file in files:
+        assert f"]({file})" in markdown
+        assert Path("report", file).read_bytes().startswith(b"\x89PNG")
+        Path("report", file).unlink()
+    assert page.count('src="data:image/png;base64,') == len(files)
+    titles = [title for title, _ in sections["appendix-e"]["texts"]]
     assert titles[:2] == ["Context 1", "Generated text 1, 5 tokens"]
+    lines = dict.fromkeys(line for section in sections.values() for line in section["commands"])
+    for words in (line.split()[1:] for line in lines if line.split()[1] in ("recl", "attention")):
+        done(*words)
+    for file in files:
+        assert Path("report", file).is_file() or not file.startswith("figure")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
-    section = json_of("reproduce", "frontier", "--seeds", seeds)["sections"]["frontier"]
+def test_the_frontier_compares_all_models_in_all_seeds(state, seeds):
+    section = reproduced("frontier", options=ReproduceOptions(out=Path("report"), seeds=seeds))["frontier"]
     results, published = section["grids"]
     assert results["columns"][2:] == ["recurrence", "recurrence, M = 16", "window", "compressive", "rmt"]
     names = [(block, position) for block in BLOCKS for position in POSITIONS]
@@ -111,92 +127,68 @@ def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
     assert evaluated["rows"][0]["bpc"] == pytest.approx(values[0], abs=1e-6)
 
 
-def test_finished_runs_are_reused(shrunk):
-    first = json_of("reproduce", "table7")["sections"]["table7"]
-    directories = sorted(Path("runs").glob("tiny-short-*"))
-    assert [run.name for run in directories] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
-    before = [(run / "last.safetensors").stat().st_mtime_ns for run in directories]
-    again = json_of("reproduce", "table7")["sections"]["table7"]
-    assert [(run / "last.safetensors").stat().st_mtime_ns for run in directories] == before
+def test_missing_runs_are_counted_and_trained_once_and_their_commands_give_the_same_result(state):
+    def cost():
+        (row,) = reproduce.list_costs(["table7"], OPTIONS, novel_scale(), Workspace(**HERE)).items
+        return row.models, row.missing, row.steps, row.tokens
+
+    assert cost() == (3, 3, 3 * 3, 3 * 3 * 3 * 5)  # of three runs, with batches of 3 x 5
+    assert not Path("report").exists()
+    first = reproduced("table7")["table7"]
+    assert cost() == (3, 0, 0, 0)
+    runs = sorted(Path("runs").glob("tiny-short-*"))
+    assert [run.name for run in runs] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
+    before = [(run / "last.safetensors").stat().st_mtime_ns for run in runs]
+    again = reproduced("table7")["table7"]
+    assert [(run / "last.safetensors").stat().st_mtime_ns for run in runs] == before
     assert {**again, "seconds": first["seconds"]} == first
-
-
-def test_an_interrupt_says_how_to_continue(shrunk, monkeypatch):
-    monkeypatch.setitem(scales.SCALES, "tiny", lambda: novel_scale(sentences_valid_every=1))
-    with monkeypatch.context() as patches:
-        interrupt_at_save(patches)
-        message = refusal("reproduce", "table7", code=130)
-    assert message.endswith("repeat the same command to continue")
-    assert "resuming runs/tiny-short-xl-1111 at step 1 of 3" in done("reproduce", "table7").stderr
-
-
-def test_seeds_are_averaged_and_earlier_sections_are_kept(shrunk):
-    done("reproduce", "table7")
-    result = json_of("reproduce", "table4", "--seeds", 2)
-    values = result["sections"]["table4"]["data"]["Transformer-XL Base"]["test"]["values"]
-    assert len(values) == 2
-    assert values[0] != values[1]
-    report = Path("reproduction-tiny/report.md").read_text(encoding="utf-8")
-    assert report.index("## Table 4") < report.index("## Table 7")
-    assert f"{sum(values) / 2:.3f} ± " in report
-
-
-def test_the_commands_of_the_report_give_the_same_result(shrunk):
-    section = json_of("reproduce", "table7")["sections"]["table7"]
     train, evaluation = (
-        next(line for line in section["commands"] if line.startswith(f"txl {word}")) for word in ("train", "eval")
+        next(line for line in first["commands"] if line.startswith(f"txl {word}")) for word in ("train", "eval")
     )
     words = train.split()[1:]
     words[words.index("--name") + 1] = "by-hand"
     done(*words)
     output = json_of(*evaluation.replace("tiny-short-xl-1111", "by-hand").split()[1:])
-    assert output["rows"][0]["ppl"] == section["data"]["Ours"]["test"]["values"][0]
+    assert output["rows"][0]["ppl"] == first["data"]["Ours"]["test"]["values"][0]
 
 
-@pytest.mark.slow
-def test_the_commands_of_figures_write_the_same_files(shrunk):
-    sections = json_of("reproduce", "figure3", "figure4", "figure5", "figure7", "--out", "all")["sections"]
-    for section in sections.values():
-        plotting = [line.split()[1:] for line in section["commands"] if line.split()[1] in ("recl", "attention")]
-        assert plotting
-        for file, _ in section["figures"]:
-            (Path("all") / file).unlink()
-        for words in plotting:
-            done(*words)
-        assert all((Path("all") / file).is_file() for file, _ in section["figures"])
+def test_an_interrupt_says_how_to_continue(state, monkeypatch):
+    scale, reporter = novel_scale(sentences_valid_every=1), RecordingReporter()
+    with monkeypatch.context() as patches:
+        interrupt_at_save(patches)
+        with pytest.raises(Interrupted, match="repeat the same command to continue"):
+            reproduced("table7", scale=scale)
+    reproduced("table7", scale=scale, reporter=reporter)
+    assert any("resuming runs/tiny-short-xl-1111 at step 1 of 3" in line for line in reporter.messages)
 
 
-def test_two_processes_cannot_write_one_report(shrunk):
-    Path("reproduction-tiny").mkdir()
-    with FileLock("reproduction-tiny/.lock"):
-        assert "another process writes to reproduction-tiny" in refusal("reproduce", "table7", code=1)
+def test_seeds_are_averaged_and_earlier_sections_are_kept(state):
+    reproduced("table7")
+    section = reproduced("table4", options=ReproduceOptions(out=Path("report"), seeds=2))["table4"]
+    values = section["data"]["Transformer-XL Base"]["test"]["values"]
+    assert len(values) == 2
+    assert values[0] != values[1]
+    report = Path("report/report.md").read_text(encoding="utf-8")
+    assert report.index("## Table 4") < report.index("## Table 7")
+    assert f"{sum(values) / 2:.3f} ± " in report
 
 
-def test_the_list_counts_missing_training_runs_and_makes_nothing(shrunk):
+def test_a_report_that_another_process_writes_and_runs_with_other_settings_are_rejected(state):
+    Path("report").mkdir()
+    with FileLock("report/.lock"), pytest.raises(BusyError, match="another process writes to report"):
+        reproduced("table7")
+    done("train", "tiny.toml", "--name", "tiny-short-xl-1111", "--seed", 1111)
+    with pytest.raises(TxlError, match="other settings"):
+        reproduced("table7")
+
+
+def test_the_command_lists_all_items_and_rejects_what_it_cannot_make(untouched):
     rows = {row["item"]: row for row in json_of("reproduce", "all", "--list")["items"]}
-    assert list(rows) == list(PAPER_ITEMS)
-    steps, tokens = 3 * 3, 3 * 3 * 3 * 5  # of three runs, with batches of 3 x 5
-    expected = {"item": "table7", "models": 3, "missing": 3, "steps": steps, "tokens": tokens}
-    assert rows["table7"] == expected
-    assert not Path("reproduction-tiny").exists()
-    done("reproduce", "table7")
-    result = done("reproduce", "table7", "--list")
-    assert cells(result) == [["table7", "3", "0", "0", "0"]]
-    assert max(len(line) for line in result.stdout.splitlines() if line.startswith("│")) <= 80
-
-
-def test_a_store_with_too_few_words_for_a_model_is_rejected(untouched):
+    assert list(rows) == select_items(["all"])
+    assert max(map(len, done("reproduce", "table7", "--list").stdout.splitlines()[:5])) <= 80
+    for words, telling in (("", "--list"), ("table6 --scale huge", "not one of")):
+        assert telling in refusal("reproduce", *words.split())
     done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
     size = TokenStore.open(untouched / "data/wt103.h5").vocab.size
     assert f"beyond the vocabulary of {size}" in refusal("reproduce", "table1", "--scale", "paper")
-
-
-@pytest.mark.parametrize(("words", "telling"), [("", "--list"), ("table6 --scale huge", "not one of")])
-def test_wrong_options_are_rejected(shrunk, words, telling):
-    assert telling in refusal("reproduce", *words.split())
     assert not Path("reproduction-tiny").exists()
-
-
-def test_a_run_with_other_settings_is_rejected(shrunk):
-    done("train", "tiny.toml", "--name", "tiny-short-xl-1111", "--seed", 1111)
-    assert "other settings" in refusal("reproduce", "table7", code=1)

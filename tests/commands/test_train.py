@@ -343,9 +343,8 @@ def test_a_model_that_is_too_large_for_the_memory_is_rejected_in_one_line(here):
     wide = ["--set", "model.d_model=20_000"]
     message = refusal("train", "tiny.toml", "--set", "model.d_inner=2_000_000_000", *wide, code=1)
     assert "no division of the batch fits" in message
-    for wide in ("model.d_inner=1000000000", "model.d_model=1000000000"):
-        message = refusal("train", "tiny.toml", "--set", wide, code=1)
-        assert message.endswith("use shorter lengths or a smaller model")
+    message = refusal("train", "tiny.toml", "--set", "model.d_model=1000000000", code=1)
+    assert message.endswith("use shorter lengths or a smaller model")
     assert not (here / "runs/tiny").exists()
 
 

@@ -120,6 +120,7 @@ def test_processes_that_differ_end_with_one_line(here, free_port, change, error)
     assert not Path("runs/tiny").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port):
     arguments = ["train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM]
     processes = start_ranks(arguments, arguments, port=free_port)

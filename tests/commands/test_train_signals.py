@@ -19,7 +19,7 @@ from txlcli.system import signals
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
         (signal.SIGTERM, 143),
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
-        (signal.SIGUSR1, 128 + signal.SIGUSR1),
+        pytest.param(signal.SIGUSR1, 128 + signal.SIGUSR1, marks=pytest.mark.slow),
         pytest.param(signal.SIGXCPU, 128 + signal.SIGXCPU, marks=pytest.mark.slow),
     ],
 )

@@ -41,11 +41,13 @@ def reproduce(
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
     from txlcli.workflows.reproduction import reproduce as workflow
+    from txlcli.workflows.reproduction import scales
 
+    scale = scales.get(options.scale)
     if options.list:
-        console.show_result(workflow.list_costs(names, options, workspace), show_costs, json=json)
+        console.show_result(workflow.list_costs(names, options, scale, workspace), show_costs, json=json)
     else:
-        console.show_result(workflow.run(names, options, workspace, make_report()), show, json=json)
+        console.show_result(workflow.run(names, options, scale, workspace, make_report()), show, json=json)
 
 
 def make_report() -> "ReportWriter":

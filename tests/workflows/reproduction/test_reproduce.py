@@ -7,7 +7,7 @@ import pytest
 
 from txlcli.commands.reproduce import make_report
 from txlcli.errors import RunError, TxlError, UnknownNameError, UsageError
-from txlcli.workflows.reproduction import reproduce
+from txlcli.workflows.reproduction import reproduce, scales
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.options import PAPER_ITEMS, REPRODUCIBLE, ReproduceOptions, select_items
 from txlcli.workflows.workspace import Workspace
@@ -15,7 +15,7 @@ from txlcli.workflows.workspace import Workspace
 
 def begin(directory):
     workspace = Workspace(data_dir=directory / "data", runs_dir=directory / "runs")
-    return reproduce.run([], ReproduceOptions(out=directory), workspace, make_report())
+    return reproduce.run([], ReproduceOptions(out=directory), scales.get("tiny"), workspace, make_report())
 
 
 @pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".reproduction.json.new"]])

@@ -16,10 +16,10 @@ from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import as_json, parse_json
-from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.runner import ReclResults, ReportWriter, Runner, seeds_of
+from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, ReportSection, parts
 from txlcli.workflows.workspace import Workspace
 
@@ -61,9 +61,8 @@ class CostsResult:
     items: list[ItemCost]
 
 
-def list_costs(names: Sequence[str], options: ReproduceOptions, workspace: Workspace) -> CostsResult:
+def list_costs(names: Sequence[str], options: ReproduceOptions, scale: Scale, workspace: Workspace) -> CostsResult:
     """Count the training runs that items need, and what is missing."""
-    scale = scales.get(options.scale)
     rows = []
     for name in names:
         runs = list(itertools.product(parts(name), seeds_of(options)))
@@ -88,10 +87,11 @@ def _is_finished(directory: Path) -> bool:
     return history.read(run_directory.open_run(directory)).state == "finished"
 
 
-def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: ReportWriter) -> ReproduceResult:
+def run(
+    names: Sequence[str], options: ReproduceOptions, scale: Scale, workspace: Workspace, report: ReportWriter
+) -> ReproduceResult:
     """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
     directory = options.directory
-    scale = scales.get(options.scale)
     machine = describe_machine(pick_device(workspace.device))
     recl_results: ReclResults = {}
     _make_directory(directory)
