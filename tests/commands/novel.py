@@ -45,7 +45,7 @@ batch_size = 3
 max_steps = 7
 lr = 3e-2
 valid_every = 4
-valid_batch_size = 2
+valid_batch_size = 5
 
 [eval]
 seg_len = 5

@@ -175,7 +175,7 @@ class _Step:
     model: ModelSettings
     """With a plain softmax."""
     train: TrainSettings
-    """Of a micro-batch, so that steps that are counted alike are equal."""
+    """Of a micro-batch; steps that are counted alike are equal."""
     on_gpu: bool
     columns: int
     """Columns of a plain softmax: the mean number of an adaptive one."""
@@ -189,11 +189,16 @@ class _Step:
         plain = with_plain_softmax(model)
         if is_fused and isinstance(plain, TransformerSettings):
             plain = replace(plain, attention_dropout=0.0)
-        micro_batch = replace(
-            train,
+        micro_batch = TrainSettings(  # without settings that change no size, so that these steps are traced once
+            seg_len=train.seg_len,
+            seg_len_jitter=train.seg_len_jitter,
+            reread_len=train.reread_len,
+            mem_len=train.mem_len,
             batch_size=train.batch_size // train.accumulate,
-            accumulate=1,
-            parallel="ddp",
+            max_steps=1,
+            loss_part=train.loss_part,
+            recompute=train.recompute,
+            attention=train.attention,
             precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
         )
         # Logits that are computed again are not kept, so that any number of them gives the same bytes.

@@ -59,8 +59,10 @@ def explained(
 def warn(plan: Plan, reporter: Reporter, *, available: Callable[[torch.device], int | None] = available_bytes) -> None:
     """Tell the user if a step needs more than the memory of a CPU: the system would kill the process, silently."""
     free = available(plan.device) if plan.device.type == "cpu" else None
+    if free is None:
+        return
     needed = plan.processes * forecast_bytes(plan, plan.run.settings.train)
-    if free is not None and needed > free:
+    if needed > free:
         reporter.say(f"memory may run out, and the system then ends txl: {advise(plan, free)}")
 
 
