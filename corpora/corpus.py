@@ -86,9 +86,9 @@ class Text:
     changes: Mapping[str, int] = field(default_factory=dict)
     """Number of files, records and bytes that were skipped or changed, by name."""
 
-    def with_remarks(self, notes: Iterable[str], changes: Mapping[str, int] | None = None) -> "Text":
+    def with_remarks(self, notes: Iterable[str], **changes: int) -> "Text":
         """Return the text with further notes and changes."""
-        return replace(self, notes=(*self.notes, *notes), changes={**self.changes, **(changes or {})})
+        return replace(self, notes=(*self.notes, *notes), changes={**self.changes, **changes})
 
 
 @dataclass(frozen=True)

@@ -155,8 +155,12 @@ def files_by_split(files: list[Path], directory: Path, otherwise: str) -> dict[s
             f"{directory}: {list_names([example], directory)} names a split, "
             f"{list_names(others, directory)} names none or several; {otherwise}"
         )
-    by_split = {split: [path for path in files if named[path] == {split}] for split in SPLITS}
-    return {split: paths for split, paths in by_split.items() if paths}
+    by_split = {}
+    for split in SPLITS:
+        paths = [path for path in files if named[path] == {split}]
+        if paths:
+            by_split[split] = paths
+    return by_split
 
 
 def cut(

@@ -87,7 +87,7 @@ def _complete(
 ) -> None:
     """Complete the .part file and verify it; remove it if it is complete but wrong, so that it is not continued."""
     received = _size(part)
-    most = download.size or LARGEST
+    max_size = download.size or LARGEST
     if received:
         request.add_header("Range", f"bytes={received}-")
     try:
@@ -99,9 +99,9 @@ def _complete(
                 while block := response.read1(BLOCK):
                     file.write(block)
                     received = file.tell()
-                    if received > most:
+                    if received > max_size:
                         part.unlink()
-                        raise CorpusError(f"more than {most:,} bytes")
+                        raise CorpusError(f"more than {max_size:,} bytes")
                     progress(received)
                 if response.length:
                     received = file.tell()

@@ -17,7 +17,7 @@ from txlcli.core.architectures.registry import make_model
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.data.vocabulary import Vocab
-from txlcli.runs import run_directory
+from txlcli.runs import lifecycle, run_directory
 from txlcli.runs.run_directory import Run
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +37,7 @@ def fresh_run(tmp_path, monkeypatch):
     model = make_model(settings.model, BYTES.size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run = Run(Path("runs/quickstart"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")
-    run_directory.create(run, BYTES.to_json())
+    lifecycle.create(run, BYTES.to_json())
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     state = {"step": 1, "model": recipe.function_keys(settings.model)}
     checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state))

@@ -118,11 +118,11 @@ class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error
     """A signal stopped a command; the message states what was saved."""
 
 
-def shortened(text: str, most: int = LONGEST_NAME) -> str:
-    """Return a name or value for a message, cut after `most` characters."""
-    if len(text) <= most:
+def shortened(text: str, max_len: int = LONGEST_NAME) -> str:
+    """Return a name or value for a message, cut after `max_len` characters."""
+    if len(text) <= max_len:
         return text
-    return f"{text[:most]}..."
+    return f"{text[:max_len]}..."
 
 
 def listed(names: Iterable[str]) -> str:

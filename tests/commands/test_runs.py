@@ -15,7 +15,7 @@ from tests.commands.novel import Saved, card, cells, done, json_of, refusal, rep
 from tests.report.test_plots import MAGIC
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
-from txlcli.runs import log_file, run_directory
+from txlcli.runs import lifecycle, log_file, run_directory
 
 LN2 = 0.6931471805599453
 
@@ -356,7 +356,7 @@ def test_a_link_and_what_is_not_a_run_are_not_deleted(here):
     Path("runs/link").symlink_to("byte")
     assert "is a link" in refusal("runs", "delete", "link", "--yes", code=1)
     assert "unknown run" in refusal("runs", "delete", "data", "--yes")
-    with run_directory.locked(Path("runs/byte")):
+    with lifecycle.locked(Path("runs/byte")):
         assert "another process" in refusal("runs", "delete", "byte", "--yes", code=1)
     assert Path("runs/byte/last.safetensors").is_file()
 
@@ -365,7 +365,7 @@ def test_runs_without_a_checkpoint_are_pruned(here):
     assert "every run" in done("runs", "prune").stderr
     for path in Path("runs/char").glob("*.safetensors"):
         path.unlink()
-    with run_directory.locked(Path("runs/char")):  # it was just started
+    with lifecycle.locked(Path("runs/char")):  # it was just started
         assert json_of("runs", "prune", "--yes") == {"deleted": [], "kept": []}
     assert json_of("runs", "prune", "--yes") == {"deleted": ["runs/char"], "kept": []}
     assert set(listed()) == {"byte", "word", "sentencepiece"}

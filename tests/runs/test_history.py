@@ -8,7 +8,7 @@ import pytest
 from tests.runs.test_run_directory import FACTS
 from txlcli.config import recipe
 from txlcli.errors import RunError
-from txlcli.runs import history, log_file, run_directory
+from txlcli.runs import history, lifecycle, log_file, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.checkpoint_header import write_header
 
@@ -28,7 +28,7 @@ def valid(step, loss_nats, **more):
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Run(run_directory.Path("runs/mine"), **{**FACTS, "settings": SETTINGS})
-    run_directory.create(run, "{}")
+    lifecycle.create(run, "{}")
     return run
 
 
@@ -220,7 +220,7 @@ def test_reports_that_were_lost_are_noticed_by_the_checkpoint(run, kept, best, s
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "last.safetensors", "best.safetensors"])
 def test_a_file_of_another_run_is_noticed_by_its_id(run, name):
     other = dataclasses.replace(run, directory=run.directory.with_name("other"), id=run_directory.new_id())
-    run_directory.create(other, "{}")
+    lifecycle.create(other, "{}")
     for each in (run, other):
         save(each, step=20, run_id=each.id)
         read(each, report(20), evals=[evaluated(1.5)])

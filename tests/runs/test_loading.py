@@ -13,7 +13,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RunError, UsageError, VocabularyError
-from txlcli.runs import loading, run_directory
+from txlcli.runs import lifecycle, loading, run_directory
 from txlcli.runs.run_directory import Run
 
 VOCAB = Vocab("char", list("abc \n"))
@@ -35,7 +35,7 @@ def saved_run(runs_dir, name="mine", *, best=False):
         parameters=count_parameters(SETTINGS.model, VOCAB.size),
         metric="bpc",
     )
-    run_directory.create(run, VOCAB.to_json())
+    lifecycle.create(run, VOCAB.to_json())
     model = TransformerXL(SETTINGS.model, VOCAB.size)
     weights = {key: parameter.detach() for key, parameter in model.named_parameters()}
     checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state_of()))

@@ -5,7 +5,7 @@ import torch
 
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.runs.run_directory import recover
+from txlcli.runs.lifecycle import recover
 from txlcli.system import locks
 
 

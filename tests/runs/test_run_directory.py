@@ -11,7 +11,7 @@ from tests.cards import read_card, read_log
 from tests.errors import rejection
 from txlcli.config import recipe
 from txlcli.errors import BusyError, MissingPackageError, TxlError, UnknownNameError
-from txlcli.runs import history, run_directory
+from txlcli.runs import history, lifecycle, run_directory
 from txlcli.runs.run_directory import Run
 
 SETTINGS = recipe.load("enwik8", ["train.clip=none", "eval.max_distance=none"])
@@ -30,10 +30,8 @@ def runs_dir(tmp_path, monkeypatch):
 
 def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
     facts = {**FACTS, **changed}
-    run = Run(
-        runs_dir / name if name else next(run_directory.free_directories(runs_dir, facts["recipe_name"])), **facts
-    )
-    with run_directory.created(run, vocab, force=force):
+    run = Run(runs_dir / name if name else next(lifecycle.free_directories(runs_dir, facts["recipe_name"])), **facts)
+    with lifecycle.created(run, vocab, force=force):
         (run.directory / "best.safetensors").touch()
     (run.directory / "best.safetensors").unlink()
     return run
@@ -88,7 +86,7 @@ def test_a_file_of_the_user_in_a_run_is_never_removed(runs_dir, file):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("years of work")
     assert f"{run.directory / file} was not written by txl" in refusal(create, runs_dir, "mine", force=True)
-    assert run_directory.files_of_user(run.directory) == [run.directory / file]
+    assert lifecycle.files_of_user(run.directory) == [run.directory / file]
     (run.directory / file).unlink()
     assert create(runs_dir, "mine", force=True) == run
 
@@ -131,7 +129,7 @@ def test_one_process_writes_a_linked_run_whatever_its_name_and_force_keeps_it(ru
     run.directory.symlink_to(kept)
     assert "is a link" in refusal(create, runs_dir, "mine", force=True)
     for first, second in ((run.directory, kept), (kept, run.directory)):
-        with run_directory.locked(first), pytest.raises(BusyError), run_directory.locked(second):
+        with lifecycle.locked(first), pytest.raises(BusyError), lifecycle.locked(second):
             pass
 
 

@@ -112,7 +112,10 @@ def show(result: "EvalResult") -> None:
     else:
         names = metrics.wanted_measures(scoring.text.unit, first.measures)
     by_heading = [_cells(row, result.rows, names) for row in result.rows]
-    columns = [heading for heading in by_heading[0] if any(cells[heading] != "-" for cells in by_heading)]
+    columns = []
+    for heading in by_heading[0]:
+        if any(cells[heading] != "-" for cells in by_heading):
+            columns.append(heading)
     lines = []
     for cells in by_heading:
         lines.append([cells[heading] for heading in columns])

@@ -65,7 +65,7 @@ def generate(
 def _read_stdin() -> ReadText:
     """Return the text on stdin; what `generate` has no options for must be converted first."""
     try:
-        return UserText(STDIN, label="the prompt").read(most=MAX_SETTINGS)
+        return UserText(STDIN, label="the prompt").read(max_bytes=MAX_SETTINGS)
     except CorpusInputError as error:
         reason, _, _ = str(error).partition(";")
         raise VocabularyError(f"the prompt on {reason}; give it as text in UTF-8") from error

@@ -13,7 +13,7 @@ from txlcli import console, corpora
 from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
 from txlcli.config.ranges import FieldType
-from txlcli.runs import run_directory
+from txlcli.runs import lifecycle, run_directory
 from txlcli.system import launcher
 from txlcli.system.command_lines import default_data_dir, default_runs_dir, flag
 from txlcli.workflows.options import Options, OptionTraits, parse
@@ -107,7 +107,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             options = cls(**given)
             values[name] = options
             if isinstance(options, RunsDir) and launcher.is_main():
-                run_directory.recover(options.runs_dir, console.say)
+                lifecycle.recover(options.runs_dir, console.say)
                 if "run_name" in values:  # a wrong name is reported before PyTorch is imported
                     run_directory.find(values["run_name"], options.runs_dir)
         command(**values)

@@ -27,7 +27,8 @@ from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 if TYPE_CHECKING:
     from txlcli.workflows.evaluation.result import EvalResult
 
-CORPUS, RUN = "stdlib", "quickstart"
+CORPUS = "stdlib"
+RUN = "quickstart"
 SETTINGS = ("model.norm=pre_released",)
 """Change of the recipe: Hugging Face's class holds this norm, so that the model can be exported."""
 MEM_LENS = (0, 32, 64, 128, 256)

@@ -106,21 +106,21 @@ def scale(
     from txlcli.workflows.training import forecast
 
     workspace = Workspace(data_dir=where.data_dir, reporter=TerminalReporter())
-    of_devices = forecast.scale(recipe_source, options, workspace)
-    console.show_result(of_devices, training_tables.show_devices, json=json)
+    forecasts = forecast.scale(recipe_source, options, workspace)
+    console.show_result(forecasts, training_tables.show_devices, json=json)
 
 
 def _find_keys(word: str | None) -> list[recipe.Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
-    found = []
+    matching = []
     for section in recipe.SECTIONS:
         for key in recipe.keys(section):
             if word in (None, section, key.setting):
-                found.append(key)
-    if not found:
+                matching.append(key)
+    if not matching:
         known = [*recipe.SECTIONS, *recipe.setting_names()]
         raise UnknownNameError("section or setting", str(word), known, listing='"txl recipes keys" lists all')
-    return found
+    return matching
 
 
 def _entry(name: str) -> dict[str, Any]:

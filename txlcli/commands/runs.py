@@ -1,5 +1,6 @@
 """`txl runs`: list, show, compare, plot and delete runs, and test if losses differ."""
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from txlcli.paper import metrics
 from txlcli.report import figures, run_report
 from txlcli.report.run_facts import describe, settings_of, with_metric
 from txlcli.report.run_report import ReportOptions
-from txlcli.runs import history, run_directory
+from txlcli.runs import history, lifecycle, run_directory
 from txlcli.runs.history import Comparison, RunSummary, SeedGroup
 from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
 from txlcli.system.memory import format_size
@@ -126,8 +127,8 @@ def prune(options: DeleteOptions, where: RunsDir, json: Json = False) -> None:
     """
     directories = []
     for directory in run_directory.newest_first(where.runs_dir):
-        is_unfinished = not run_directory.has_weights(directory) and not run_directory.is_busy(directory)
-        if is_unfinished and run_directory.has_own_card(directory):
+        is_unfinished = not run_directory.has_weights(directory) and not lifecycle.is_busy(directory)
+        if is_unfinished and lifecycle.has_own_card(directory):
             directories.append(directory)
     if not directories:
         console.say(f"every run in {where.runs_dir} has a checkpoint, or is being trained")
@@ -145,9 +146,9 @@ def _delete(directories: Sequence[Path], options: DeleteOptions, *, json: bool) 
             raise RunError("nothing was deleted; answer y, or add `yes`")
     kept = {}
     for directory in directories:
-        kept[str(directory)] = list(map(str, run_directory.delete(directory)))
+        kept[str(directory)] = list(map(str, lifecycle.delete(directory)))
     if json:
-        console.show_json({"deleted": list(kept), "kept": [path for paths in kept.values() for path in paths]})
+        console.show_json({"deleted": list(kept), "kept": list(itertools.chain(*kept.values()))})
         return
     for name, paths in kept.items():
         line = f"deleted {name}"

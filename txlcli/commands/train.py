@@ -9,7 +9,7 @@ import typer
 from txlcli import console
 from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
-from txlcli.runs import run_directory
+from txlcli.runs import lifecycle
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.training.options import LaunchOptions, TrainOptions
@@ -55,7 +55,7 @@ def _start_processes(request: Request, launch: LaunchOptions, workspace: Workspa
     train = request.settings.train
     train.check_processes(launch.processes)
     if launch.restarts and request.resumed is None and request.options.name is None:  # they resume this run
-        free = run_directory.free_directories(workspace.runs_dir, request.run_name)
+        free = lifecycle.free_directories(workspace.runs_dir, request.run_name)
         arguments = [*arguments, "--name", next(free).name]
     return launcher.start_processes(
         launch.processes, arguments, rank_timeout_s=train.rank_timeout, restarts=launch.restarts

@@ -25,7 +25,8 @@ PACKAGED = Path(str(resources.files("txlcli.recipes")))
 MAX_DOTS = 200
 """Most dots in a line of a recipe: the memory that tomllib needs grows with the square of the parts of a key."""
 LISTING = '"txl recipes" lists all'
-REQUIRED, NO_VALUE = "required", "-"
+REQUIRED = "required"
+NO_VALUE = "-"
 """Defaults of settings, in words."""
 NOT_COMPARED = "published."  # results, not settings
 REGISTERED: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
@@ -224,7 +225,9 @@ def changed_keys(settings: Settings) -> dict[str, Any]:
 def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, list[Any]]:
     """Return the settings, by full name, whose values differ between tables; None if off or missing."""
     by_table = list(map(_full_names, tables))
-    names = dict.fromkeys(name for values in by_table for name in values)
+    names: dict[str, None] = {}
+    for values in by_table:
+        names |= dict.fromkeys(values)
     different = {}
     for name in names:
         row = [values.get(name) for values in by_table]

@@ -193,7 +193,8 @@ class Settings:
 
     def _check_segments(self) -> None:
         """Reject segments that the model cannot be trained with."""
-        model, train = self.model, self.train
+        model = self.model
+        train = self.train
         arch = f'with arch = "{model.arch}"'
         if not model.supports_reread:
             train.must_be_default("reread_len", arch)
@@ -210,7 +211,9 @@ class Settings:
 
     def _check_memory(self) -> None:
         """Reject lengths that the memory of the model does not have."""
-        model, train, evaluation = self.model, self.train, self.eval
+        model = self.model
+        train = self.train
+        evaluation = self.eval
         if model.recurrent_state:
             why = f'with arch = "{model.arch}" (its state is its memory)'
             train.require(train.mem_len == 0, "mem_len", f"0 {why}")
@@ -225,7 +228,9 @@ class Settings:
 
     def _check_attention(self) -> None:
         """Reject settings of attention that the model does not have, or not in this way."""
-        model, train, evaluation = self.model, self.train, self.eval
+        model = self.model
+        train = self.train
+        evaluation = self.eval
         if not model.keys_are_tokens and evaluation.same_length != "off":
             evaluation.reject("same_length", f'"off" with arch = "{model.arch}" (queries see all of its memory)')
         if not model.has_attention:
@@ -239,7 +244,8 @@ class Settings:
 
     def _check_positions(self, n_positions: int) -> None:
         """Check that segments have enough learned positions."""
-        model, train = self.model, self.train
+        model = self.model
+        train = self.train
         expected = f"at most model.n_positions ({n_positions})"
         if train.longest_segment > n_positions:
             margin = f" minus {JITTER_MARGIN} tokens of jitter" if train.seg_len_jitter else ""

@@ -280,8 +280,8 @@ class TrainSettings(Section):
         """Reject settings of other optimizers, those without effect, and betas out of range."""
         if self.weight_decay == 0:
             self.must_be_default("decay_norms", "with weight_decay = 0")
-        of_any = set().union(*OPTIMIZERS.values())
-        for key in sorted(of_any - OPTIMIZERS[self.optimizer]):
+        keys_of_optimizers = set().union(*OPTIMIZERS.values())
+        for key in sorted(keys_of_optimizers - OPTIMIZERS[self.optimizer]):
             users = [f'"{name}"' for name, keys in OPTIMIZERS.items() if key in keys]
             self.must_be_default(key, f"unless optimizer = {' or '.join(users)}")
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)

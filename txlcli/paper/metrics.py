@@ -66,8 +66,8 @@ def wanted_measures(unit: str, available: Container[str]) -> list[str]:
     Pieces have the measures that are comparable between tokenizers. Characters have no bits per byte: the first one has
     no context and is not scored, so some bytes never are.
     """
-    of_unit = {"byte": ["bpc", "ppl"], "char": ["bpc", "ppl"], "word": ["ppl"]}
-    names = of_unit.get(unit, ["ppl", "ppl_per_word", "bits_per_byte"])
+    names_by_unit = {"byte": ["bpc", "ppl"], "char": ["bpc", "ppl"], "word": ["ppl"]}
+    names = names_by_unit.get(unit, ["ppl", "ppl_per_word", "bits_per_byte"])
     return [name for name in names if name in available]
 
 

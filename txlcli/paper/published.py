@@ -133,12 +133,18 @@ def _read_tables() -> dict[int, Table[Any]]:
     return tables
 
 
+def _read_others() -> dict[str, tuple[OtherResult, ...]]:
+    """Return the results of other papers by corpus."""
+    others = {}
+    for benchmark in CONTENT["others"]:
+        others[benchmark["corpus"]] = tuple(OtherResult(**row) for row in benchmark["rows"])
+    return others
+
+
 TABLES: Mapping[int, Table[Any]] = _read_tables()
 BENCHMARKS: Mapping[str, Table[Result]] = {str(TABLES[number].corpus): TABLES[number] for number in range(1, 6)}
 """Tables 1 to 5 by their corpora."""
-OTHERS: Mapping[str, tuple[OtherResult, ...]] = {
-    benchmark["corpus"]: tuple(OtherResult(**row) for row in benchmark["rows"]) for benchmark in CONTENT["others"]
-}
+OTHERS: Mapping[str, tuple[OtherResult, ...]] = _read_others()
 """Results of other papers by corpus: those of Tables 1 to 5, and WikiText-2."""
 SLOWDOWN_BY_ATTN_LEN = {row.attn_len: row.slowdown for row in reversed(TABLES[9].rows)}
 """Slowdown (Table 9) by attention length, in rising order."""

@@ -56,9 +56,9 @@ def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) ->
     figure = plots.new_figure(max(9.6, 2.2 + 4.2 * len(terms)), height)
     row = figure.subplots(1, len(terms), sharey=True, squeeze=False)[0]
     uniform = 1 / distances
-    most = max(float(term.max()) for term in terms.values())
+    highest = max(float(term.max()) for term in terms.values())
     # From well below uniform attention to the maximum.
-    scale = LogNorm(vmin=min(uniform, most) / FAINTEST, vmax=max(most, 2 * uniform), clip=True)
+    scale = LogNorm(vmin=min(uniform, highest) / FAINTEST, vmax=max(highest, 2 * uniform), clip=True)
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
         image = _show_heads(axes, attention, scale, labelled=number == 0)
         axes.set_title(TERM_TITLES.get(name, ""), fontsize=12)

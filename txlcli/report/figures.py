@@ -100,13 +100,13 @@ def plot_probes(path: Path, result: "ProbeResult") -> None:
     }
     scoring = result.scoring
     mem_len = scoring.settings.mem_len
-    of_words = {
+    word_bits = {
         "M = 0": curve(row.word_nats_without_memory for row in rows.values()),
         f"M = {mem_len}": curve(row.word_nats for row in rows.values()),
     }
     plots.plot_panels(
         path,
-        {"bits saved per token": saved, "bits per word": of_words},
+        {"bits saved per token": saved, "bits per word": word_bits},
         x_label="distance (tokens)",
         title=f"{scoring.opened.name} on {scoring.text.title}, L = {scoring.settings.seg_len}, M = {mem_len}",
         log_x=True,

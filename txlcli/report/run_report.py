@@ -140,8 +140,8 @@ def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Rep
 
     samples = []
     for seed in range(options.seed, options.seed + options.samples):
-        of_sample = GenerateOptions(tokens=SAMPLE_TOKENS, reference=True, seed=seed)
-        samples.append(generate.run(run_name, of_sample, workspace))
+        sample_options = GenerateOptions(tokens=SAMPLE_TOKENS, reference=True, seed=seed)
+        samples.append(generate.run(run_name, sample_options, workspace))
     return ReportSection(notes=["Contexts are random passages of the test split."], texts=sample_texts(samples))
 
 

@@ -58,31 +58,31 @@ def utf8_path(path: Path) -> Iterator[Path]:
         yield path
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes."""
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file of at most `max_bytes`."""
     with check_regular(path).open("rb") as file:
-        return read_stream(file, most, str(path))
+        return read_stream(file, max_bytes, str(path))
 
 
-def read_stream(file: IO[bytes], most: int, name: str) -> bytes:
-    """Read a stream of at most `most` bytes; `name` begins the error."""
-    data = file.read(most + 1)
-    check_size(len(data), most, name)
+def read_stream(file: IO[bytes], max_bytes: int, name: str) -> bytes:
+    """Read a stream of at most `max_bytes`; `name` begins the error."""
+    data = file.read(max_bytes + 1)
+    check_size(len(data), max_bytes, name)
     return data
 
 
-def check_size(size: int, most: int, name: str) -> None:
-    """Reject more than `most` bytes; `name` begins the error."""
-    if size > most:
-        limit = f"{most // MIB} MiB" if most >= MIB else f"{most // KIB} KiB"
+def check_size(size: int, max_bytes: int, name: str) -> None:
+    """Reject more than `max_bytes`; `name` begins the error."""
+    if size > max_bytes:
+        limit = f"{max_bytes // MIB} MiB" if max_bytes >= MIB else f"{max_bytes // KIB} KiB"
         raise UsageError(f"{name}: larger than {limit}, the limit of such a text; give a smaller one")
 
 
-def read_stdin(most: int) -> bytes:
-    """Read stdin, which "-" stands for, up to `most` bytes."""
-    return read_stream(sys.stdin.buffer, most, "stdin")
+def read_stdin(max_bytes: int) -> bytes:
+    """Read stdin, which "-" stands for, up to `max_bytes`."""
+    return read_stream(sys.stdin.buffer, max_bytes, "stdin")
 
 
-def read_text(path: Path, most: int) -> str:
-    """Read a regular file of at most `most` bytes as UTF-8, without a byte order mark, with line ends "\\n"."""
-    return read_bytes(path, most).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+def read_text(path: Path, max_bytes: int) -> str:
+    """Read a regular file of at most `max_bytes` as UTF-8, without a byte order mark, with line ends "\\n"."""
+    return read_bytes(path, max_bytes).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

@@ -156,10 +156,10 @@ def _end_when_orphaned() -> None:
 
 def _check_number(processes: int) -> None:
     """Reject more processes than this machine can start."""
-    most = PROCESSES_PER_PROCESSOR * processors.available()
-    if processes > most:
+    limit = PROCESSES_PER_PROCESSOR * processors.available()
+    if processes > limit:
         raise UsageError(
-            f"`processes` {processes}: this machine has {processors.available()} processors; use at most {most}"
+            f"`processes` {processes}: this machine has {processors.available()} processors; use at most {limit}"
         )
 
 

@@ -43,10 +43,15 @@ def _free_in_groups(groups: list[str], cgroups: Path) -> Iterator[int]:
     for line in groups:
         _, controllers, name = line.split(":", 2)
         if not controllers:  # version 2
-            mount, limit_file, used_file, prefix = cgroups, "memory.max", "memory.current", ""
+            mount = cgroups
+            limit_file = "memory.max"
+            used_file = "memory.current"
+            prefix = ""
         elif "memory" in controllers.split(","):  # version 1
-            mount, prefix = cgroups / "memory", "total_"
-            limit_file, used_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            mount = cgroups / "memory"
+            limit_file = "memory.limit_in_bytes"
+            used_file = "memory.usage_in_bytes"
+            prefix = "total_"
         else:
             continue
         group = mount / name.strip("/")  # in a container, often a path of the host, so that only the mount is there

@@ -271,9 +271,9 @@ def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
     text = ""
     for piece in pieces:
         text += piece
-        found = [stop for stop in stops if stop in text]
-        if found:
-            first = min(found, key=lambda stop: text.index(stop) + len(stop))
+        stops_in_text = [stop for stop in stops if stop in text]
+        if stops_in_text:
+            first = min(stops_in_text, key=lambda stop: text.index(stop) + len(stop))
             yield text[: text.index(first)]
             return
         sure = len(text) - _begun(text, stops)

@@ -161,12 +161,12 @@ def _words(scoring: Scoring, distances: list[int]) -> list[dict[str, Any]]:
     groups = np.where(back == 0, new, np.searchsorted(distances, back))
     fields = []
     for group in range(new + 1):
-        of_group = nats[:, groups == group]  # (R, W)
+        group_nats = nats[:, groups == group]  # (R, W)
         means: list[float | None] = [None]
-        if of_group.size:
-            means = of_group.mean(axis=1).tolist()
-        of_row = {"words": of_group.shape[1], "word_nats": means[0], "word_nats_without_memory": means[-1]}
-        fields.append(of_row)
+        if group_nats.size:
+            means = group_nats.mean(axis=1).tolist()
+        word_fields = {"words": group_nats.shape[1], "word_nats": means[0], "word_nats_without_memory": means[-1]}
+        fields.append(word_fields)
     return fields
 
 
@@ -183,14 +183,14 @@ def word_losses(pieces: Pieces, losses: NDArray[np.float64], vocab: Vocab) -> tu
         if vocab.unknown is not None:
             unknown = vocab.symbols[vocab.unknown]
     matches = re.finditer(pattern, "".join(pieces.texts))
-    found = [match for match in matches if match[0] != unknown]
+    words_of_text = [match for match in matches if match[0] != unknown]
     ends = np.cumsum([len(text) for text in pieces.texts])
-    firsts = np.searchsorted(ends, [match.start() for match in found], side="right")
-    lasts = np.searchsorted(ends, [match.end() - 1 for match in found], side="right")
+    firsts = np.searchsorted(ends, [match.start() for match in words_of_text], side="right")
+    lasts = np.searchsorted(ends, [match.end() - 1 for match in words_of_text], side="right")
     totals = np.pad(losses.cumsum(axis=1), ((0, 0), (1, 0)))
     seen: dict[str, int] = {}
     back = []
-    for match, first in zip(found, pieces.firsts[firsts].tolist(), strict=True):
+    for match, first in zip(words_of_text, pieces.firsts[firsts].tolist(), strict=True):
         back.append(first - seen.get(match[0], first))
         seen[match[0]] = first
     return np.array(back, dtype=np.int64), totals[:, lasts + 1] - totals[:, firsts]

@@ -103,7 +103,7 @@ def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) ->
 def _model_result(member: Scoring, losses: NDArray[np.float32], points: Sequence[Recl]) -> ReclModel:
     """Return the entry of one model, with its losses, (C, P), and its RECL for each share."""
     opened = member.opened.as_run
-    loss_nats = [float(of_context.mean(dtype="float64")) for of_context in losses]
+    loss_nats = [float(at_length.mean(dtype="float64")) for at_length in losses]
     return ReclModel(
         run=str(opened.run.directory),
         step=opened.checkpoint.state["step"],
@@ -187,14 +187,14 @@ def _group_losses(group: Sequence[Scoring], options: ReclOptions) -> NDArray[np.
         f"RECL on {text.title}: {len(positions):,} positions x {len(contexts)} context lengths ({contexts[0]:,} to "
         f"{contexts[-1]:,} tokens) x {models}, {tokens:,} tokens to read"
     )
-    of_models = []
+    losses_by_model = []
     with reporter.progress("RECL", total=tokens, unit="tokens") as bar:
         for member, lengths in zip(group, read, strict=True):
             losses = {}
             for length in dict.fromkeys(lengths):
                 losses[length] = _losses(member, positions, length, options.batch_size, bar)
-            of_models.append([losses[length] for length in lengths])
-    return np.array(of_models)
+            losses_by_model.append([losses[length] for length in lengths])
+    return np.array(losses_by_model)
 
 
 def _read_lengths(member: Scoring, contexts: Sequence[int]) -> list[int]:

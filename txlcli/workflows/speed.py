@@ -217,9 +217,9 @@ class Bench:
             check_compiler(self.device, 'time a recipe with train.compile = "off"')
         batch_size = train.batch_size
         accumulate = train.accumulate
-        most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
-        if self.device.type == "cpu" and batch_size > most:
-            batch_size = most
+        max_batch_size = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
+        if self.device.type == "cpu" and batch_size > max_batch_size:
+            batch_size = max_batch_size
             accumulate = 1
         return self.settings.with_train(compile=compile_, batch_size=batch_size, accumulate=accumulate).train
 

@@ -43,8 +43,8 @@ class UserText:
         """Name in results."""
         return "stdin" if self.name == STDIN else self.name
 
-    def read(self, *, column: str | None = None, encoding: str | None = None, most: int = MAX_TEXT) -> ReadText:
-        """Return the text of a file or stdin, of at most `most` bytes: the compression and the rows are undone.
+    def read(self, *, column: str | None = None, encoding: str | None = None, max_bytes: int = MAX_TEXT) -> ReadText:
+        """Return the text of a file or stdin, of at most `max_bytes`: the compression and the rows are undone.
 
         Raises a CorpusInputError or UsageError for what `txl prepare` rejects, too.
         """
@@ -55,8 +55,8 @@ class UserText:
             try:
                 if self.name == STDIN:
                     path = Path(directory, "stdin")
-                    path.write_bytes(read_stdin(most))
-                return _read(path, column, encoding, most)
+                    path.write_bytes(read_stdin(max_bytes))
+                return _read(path, column, encoding, max_bytes)
             except OSError as error:
                 raise UsageError(f"{self.label}: cannot be read ({error.strerror}); check the path") from error
             except (CorpusError, CorpusInputError) as error:
@@ -74,8 +74,8 @@ def read_unchanged(path: Path) -> bytes:
         raise CorpusInputError(f"{error}; only the bytes of a file as it is are restored") from error
 
 
-def _read(path: Path, column: str | None, encoding: str | None, most: int) -> ReadText:
+def _read(path: Path, column: str | None, encoding: str | None, max_bytes: int) -> ReadText:
     from txlcli.workflows.exchange import containers
 
-    data = containers.read_file(check_regular(path), column, encoding, most)
+    data = containers.read_file(check_regular(path), column, encoding, max_bytes)
     return ReadText(data, tuple(remarks_on(data, path.name)))

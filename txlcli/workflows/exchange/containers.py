@@ -399,8 +399,8 @@ def extract(
     return Written(size, missing, starts)
 
 
-def read_file(path: Path, column: str | None, encoding: str | None, most: int) -> bytes:
-    """Return the text of a file of at most `most` bytes, as `txl prepare` reads it."""
+def read_file(path: Path, column: str | None, encoding: str | None, limit: int) -> bytes:
+    """Return the text of a file of at most `limit` bytes, as `txl prepare` reads it."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give a file")
     files = find(path, column, encoding)
@@ -408,12 +408,12 @@ def read_file(path: Path, column: str | None, encoding: str | None, most: int) -
         raise UsageError(f"{path}: `column` has no effect on text without rows; leave it out")
     if not files:
         reject_other_than_text(path)
-        return read_bytes(path, most)
-    check_size(path.stat().st_size, most, str(path))
+        return read_bytes(path, limit)
+    check_size(path.stat().st_size, limit, str(path))
     output = io.BytesIO()
     for file in files:
         extract(file, output, only_utf8=False)
-    check_size(output.tell(), most, f"{path}: its text")
+    check_size(output.tell(), limit, f"{path}: its text")
     return output.getvalue()
 
 

@@ -115,13 +115,13 @@ class Layout:
     def _check(self, weights: Tensors, where: str) -> None:
         """Reject tensors of other names and shapes than the linked ones, integers, and values that are not finite."""
         needed = {name: tuple(tensor.shape) for name, tensor in self._linked(self.parameters).items()}
-        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-        differing = [name for name in needed | found if needed.get(name) != found.get(name)]
+        given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        differing = [name for name in needed | given if needed.get(name) != given.get(name)]
         if differing:
             name = differing[0]
             more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             raise RunError(
-                f"{where}: {shortened(name)}: {found.get(name, 'missing')}, the settings need "
+                f"{where}: {shortened(name)}: {given.get(name, 'missing')}, the settings need "
                 f"{needed.get(name, 'no such tensor')}{more}; correct [model] with `recipe` or `overrides`"
             )
         for name, tensor in weights.items():

@@ -81,7 +81,9 @@ def run(
         if is_text:
             _check_text(store, draft, prepare, reporter)
 
-    files = [name + ending for name in names.values() for ending in system.endings]
+    files: list[str] = []
+    for name in names.values():
+        files += [name + ending for ending in system.endings]
     notes: tuple[str, ...] = ()
     if format == "nanogpt" and dtype == "uint32":
         notes = (f"V = {store.vocab.size:,} needs uint32: change the dtype in nanoGPT's train.py",)

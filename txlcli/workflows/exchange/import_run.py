@@ -14,7 +14,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RecipeError, RunError, UsageError, VocabularyError
 from txlcli.paper import metrics
-from txlcli.runs import run_directory
+from txlcli.runs import lifecycle, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import check_regular
@@ -53,7 +53,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     """Make a run of a Hugging Face directory or a file of weights."""
     settings = _settings(source, options)
     directory = workspace.runs_dir / (options.name or _name_of(source))
-    run_directory.check_free(directory, force=options.force, instead="choose another `name`")
+    lifecycle.check_free(directory, force=options.force, instead="choose another `name`")
     path = huggingface.file_of_weights(source) if source.is_dir() else source
     imported = weights.read(path)
     system = weights.system_of(imported, path)
@@ -191,6 +191,6 @@ def _write(new_run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path,
         "step": 0,
         "imported_from": source.name,
     }
-    with run_directory.locked(new_run.directory), run_directory.created(new_run, vocab.to_json(), force=force):
+    with lifecycle.locked(new_run.directory), lifecycle.created(new_run, vocab.to_json(), force=force):
         weights_only = checkpoint.Checkpoint(checkpoint.grouped("model", tensors), state)
         checkpoint.save(new_run.directory / run_directory.BEST, weights_only)

@@ -241,14 +241,14 @@ class _Index:
 def _of_index(path: Path, index: Path) -> _TokenFile:
     """Return the ids of a .bin, which must be the sequences of its index, one after the other."""
     size = path.stat().st_size
-    found = _read_index(index)
-    if found is not None:
-        edges = np.cumsum(np.append(0, found.lengths)) * found.dtype.itemsize
-        steps = np.diff(found.bounds, prepend=0, append=len(found.lengths))
-        follow = np.array_equal(edges, np.append(found.offsets, size))
-        if follow and found.lengths.min(initial=0) >= 0 and steps.min() >= 0:
-            starts = array("q", np.unique(edges[found.bounds]).tobytes())
-            return _TokenFile(found.format, found.dtype, Slice(path, 0, size), starts)
+    content = _read_index(index)
+    if content is not None:
+        edges = np.cumsum(np.append(0, content.lengths)) * content.dtype.itemsize
+        steps = np.diff(content.bounds, prepend=0, append=len(content.lengths))
+        follow = np.array_equal(edges, np.append(content.offsets, size))
+        if follow and content.lengths.min(initial=0) >= 0 and steps.min() >= 0:
+            starts = array("q", np.unique(edges[content.bounds]).tobytes())
+            return _TokenFile(content.format, content.dtype, Slice(path, 0, size), starts)
     if _is_old(index):
         raise CorpusInputError(
             f"{index}: not the index of {path.name}, in the older format of fairseq and Megatron (TNTIDX); write both "

@@ -85,10 +85,13 @@ def join_files(slices: Slices, *, close_last: bool) -> Slices:
     if not pieces:
         return ()
     joined = [_closed(piece) for piece in pieces]
-    closes = close_last and any(block.strip() for piece in pieces for block in piece.blocks())
-    if not closes:
+    if not (close_last and any(map(_has_word, pieces))):
         joined[-1] = pieces[-1]
     return tuple(joined)
+
+
+def _has_word(piece: Slice) -> bool:
+    return any(block.strip() for block in piece.blocks())
 
 
 def _closed(piece: Slice) -> Slice:

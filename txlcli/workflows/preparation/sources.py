@@ -79,12 +79,12 @@ def _extract_text(plan: PreparationPlan, options: ReadOptions) -> Text:
         notes.append(f"text of the column {columns} ({formats} files: {len(plan.files):,})")
     if others:
         notes.append(f"files in the folder that are not {formats}, which were left out: {list_names(others, source)}")
-    changes = {
-        "files_skipped": len(others) + text.changes["files_skipped"],
-        "hidden_files_skipped": hidden,
-        "rows_without_text": sum(part.missing for part in written),
-    }
-    return text.with_remarks(notes, changes)
+    return text.with_remarks(
+        notes,
+        files_skipped=len(others) + text.changes["files_skipped"],
+        hidden_files_skipped=hidden,
+        rows_without_text=sum(part.missing for part in written),
+    )
 
 
 def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> "list[Written]":

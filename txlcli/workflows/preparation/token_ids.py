@@ -1,5 +1,6 @@
 """Writes a token store from files of token ids, which are kept as they are."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def _count_ids(plan: PreparationPlan, tokens: TokenFiles, splits: Splits, total:
 
 def _paths(tokens: TokenFiles, splits: Splits) -> list[Path]:
     """Return the user's files whose ids are read."""
-    return sorted(tokens.joined or {piece.path for pieces in splits.values() for piece in pieces})
+    if tokens.joined:
+        return sorted(tokens.joined)
+    return sorted({piece.path for piece in itertools.chain(*splits.values())})
 
 
 def _count_skipped(plan: PreparationPlan, paths: Sequence[Path]) -> int:

@@ -1,6 +1,6 @@
 """Tables 6 and 10: recurrence, encodings and losses compared, by models that are changes of one recipe."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from txlcli.paper import published
 from txlcli.paper.metrics import perplexity
@@ -91,7 +91,7 @@ def _measure(runner: Runner, part: str) -> LengthResult:
         search = EvalOptions(split="valid", mem_len=AUTO)
     else:
         as_trained = runner.in_windows(part, "valid")
-        search = replace(as_trained, attn_len=AUTO)
+        search = EvalOptions(split="valid", attn_len=AUTO, stride=as_trained.stride)
     init = [perplexity(result.rows[0].loss_nats) for result in runner.evaluate_all(part, as_trained)]
     searches = [result.search for result in runner.evaluate_all(part, search) if result.search]
     best = []
@@ -141,7 +141,9 @@ def _check_longer(result: LengthResult, ppl_by_seed: list[dict[int, float]]) -> 
 
 
 def _check_harmless(lengths: tuple[int, ...], mem_len: int, ppl_by_seed: list[dict[int, float]]) -> Claim:
-    increases = {length: max(_increase(ppl, length) for ppl in ppl_by_seed) for length in lengths}
+    increases = {}
+    for length in lengths:
+        increases[length] = max(_increase(ppl, length) for ppl in ppl_by_seed)
     text = (
         f"Up to four times the trained memory ({mem_len}) does no harm (perplexity within {NOT_WORSE:.1%} of that of "
         "shorter lengths)"

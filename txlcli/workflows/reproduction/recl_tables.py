@@ -13,7 +13,13 @@ from txlcli.workflows.reproduction.section import Claim, Grid, ReportSection, pa
 
 PAPER_ROWS = dict(zip(parts("table8"), published.TABLES[8].rows, strict=True))
 """Rows of Table 8 by the part in the paper."""
-MODEL_GROUPS = [[part for part, row in PAPER_ROWS.items() if row.group == group] for group in (1, 2)]
+
+
+def _group(number: int) -> list[str]:
+    return [part for part, row in PAPER_ROWS.items() if row.group == number]
+
+
+MODEL_GROUPS = [_group(1), _group(2)]
 """Models that are compared, Transformer-XL first."""
 
 

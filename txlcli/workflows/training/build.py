@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ from txlcli.core.training.validation import InputsAndTargets
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Ids
 from txlcli.errors import RecipeError, RunError, StoreError, TrainingError, UsageError
-from txlcli.runs import run_directory
+from txlcli.runs import lifecycle, run_directory
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
@@ -87,9 +86,9 @@ def new_directories(request: Request, runs_dir: Path) -> Iterator[Path]:
     """Yield directories for a new run: the one that is asked for, or each free one with the name of the recipe."""
     options = request.options
     if options.name is None and not options.force:
-        yield from run_directory.free_directories(runs_dir, request.run_name)
+        yield from lifecycle.free_directories(runs_dir, request.run_name)
     directory = runs_dir / request.run_name
-    run_directory.check_free(directory, force=options.force)
+    lifecycle.check_free(directory, force=options.force)
     yield directory
 
 
@@ -130,7 +129,7 @@ class Builder:
         run = new_run(request, Path(), store, weights)
         segments, valid = read_splits(request.settings, store, self.reporter)
         if self.world.is_rank_zero:  # after all checks, since it makes a directory
-            claimed = run_directory.claimed(new_directories(request, self.workspace.runs_dir))
+            claimed = lifecycle.claimed(new_directories(request, self.workspace.runs_dir))
             run = replace(run, directory=files.enter_context(claimed))  # other runs may have begun since
         plan = self._plan(run, segments)
         self.reporter.say(f"training {plan}")
@@ -138,7 +137,7 @@ class Builder:
             self.reporter.say(note)
         training = self._build(plan, segments, valid, weights)
         if self.world.is_rank_zero:
-            created = run_directory.created(run, store.vocab.to_json(), force=request.options.force)
+            created = lifecycle.created(run, store.vocab.to_json(), force=request.options.force)
             files.enter_context(created)
         return Job(plan, training)
 
@@ -146,7 +145,7 @@ class Builder:
         """Build the training of a run exactly where it stopped; `files` keeps its directory locked."""
         request = self.request
         if self.world.is_rank_zero:
-            files.enter_context(run_directory.locked(stopped.directory))
+            files.enter_context(lifecycle.locked(stopped.directory))
         saved = _load_checkpoint(stopped, self.store)
         self._agree(saved)
         run = _with_settings(stopped, request.settings, saved.state["step"])
@@ -361,22 +360,18 @@ def _check_resumed(run: Run, stopped: Run, training: Training, until_step: int |
 
 def _with_settings(stopped: Run, settings: Settings, step: int) -> Run:
     """Return a run that was stopped at a step with its new settings, and the record of what changed."""
-    changes = _differences(stopped.settings, settings)
-    recorded = stopped.changes
-    if changes:
-        recorded = (*recorded, run_directory.Change(step, changes))
-    return replace(stopped, settings=settings, changes=recorded)
-
-
-def _differences(before: Settings, after: Settings) -> dict[str, list[Any]]:
-    """Return the old and the new value of each setting that changed."""
-    return recipe.differences([recipe.to_table(before), recipe.to_table(after)])
+    differences = recipe.differences([recipe.to_table(stopped.settings), recipe.to_table(settings)])
+    changes = stopped.changes
+    if differences:
+        changes = (*changes, run_directory.Change(step, differences))
+    return replace(stopped, settings=settings, changes=changes)
 
 
 def _report_changes(run: Run, stopped: Run, step: int, reporter: Reporter) -> None:
-    """Report the settings that changed, and a learning rate that jumps."""
-    for name, (old, new) in _differences(stopped.settings, run.settings).items():
-        reporter.say(f"{name} is now {recipe.format_value(new)}; it was {recipe.format_value(old)}")
+    """Report the settings that changed since a run was stopped, and a learning rate that jumps."""
+    for change in run.changes[len(stopped.changes) :]:
+        for name, (old, new) in change.settings.items():
+            reporter.say(f"{name} is now {recipe.format_value(new)}; it was {recipe.format_value(old)}")
     if run.settings.train.max_steps != stopped.settings.train.max_steps:
         old_lr = scheduled_lr(stopped.settings.train, step)
         new_lr = scheduled_lr(run.settings.train, step + 1)

@@ -159,20 +159,20 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
     out_of_memory.warn(plan, workspace.reporter)
     for note in plan.notes:
         workspace.reporter.say(note)
-    of_one = of_one_process(train, processes)
-    needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
+    rank_settings = of_one_process(train, processes)
+    needed = step_bytes(settings.model, vocab_size, rank_settings, device=device, processes=processes)
     flops = plan.flops_per_token
     timed = None
     if measures or device.type != "cpu":
         peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
         if needed.total <= MAX_TIMED_BYTES:
-            timed = _timed_share_of_peak(plan, of_one, peak, limit_s=MAX_TIMED_S)
+            timed = _timed_share_of_peak(plan, rank_settings, peak, limit_s=MAX_TIMED_S)
     else:
         clock = ShareClock()
         peak = _quick_peak(device, train.precision)
         if needed.total <= MAX_QUICK_BYTES:
-            timed = _timed_share_of_peak(plan, of_one, peak, limit_s=clock.share() * QUICK_S / 2)
-    share, source = plan.expected_share(of_one)
+            timed = _timed_share_of_peak(plan, rank_settings, peak, limit_s=clock.share() * QUICK_S / 2)
+    share, source = plan.expected_share(rank_settings)
     if timed is not None:
         share = timed
         source = ""
@@ -278,10 +278,10 @@ def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleFore
     request = resolve(source, TrainOptions(overrides=options.overrides), workspace)
     plan = _plan(request, workspace, GPU)
     train = plan.run.settings.train
-    most = min(MAX_DEVICES, train.batch_size // train.accumulate)
+    max_devices = min(MAX_DEVICES, train.batch_size // train.accumulate)
     if train.deterministic:
-        most = 1
-    counts = [2**power for power in range(most.bit_length())]
+        max_devices = 1
+    counts = [2**power for power in range(max_devices.bit_length())]
     by_devices = tuple(_cost(plan, options, devices) for devices in counts)
     return ScaleForecast(plan=plan, options=options, by_devices=by_devices)
 
@@ -290,9 +290,9 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
     """Return the bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
     if devices == 1:
         train = dataclasses.replace(train, parallel="ddp")
-    of_one = of_one_process(train, devices)
-    needed = step_bytes(model, vocab_size, of_one, device=GPU, processes=devices)
-    logits = logit_bytes(model, vocab_size, of_one)
+    rank_settings = of_one_process(train, devices)
+    needed = step_bytes(model, vocab_size, rank_settings, device=GPU, processes=devices)
+    logits = logit_bytes(model, vocab_size, rank_settings)
     by_purpose = needed.to_json()
     weights = by_purpose.pop("weights")
     total = by_purpose.pop("total")
@@ -307,11 +307,11 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     train = run.settings.train
     needed = device_bytes(run.settings.model, run.vocab_size, train, devices)
     exchanged = _sent_bytes(train) * (devices - 1) * run.parameters // devices
-    of_one = of_one_process(train, devices)
-    share, source = plan.expected_share(of_one)
+    rank_settings = of_one_process(train, devices)
+    share, source = plan.expected_share(rank_settings)
     step_s = tokens_per_s = seconds = fits = None
     if options.device_flops is not None:
-        flops = of_one.batch_size * train.seg_len * plan.flops_per_token
+        flops = rank_settings.batch_size * train.seg_len * plan.flops_per_token
         compute_s = flops / (share * options.device_flops)
         exchange_s = exchanged / (options.bandwidth or math.inf)
         step_s = compute_s + _visible_exchange_s(run, exchange_s, compute_s)
@@ -321,7 +321,7 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
         fits = needed["total"] <= USABLE * options.device_memory
     return DeviceCost(
         devices=devices,
-        batch_size_per_device=of_one.batch_size,
+        batch_size_per_device=rank_settings.batch_size,
         share_of_peak=share,
         share_source=source,
         device_bytes=needed,

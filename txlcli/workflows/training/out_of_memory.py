@@ -69,8 +69,8 @@ def warn(plan: Plan, reporter: Reporter, *, available: Callable[[torch.device], 
 def forecast_bytes(plan: Plan, train: TrainSettings) -> int:
     """Return the bytes that a step of one of the processes needs."""
     run = plan.run
-    of_one = of_one_process(train, plan.processes)
-    needed = step_bytes(run.settings.model, run.vocab_size, of_one, device=plan.device, processes=plan.processes)
+    rank_settings = of_one_process(train, plan.processes)
+    needed = step_bytes(run.settings.model, run.vocab_size, rank_settings, device=plan.device, processes=plan.processes)
     return needed.total
 
 
@@ -81,14 +81,14 @@ def advise(plan: Plan, available: int | None) -> str:
     """
     train = plan.run.settings.train
     needed = forecast_bytes(plan, train)
-    most = USABLE * min(available or needed, needed)
+    limit = USABLE * min(available or needed, needed)
     needs = f"a step needs about {format_size(needed)}"
     if available:
         needs += f" of {format_size(available)}"
     fitting: list[str] = []
     for smaller in smaller_steps(train, plan.processes):
         size = forecast_bytes(plan, smaller)
-        if size <= most:
+        if size <= limit:
             fitting.append(f"{_options(train, smaller)} (about {format_size(size)})")
         if len(fitting) == MAX_SHOWN:
             break

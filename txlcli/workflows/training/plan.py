@@ -1,6 +1,5 @@
 """Says what a training run will do: its sizes, its text, its device, and if its layers are compiled."""
 
-import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -166,7 +165,7 @@ def decide_compile(plan: Plan, saved: Checkpoint | None, world: World, reporter:
         if reason is not None:
             reporter.say(f"layers are not compiled: {reason}")
         compiles = not world.any_of(reason is not None)
-    return dataclasses.replace(train, compile="on" if compiles else "off")
+    return plan.run.settings.with_train(compile="on" if compiles else "off").train
 
 
 def _reason_against(plan: Plan) -> str | None:

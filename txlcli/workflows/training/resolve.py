@@ -6,7 +6,7 @@ from pathlib import Path
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
 from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError, listed
-from txlcli.runs import run_directory
+from txlcli.runs import lifecycle, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.training import trackers
 from txlcli.workflows.training.options import TrainOptions
@@ -53,7 +53,7 @@ class Request:
         requests = []
         for seed in range(train.seed, train.seed + count):
             name = f"{self.run_name}-seed{seed}"
-            run_directory.check_free(runs_dir / name, force=self.options.force)
+            lifecycle.check_free(runs_dir / name, force=self.options.force)
             settings = self.settings.with_train(seed=seed)
             options = replace(self.options, name=name)
             requests.append(replace(self, run_name=name, settings=settings, options=options))
@@ -90,11 +90,11 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
 def _of_store(store: str, unit: str, options: TrainOptions, workspace: Workspace) -> Request:
     """Resolve the name of a token store: the small recipe of its unit, or the settings of a run, on this text."""
     changes = [f"corpus.store={store}", *options.changes]
-    found = f"{store} is a token store (unit {unit})"
+    explanation = f"{store} is a token store (unit {unit})"
     if options.begin_from:
-        workspace.reporter.say(f"{found}: training with the settings of {options.begin_from} on it")
+        workspace.reporter.say(f"{explanation}: training with the settings of {options.begin_from} on it")
         return _of_run(changes, options, workspace.runs_dir, new_name=store)
-    workspace.reporter.say(f'{found}: training the recipe "{RECIPES[unit]}" on it')
+    workspace.reporter.say(f'{explanation}: training the recipe "{RECIPES[unit]}" on it')
     return _of_recipe(RECIPES[unit], changes, options, new_name=store)
 
 

@@ -14,7 +14,7 @@ from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
 from txlcli.errors import Interrupted, TxlError, UsageError
-from txlcli.runs import log_file, run_directory
+from txlcli.runs import lifecycle, log_file, run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
@@ -191,10 +191,10 @@ def _profiler(plan: Plan, training: Training, steps: int) -> StepProfiler:
     before_validation = interval - (training.steps_of_interval + before) % interval
     if steps > before_validation:
         after += before_validation
-    most = min(interval, plan.steps - after)
-    if steps > most:
+    limit = min(interval, plan.steps - after)
+    if steps > limit:
         raise UsageError(
-            f"`profile` {steps}: {max(most, 0):,} steps fit between the warm-up, which ends with step {after:,}, and "
+            f"`profile` {steps}: {max(limit, 0):,} steps fit between the warm-up, which ends with step {after:,}, and "
             f"the end or a validation, every {interval:,} steps; profile fewer steps, or train for more"
         )
     on_cuda = training.device.type == "cuda"
@@ -238,7 +238,7 @@ def _check_interrupted(job: Job, stopped_by: int, resume_hint: str) -> None:
     code = TxlError.exit_code
     if stopped_by:
         code = 128 + stopped_by
-    if training.step == 0 and training.world.is_rank_zero and run_directory.aside(directory).exists():
+    if training.step == 0 and training.world.is_rank_zero and lifecycle.aside(directory).exists():
         raise Interrupted(f"no step was taken; the earlier run {directory} was kept", code)
     if not stopped_by:
         return
