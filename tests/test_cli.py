@@ -162,6 +162,11 @@ def test_the_wheel_holds_every_package():
         ["train", "ptb", "--name", "a", "--name=a"],
         ["eval", "--same-length", "--no-same-length"],
         ["runs", "list", "--runs-dir", "a", "--runs-dir", "b"],
+        ["train", "ptb", "--set", "train.lr=1", "--set", "train.lr = 2"],
+        ["train", "ptb", "--set", "train.seed=1", "--seed", "2"],
+        ["speed", "ptb", "--set", "train.lr=1", "--set", "train.lr=1"],
+        ["recipes", "scale", "ptb", "--set", "train.lr=1", "--set", "train.lr=2"],
+        ["import", "weights", "--set", "train.lr=1", "--set", "train.lr=2"],
     ],
 )
 def test_an_option_of_one_value_is_rejected_if_it_is_given_twice(line):

@@ -13,6 +13,7 @@ from txlcli import console, corpora
 from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
 from txlcli.config.ranges import FieldType
+from txlcli.errors import UsageError
 from txlcli.runs import lifecycle, run_directory
 from txlcli.system import launcher
 from txlcli.system.command_lines import default_data_dir, default_runs_dir, flag
@@ -106,6 +107,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
                 given["reporter"] = TerminalReporter(bars=not values.get("json"))
             options = cls(**given)
             values[name] = options
+            check_settings(given.get("overrides", ()))
             if isinstance(options, RunsDir) and launcher.is_main():
                 lifecycle.recover(options.runs_dir, console.say)
                 if "run_name" in values:  # a wrong name is reported before PyTorch is imported
@@ -127,6 +129,16 @@ def _pop_options(cls: type[Options], values: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             given[field.name] = value
     return given
+
+
+def check_settings(changes: Iterable[str]) -> None:
+    """Reject a setting that the command line gives twice: a recipe would take the last value."""
+    names = set()
+    for change in changes:
+        name = change.partition("=")[0].strip()
+        if name in names:
+            raise UsageError(f"{name} is given twice, and takes one value; leave out one of them")
+        names.add(name)
 
 
 def _parameter(field: Field[Any]) -> Parameter:
