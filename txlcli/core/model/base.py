@@ -9,7 +9,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ from txlcli.core.model.linear import Linear
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.softmax import AdaptiveSoftmax
 
-Output = TypeVar("Output")
 Memory = list[Tensor]
 """Tensors that a model keeps of earlier segments, without gradient; the first axis of each is the batch."""
 
@@ -246,13 +245,15 @@ class LanguageModel(nn.Module, ABC):
             return own, after, []
         return own, memory, [segment]
 
-    def layer_function(self, layer: Callable[..., Output]) -> Callable[..., Output]:
-        """Return what calls a layer, compiled or not; with train.recompute = "layers", backward passes do so again."""
+    def layer_function(self, layer: nn.Module) -> Callable[..., Any]:
+        """Return the layer, or what calls it compiled, or again in the backward pass (train.recompute = "layers")."""
         compiles = self.backend.compiles
         if self.backend.recompute == "layers" and torch.is_grad_enabled():
             keeps = not compiles and is_capturing(self.device)  # the compiler repeats those of its own graph
             return functools.partial(compiled(recomputed, compiles), layer, keeps_random_numbers=keeps)
-        return compiled(layer, compiles)
+        if compiles:
+            return functools.partial(compiled(call_layer), layer)
+        return layer
 
     def forget_gradients(self) -> None:
         """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients.
@@ -304,3 +305,8 @@ class LanguageModel(nn.Module, ABC):
         counted = goal.counted(tokens.shape[1])
         loss = self.losses(hidden[:, counted], targets[:, counted], goal.tail_rows).mean()
         return sum(goal.penalties(undropped[:, counted]), loss), loss, memory
+
+
+def call_layer(layer: nn.Module, *inputs: object) -> Any:
+    """Call a layer: one function of all layers, which have one shape, is compiled once."""
+    return layer(*inputs)

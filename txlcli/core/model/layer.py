@@ -196,7 +196,12 @@ class Layer(nn.Module):
             layer_input, query, keys, values = compiled(project, self.backend.compiles_parts)(
                 self, hidden, terms.rotation, first
             )
-            attended = self._attend(query, keys, values, past, terms)
+            keys, values = past.extend(keys, values, self)
+            attended = hidden[:, :0]
+            if query.shape[2]:  # else a reader needs the last keys and values alone
+                drop = self.projection_dropout
+                attend = past.attend or self.backend.attend
+                attended = self.attention(drop(query), (drop(keys), drop(values)), terms, attend)
         if first:
             hidden = hidden[:, first:]
         if hidden.shape[1]:
@@ -231,16 +236,6 @@ class Layer(nn.Module):
         attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
         output = aligned(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
         return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))
-
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, past: Past, terms: ScoreTerms) -> Tensor:
-        """Attend from the queries of a segment (B, H, L, D) to the keys and values of past and segment."""
-        keys, values = past.extend(keys, values, self)
-        if not query.shape[2]:
-            return query.flatten(2)  # a reader needs the last keys and values alone
-        drop = self.projection_dropout
-        attend = past.attend or self.backend.attend
-        attended: Tensor = self.attention(drop(query), (drop(keys), drop(values)), terms, attend)
-        return attended
 
     def residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.

@@ -41,14 +41,6 @@ def last_output(layers: Iterator[LayerOutput]) -> Tensor:
     return output.hidden
 
 
-def call_layer(
-    layer: Layer, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None, read: Tensor | None
-) -> LayerOutput:
-    """Call a layer: one function of all layers, which have one shape, is compiled once."""
-    output: LayerOutput = layer(hidden, past, terms, count=count, read=read)
-    return output
-
-
 def embed_inputs(model: "TransformerXL", vectors: list[Tensor], tokens: Tensor, positions: Tensor) -> Tensor:
     """Return the input of the first layer, (B, L, d), from what the embedding finds for tokens at positions (L,)."""
     embedded = model.embedding.join(vectors, tokens) * model.settings.d_model**0.5
@@ -261,7 +253,6 @@ class TransformerXL(LanguageModel):
             count: number of final positions to compute in the last layer, 0 included; all by default.
         """
         last = len(self.layers) - 1
-        read_layer = self.layer_function(call_layer)
         read = None
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
@@ -270,7 +261,7 @@ class TransformerXL(LanguageModel):
             of_layer = count if number == last else None
             if self.before_layer is not None:
                 self.before_layer(number)
-            output = read_layer(layer, hidden, past, layer_terms, of_layer, read)
+            output: LayerOutput = self.layer_function(layer)(hidden, past, layer_terms, of_layer, read)
             yield output
             hidden = output.hidden
             read = None if self.encoding.changes_layers else output.read

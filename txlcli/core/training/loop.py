@@ -194,7 +194,11 @@ class Training:
             self.memories = self.empty_memories()  # every epoch starts without memory
         batch = self._next_batch()
         self.model.train()
-        losses = self._gradients(batch)
+        self.stepper.rehearse(batch, self.memories)
+        if self.stepper.may_step_down:
+            losses = self._gradients_on_fast_path(batch)
+        else:  # the backward pass frees the memory before
+            losses = self.stepper.gradients(batch, self.memories)
         loss = losses[0]
         may_skip = self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
@@ -216,11 +220,8 @@ class Training:
         tokens = self.settings.batch_size * batch.targets.shape[1]
         return StepResult(losses, grad_norm, tokens)
 
-    def _gradients(self, batch: Batch) -> Tensor:
-        """Add the gradients of a step; see `Step.gradients`."""
-        self.stepper.rehearse(batch, self.memories)
-        if not self.stepper.may_step_down:  # the backward pass can then free the memory before
-            return self.stepper.gradients(batch, self.memories)
+    def _gradients_on_fast_path(self, batch: Batch) -> Tensor:
+        """Add the gradients of a step; if a part of the fast path fails, begin again with the memory before."""
         before = self.memories
 
         def compute() -> Tensor:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,7 +18,8 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import World
 from txlcli.core.training.optimizer import make_optimizer
 
-Computed = TypeVar("Computed", bound=tuple[Any, ...])
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 class DataParallel:
@@ -43,9 +44,9 @@ class DataParallel:
     def _prepare(self) -> None:
         """Prepare what a mode needs before there is an optimizer."""
 
-    def call(self, compute: Callable[[], Computed]) -> Computed:
-        """Return what the model computes for the lanes of this process."""
-        return compute()
+    def with_all_weights(self, method: Callable[P, Result]) -> Callable[P, Result]:
+        """Return a method of the model for one call, in which it reads the weights of all processes."""
+        return method
 
     def receive_updates(self) -> None:
         """Let this process read all weights as they are after the last update; all processes must call this."""

@@ -8,6 +8,7 @@ gradients that are added up, norms and root stay fp32: a norm's gain is close to
 gradients of all its tokens.
 """
 
+import functools
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, StateReader
-from txlcli.core.training.parallel import Computed, DataParallel
+from txlcli.core.training.parallel import DataParallel, P, Result
 
 
 class FullyShardedParallel(DataParallel):
@@ -43,10 +44,15 @@ class FullyShardedParallel(DataParallel):
         fully_shard(self._module, mesh=self._mesh)
         self.gradient_factor = self.world.size
 
-    def call(self, compute: Callable[[], Computed]) -> Computed:
+    def with_all_weights(self, method: Callable[P, Result]) -> Callable[P, Result]:
         self._drop_gathered()
-        computed: Computed = self._module(compute)
-        return computed
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            # FSDP would move inputs that it sees to the device, also targets that are read on the host.
+            result: Result = self._module(functools.partial(method, *args, **kwargs))
+            return result
+
+        return call
 
     def _drop_gathered(self) -> None:
         """Drop the weights that an earlier forward pass has left gathered: they may have changed since."""
@@ -96,7 +102,7 @@ class _CalledModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, compute: Callable[[], Computed]) -> Computed:
+    def forward(self, compute: Callable[[], Result]) -> Result:
         """Call the function."""
         return compute()
 
@@ -118,7 +124,8 @@ class _ShardedReader(StateReader):
     def read(self, tokens: Tensor) -> Tensor:
         memory = self.state or self._first_memory()
         with self._autocast:
-            hidden, self.state = self._parallel.call(lambda: self.model(tokens, memory, mem_len=self.mem_len))
+            read = self._parallel.with_all_weights(self.model)
+            hidden, self.state = read(tokens, memory, mem_len=self.mem_len)
         return hidden
 
 

@@ -4,7 +4,6 @@ Axes: B batch, E tokens that are read again, L segment, M memory, d model width,
 """
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -101,23 +100,22 @@ class Step:
         losses = []
         for number, (part, memory) in enumerate(zip(batch.split(sizes), memories, strict=True)):
             with self.weights.in_use(is_first=number == 0, is_last=number == len(sizes) - 1):
-                losses.append(self._forward_backward(part, memory))
+                with autocast(self.model.device, self.settings.precision), self._compiling(part, memory):
+                    compute = self.parallel.with_all_weights(self.model.objective)
+                    loss, reported, memory[:] = compute(part.inputs, part.targets, memory, self._objective(part))
+                losses.append(self._backward(loss, reported, share=sizes[number] / self.settings.batch_size))
         self._has_compiled |= self._is_compiled
         self._is_compiled = False
         total = sum(losses[1:], losses[0])
         self.weights.add_up(total)
         return total
 
-    def _forward_backward(self, batch: Batch, memory: Memory) -> Tensor:
-        """Add the gradients of one micro-batch; return its part of the losses (2,) of `gradients`."""
-        objective = self._objective(batch)
-        precision = self.settings.precision
-        with autocast(self.model.device, precision), self._compiling(batch, memory):
-            compute = functools.partial(self.model.objective, batch.inputs, batch.targets, memory, objective)
-            loss, reported, memory[:] = self.parallel.call(compute)
-        # No other reference to the old memory is left, so the backward pass frees it layer by layer.
-        share = len(batch.inputs) / self.settings.batch_size
-        with float32_products(self.model.device, precision):
+    def _backward(self, loss: Tensor, reported: Tensor, *, share: float) -> Tensor:
+        """Add the gradients of a micro-batch, a share of the batch; return its part of the losses of `gradients`.
+
+        No reference to the old memory is left, so the backward pass frees it layer by layer.
+        """
+        with float32_products(self.model.device, self.settings.precision):
             self.scaler.scale(loss).backward(torch.full_like(loss, share * self.parallel.gradient_factor))
         losses = torch.stack([reported, loss - reported]).detach()
         return losses * share if share < 1 else losses
@@ -279,6 +277,6 @@ class Step:
         self.parallel.receive_updates()
         model = self.model.eval()
         with autocast(model.device, self.settings.precision), model.uncompiled():
-            compute = functools.partial(model, inputs, memory, mem_len=self.settings.mem_len)
-            hidden, _ = self.parallel.call(compute)
+            read = self.parallel.with_all_weights(model)
+            hidden, _ = read(inputs, memory, mem_len=self.settings.mem_len)
             return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
