@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from txlcli.core.training.loop import Training
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.core.training.validation import validation_settings
+from txlcli.core.training.validation import ValidationText, validation_settings
 from txlcli.errors import TrainingError
 
 CPU = torch.device("cpu")
@@ -74,11 +73,11 @@ def new_training(
     if model is None:
         settings_of_model = model_settings(**{"dropout": dropout, "attention_dropout": dropout, **(shape or {})})
         model = new_model(settings_of_model, V, seed=settings.seed, device=CPU)
-    split = scored_stream(draw_split(31, seed=6), None) if valid else None
+    spans = ()
     if settings.reset_at_documents:
         starts = np.arange(0, len(ids), DOCUMENT)
         spans = document_spans(np.arange(0, 31, DOCUMENT), None, 30)
-        cls = partial(cls, valid_spans=spans)
+    split = ValidationText(*scored_stream(draw_split(31, seed=6), None), spans) if valid else None
     segments = TrainingSegments(ids, settings, starts, shuffles=not settings.reset_at_documents)
     return cls(model, settings, segments, split, saver or Saver(directory, {"recipe": "tiny"}), world)
 
@@ -357,7 +356,7 @@ def test_a_validation_is_the_mean_loss_of_the_split_with_the_average_if_there_is
             own = weights(training)
             training.model.load_state_dict(training.average.weights if report.averaged else own)
             settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
-            scores = score(Stream(training.model, *training.valid, settings))
+            scores = score(Stream(training.model, training.valid.inputs, training.valid.targets, settings))
             assert report.tokens == len(scores.losses_nats) == 30
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
             training.model.load_state_dict(own)
@@ -382,7 +381,7 @@ def test_it_validates_in_windows_as_an_evaluation_scores_them(tmp_path):
     training = new_training(tmp_path, valid_attn_len=7, valid_seg_len=3, valid_every=1, max_steps=1)
     (report,) = valids_of(run(training))
     settings = EvalSettings(seg_len=7, mem_len=0, batch_size=4, same_length="off")
-    scores = score_windows(Stream(training.model, *training.valid, settings), stride=3)
+    scores = score_windows(Stream(training.model, training.valid.inputs, training.valid.targets, settings), stride=3)
     assert report.loss_nats == pytest.approx(scores.total_nats / len(scores.losses_nats), rel=1e-6)
 
 
@@ -403,10 +402,10 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
     assert {report.best for report in reports} == {True, False}
     best = checkpoint.load(training.saver.best_path)
     assert best.state["step"] == 1 + losses.index(min(losses))
-    assert best.state["best_nats"] == training.best_nats == min(losses)
+    assert best.state["best_nats"] == training.validations.best_nats == min(losses)
     model = checkpoint.build_model(training.model.settings, V, best)
     settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
-    scores = score(Stream(model, *training.valid, settings))
+    scores = score(Stream(model, training.valid.inputs, training.valid.targets, settings))
     assert scores.total_nats / 30 == pytest.approx(min(losses), rel=1e-6)
 
 

@@ -69,7 +69,9 @@ def test_validation_remembers_what_training_reads_again(tmp_path):
     assert (settings.seg_len, settings.mem_len) == (3, 13)
     training = new_training(tmp_path, mem_len=0, reread_len=7, max_steps=1, valid_every=1)
     (valid,) = valids_of(run(training))
-    scores = score(Stream(training.model, *training.valid, validation_settings(training.settings)))
+    scores = score(
+        Stream(training.model, training.valid.inputs, training.valid.targets, validation_settings(training.settings))
+    )
     assert valid.loss_nats == pytest.approx(scores.total_nats / len(scores.losses_nats))
 
 

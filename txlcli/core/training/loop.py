@@ -28,10 +28,10 @@ from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.parallel_zero import ZeroParallel
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.saving import Saver
-from txlcli.core.training.schedule import reduced, scheduled_lr
+from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments, band_shares
 from txlcli.core.training.step import Batch
-from txlcli.core.training.validation import InputsAndTargets, validate
+from txlcli.core.training.validation import Validations, ValidationText, validate
 from txlcli.errors import RecipeError, RunError, TrainingError, TxlError
 from txlcli.system.memory import is_out_of_memory
 
@@ -70,11 +70,10 @@ class Training:
         model: LanguageModel,
         settings: TrainSettings,
         segments: TrainingSegments,
-        valid: InputsAndTargets | None = None,
+        valid: ValidationText | None = None,
         saver: Saver | None = None,
         world: World = SINGLE_PROCESS,
         *,
-        valid_spans: Sequence[tuple[int, int]] = (),
         capture_graph: CaptureGraph | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -84,8 +83,6 @@ class Training:
         self.settings = settings
         self.segments = segments
         self.valid = valid
-        self.valid_spans = valid_spans
-        """Targets of each document of the validation split, if each is read from an empty memory."""
         self.saver = saver or Saver()
         self.world = world
         self.device = model.device
@@ -98,15 +95,9 @@ class Training:
         self.stepper = captured or self.train_step
         """Takes the steps, by replaying CUDA graphs or without."""
         self.average = Average(self.parallel.own_weights(), settings)
-        self.lr_scale = 1.0
-        """Factor of the scheduled learning rate, with schedule = "plateau"."""
+        self.validations = Validations(settings)
         self.step = 0
         self.position = StreamPosition()
-        self.validated = 0
-        """The step of the last validation."""
-        self.best_nats = math.inf
-        self.stale = 0
-        """Validations since the last improvement."""
         self.memories = self.empty_memories()
         self._skipped = 0
         self._skipped_in_a_row = 0
@@ -174,7 +165,7 @@ class Training:
     def validation_is_due(self) -> bool:
         """Return True if this step ends with a validation that is not complete; a stop may have interrupted it."""
         on_time = self.steps_of_interval == 0 or self.step == self.settings.max_steps
-        return self.step > 0 and on_time and self.validated != self.step
+        return self.step > 0 and on_time and self.validations.last_step != self.step
 
     @property
     def steps_of_interval(self) -> int:
@@ -186,7 +177,7 @@ class Training:
     @property
     def has_ended(self) -> bool:
         """True if the last step is taken and validated."""
-        return self.settings.ends_after(self.step, self.stale) and not self.validation_is_due()
+        return self.settings.ends_after(self.step, self.validations.stale) and not self.validation_is_due()
 
     def update(self) -> StepResult | None:
         """Take one optimizer step; return None if it is skipped (train.skip_nonfinite)."""
@@ -328,13 +319,10 @@ class Training:
     ) -> Iterator[ValidReport]:
         """Validate the average, or the weights, and report; do nothing if a stop interrupts the validation."""
         if self.valid is None:
-            self.validated = self.step
+            self.validations.last_step = self.step
             return
+        compute = functools.partial(validate, self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
         with self.average.swapped_in():
-            valid = self.valid
-            compute = functools.partial(
-                validate, self.parallel, valid, spans=self.valid_spans, should_stop=should_stop, on_tokens=on_tokens
-            )
             scores = self._on_fast_path(compute)
         if scores:
             yield self.on_validation(scores)
@@ -348,8 +336,7 @@ class Training:
                 f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
                 f"{self.saver.last_path} in another `precision`, or start a new run with a lower train.lr"
             )
-        self.validated = self.step
-        is_best = loss_nats < self.best_nats
+        is_best = self.validations.add(self.step, loss_nats)
         report = ValidReport(
             step=self.step,
             epoch=self.epoch,
@@ -359,10 +346,7 @@ class Training:
             best=is_best,
             averaged=bool(self.average.weights),
         )
-        self.stale = 0 if is_best else self.stale + 1
-        self.lr_scale = reduced(self.settings, self.lr_scale, self.stale)
         if is_best:
-            self.best_nats = loss_nats
             self._write_weights(self.saver.best_path)
         self.average.on_validation(loss_nats)
         return report
@@ -442,7 +426,7 @@ class Training:
 
     def lr(self, step: int, factor: float = 1.0) -> float:
         """Return the learning rate of step number `step`, for parameters whose peak has a factor."""
-        return scheduled_lr(self.settings, step, factor) * self.lr_scale
+        return scheduled_lr(self.settings, step, factor) * self.validations.lr_scale
 
     def empty_memories(self) -> list[Memory]:
         """Return the memory before the first segment, one for each micro-batch of this process."""
@@ -460,15 +444,11 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """Return the plain data of a checkpoint."""
-        best_nats = self.best_nats if math.isfinite(self.best_nats) else None
         state = {
             "step": self.step,
             "place": self.position._asdict(),
-            "validated": self.validated,
-            "best_nats": best_nats,
-            "stale": self.stale,
+            **self.validations.state(),
             "average": {"kind": self.settings.average, **self.average.state()},
-            "lr_scale": self.lr_scale,
             "scaler": self.train_step.scaler.state_dict(),
             "interval": self._interval.state(),
         }
@@ -497,15 +477,11 @@ class Training:
                 f'"{self.settings.average}" during the training; start a new run instead'
             )
         self.step = state["step"]
-        self.validated = state["validated"]
+        self.validations.restore(state)
         self.position = StreamPosition(**state["place"])
         if self.position.segment >= self.segments.segments_in(self.position.epoch):
             raise ValueError(f"its epoch has no segment {self.position.segment}")
         self._interval = Interval.restored(state.get("interval"), self.step, self.device, self._clock)
-        self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
-        self.stale = state["stale"]
-        if self.settings.schedule == "plateau":
-            self.lr_scale = state["lr_scale"]
         if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
             self.train_step.scaler.load_state_dict(state["scaler"])
         averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}

@@ -1,11 +1,13 @@
-"""Scores a text in all processes: each reads some of the lanes, or some of the windows.
+"""Validation in all processes: each scores some of the lanes, windows or documents. And what validations have shown.
 
 Axes: B lanes, T tokens.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +19,60 @@ from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
 from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
+from txlcli.core.training.schedule import reduced
 from txlcli.errors import UsageError
 
-InputsAndTargets = tuple[Tokens, Tokens]
-"""Inputs and targets of the validation split, (T,) each."""
+
+@dataclass(frozen=True)
+class ValidationText:
+    """The validation split."""
+
+    inputs: Tokens
+    """Tokens read, (T,)."""
+    targets: Tokens
+    """Tokens predicted, (T,)."""
+    spans: Sequence[tuple[int, int]] = ()
+    """First target of each document and the one after its last, if each is read from an empty memory."""
+
+
+class Validations:
+    """The validations of a training run so far."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self._settings = settings
+        self.last_step = 0
+        """Step of the last one."""
+        self.best_nats = math.inf
+        """Lowest loss."""
+        self.stale = 0
+        """Number since the last improvement."""
+        self.lr_scale = 1.0
+        """Factor of the scheduled learning rate, with schedule = "plateau"."""
+
+    def add(self, step: int, loss_nats: float) -> bool:
+        """Add one; return True if its loss is the lowest."""
+        self.last_step = step
+        is_best = loss_nats < self.best_nats
+        if is_best:
+            self.best_nats = loss_nats
+            self.stale = 0
+        else:
+            self.stale += 1
+        self.lr_scale = reduced(self._settings, self.lr_scale, self.stale)
+        return is_best
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint saves."""
+        best_nats = self.best_nats if math.isfinite(self.best_nats) else None
+        return {"validated": self.last_step, "best_nats": best_nats, "stale": self.stale, "lr_scale": self.lr_scale}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Restore them from the state of a checkpoint."""
+        self.last_step = saved["validated"]
+        self.best_nats = math.inf if saved["best_nats"] is None else saved["best_nats"]
+        self.stale = saved["stale"]
+        if self._settings.schedule == "plateau":
+            self.lr_scale = saved["lr_scale"]
 
 
 class _Stopped(Exception):  # noqa: N818 - ends a validation early
@@ -44,16 +96,12 @@ def validation_settings(settings: TrainSettings) -> EvalSettings:
 
 def validate(
     parallel: DataParallel,
-    split: InputsAndTargets,
+    text: ValidationText,
     *,
-    spans: Sequence[tuple[int, int]] = (),
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,
 ) -> Scores | None:
-    """Score the validation split; return None if stopped before its end. All processes must call this.
-
-    With the `spans` of documents, each is read from an empty memory.
-    """
+    """Score the validation split; return None if stopped before its end. All processes must call this."""
     world = parallel.world
     in_windows = parallel.settings.valid_attn_len is not None
 
@@ -61,17 +109,16 @@ def validate(
         if on_tokens:
             on_tokens(tokens)
         # Processes read different numbers of windows or documents: several of them only stop after the last.
-        may_agree = world.size == 1 or not (in_windows or spans)
+        may_agree = world.size == 1 or not (in_windows or text.spans)
         if may_agree and world.any_of(should_stop()):
             raise _Stopped
 
-    inputs, targets = split
     settings = validation_settings(parallel.settings)
-    stream = Stream(parallel.model, inputs, targets, settings, after_segment, parallel.make_reader)
+    stream = Stream(parallel.model, text.inputs, text.targets, settings, after_segment, parallel.make_reader)
     with suppress(_Stopped):
-        if spans:
+        if text.spans:
             parallel.receive_updates()
-            return _score_documents(stream, spans, world)
+            return _score_documents(stream, text.spans, world)
         if in_windows:
             return _score_windows(stream, parallel.settings, world)
         return score_in_processes(stream, world=world)

@@ -1,6 +1,6 @@
 """Builds what a training run needs: the processes, the text, the run directory, the model and its optimizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from txlcli.core.training.loop import Training
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.core.training.validation import InputsAndTargets
+from txlcli.core.training.validation import ValidationText
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Ids
 from txlcli.errors import RecipeError, RunError, StoreError, TrainingError, UsageError
@@ -155,7 +155,7 @@ class Builder:
         _check_resumed(run, stopped, training, request.options.max_steps)
         _report_changes(run, stopped, training.step, self.reporter)
         if self.world.is_rank_zero:
-            run.drop_metrics_after(training.step, reported=training.reported, validated=training.validated)
+            run.drop_metrics_after(training.step, reported=training.reported, validated=training.validations.last_step)
             run_directory.update(run)
         last_step = run.settings.train.max_steps
         self.reporter.say(f"resuming {run.directory} at step {training.step:,} of {last_step:,}, {plan.devices}")
@@ -182,7 +182,7 @@ class Builder:
         )
 
     def _build(
-        self, plan: Plan, segments: TrainingSegments, valid: InputsAndTargets | None, begin: Beginning
+        self, plan: Plan, segments: TrainingSegments, valid: ValidationText | None, begin: Beginning
     ) -> Training:
         """Build the training of a run from new weights, weights of another run or a checkpoint; nothing is written."""
         run = plan.run
@@ -201,8 +201,7 @@ class Builder:
         out_of_memory.warn(plan, self.reporter)
         with out_of_memory.explained(plan):
             model = _make_model(run, train, begin, self.device)
-            spans = _valid_spans(run.settings, self.store, valid)
-            training = Training(model, train, segments, valid, saver, self.world, valid_spans=spans)
+            training = Training(model, train, segments, valid, saver, self.world)
             if saved is not None:
                 training.restore(saved)
         return training
@@ -235,7 +234,7 @@ def new_run(request: Request, directory: Path, store: TokenStore | None, weights
 
 def read_splits(
     settings: Settings, store: TokenStore, reporter: Reporter
-) -> tuple[TrainingSegments, InputsAndTargets | None]:
+) -> tuple[TrainingSegments, ValidationText | None]:
     """Read the segments of the train split, and the valid split; None for a store without one."""
     train = settings.train
     starts, shuffles = _train_starts(settings, store)
@@ -249,10 +248,14 @@ def read_splits(
         _check_without_valid(train, store)
         reporter.say(f"{store.path} has no valid split: training without validation")
         return segments, None
-    valid = scored_stream(store.ids("valid"), store.vocab.boundary, train.valid_tokens)
-    if not len(valid[1]):
+    inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, train.valid_tokens)
+    if not len(targets):
         raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
-    return segments, valid
+    spans: list[tuple[int, int]] = []
+    if train.reset_at_documents:
+        documents = _starts(store, "valid", "documents", "train.reset_at_documents")
+        spans = document_spans(documents, store.vocab.boundary, len(targets))
+    return segments, ValidationText(inputs, targets, spans)
 
 
 def _train_starts(settings: Settings, store: TokenStore) -> tuple[Ids | None, bool]:
@@ -275,14 +278,6 @@ def _starts(store: TokenStore, split: str, unit: str, setting: str) -> Ids:
             message += ", or prepare the store again with `documents`"
         raise RecipeError(message, setting=setting)
     return starts
-
-
-def _valid_spans(settings: Settings, store: TokenStore, valid: InputsAndTargets | None) -> Sequence[tuple[int, int]]:
-    """Return the targets of each document of the validation split, if each begins with an empty memory."""
-    if valid is None or not settings.train.reset_at_documents:
-        return ()
-    starts = _starts(store, "valid", "documents", "train.reset_at_documents")
-    return document_spans(starts, store.vocab.boundary, len(valid[1]))
 
 
 def _check_without_valid(train: TrainSettings, store: TokenStore) -> None:
@@ -350,7 +345,7 @@ def _check_resumed(run: Run, stopped: Run, training: Training, until_step: int |
                 f"`max_steps` {until_step}: {run.directory} is already at step {step:,}; give a later step"
             )
     batch_size = run.settings.train.valid_batch_size
-    if training.validated and batch_size != stopped.settings.train.valid_batch_size:
+    if training.validations.last_step and batch_size != stopped.settings.train.valid_batch_size:
         raise RecipeError(
             f"`overrides` train.valid_batch_size={batch_size}: the run was validated with another one, and losses "
             "are not comparable, since each part of a batch begins without context; start a new run instead",

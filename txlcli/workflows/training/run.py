@@ -88,7 +88,7 @@ def train(request: Request, workspace: Workspace, *, on_report: OnReport | None 
             run=job.plan.run,
             step=training.step,
             epoch=training.epoch,
-            best_nats=training.best_nats,
+            best_nats=training.validations.best_nats,
             next_command=next_command,
             mfu=mfu,
             profile=profile,
@@ -256,8 +256,9 @@ def _conclude(job: Job, workspace: Workspace, resume_hint: str) -> str:
         workspace.reporter.say(f"{_saved(training)} of {last_step:,}; {resume_hint}")
         return _resume_command(job, workspace)
     if training.step < last_step:
+        stale = training.validations.stale
         workspace.reporter.say(
-            f"{training.stale} consecutive validations without improvement; stopped at step {training.step:,}"
+            f"{stale} consecutive validations without improvement; stopped at step {training.step:,}"
         )
     store = job.plan.store
     assert store is not None
