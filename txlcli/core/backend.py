@@ -35,6 +35,10 @@ class Rotation:
         rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
         return rotated.to(heads.dtype)
 
+    def before(self, count: int) -> "Rotation":
+        """Return the rotation to all positions but the last `count`."""
+        return Rotation(self.cosine[:-count], self.sine[:-count])
+
 
 @dataclass(frozen=True)
 class ScoreTerms:
@@ -55,7 +59,8 @@ class ScoreTerms:
     distance_bias: Tensor | None = None
     """Added to the scaled score of each distance, as ALiBi's penalty, (H, n); column c is distance n - 1 - c."""
     rotation: Rotation | None = None
-    """Applied to the queries and keys of the segment before they are scored or remembered."""
+    """Applied to queries and keys before they are scored: to positions of memory and segment, or of a reader's segment
+    alone, whose past has rotated keys."""
     farthest: Tensor | None = None
     """Largest distance that each query sees, (B, L); a larger one than n - 1 limits nothing. None limits no query."""
     distances: Tensor | None = None

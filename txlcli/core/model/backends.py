@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.train_settings import AttentionBackend
-from txlcli.core.backend import Attend, Backend, ScoreTerms, aligned, repeated
+from txlcli.core.backend import Attend, AttendContext, Backend, ScoreTerms, aligned, repeated
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import CUDA_MULTIPLE, cast, cast_for_products
@@ -30,8 +30,9 @@ def make_backend(name: AttentionBackend, workspace: ScoreBuffers, *, recompute: 
         recompute: keep no probabilities for the backward pass; "auto" only.
     """
     if name == "reference":
-        return dataclasses.replace(FAST, attend=attention.attend, linear=F.linear)
-    return dataclasses.replace(FAST, attend=FastAttention(TiledAttention(workspace, recompute=recompute)))
+        return Backend(attend=attention.attend, linear=F.linear, dropout=drop, activation=relu_dropout)
+    attend = FastAttention(TiledAttention(workspace, recompute=recompute))
+    return Backend(attend=attend, linear=linear, dropout=drop, activation=relu_dropout)
 
 
 class FastAttention:
@@ -120,14 +121,39 @@ def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     return _fused_linear(rows, aligned(weight, rows.shape[-1], width), bias)
 
 
-_OPERATOR = FastAttention(attention.attend)
-COMPILED = Backend(
-    attend=_OPERATOR,
-    attend_context=_OPERATOR.to_context,
-    linear=_fused_linear,
-    dropout=_plain_dropout,
-    activation=_fused_activation,
-)
-"""Plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition without them."""
-ALIGNED = dataclasses.replace(COMPILED, linear=_aligned_linear, multiple=CUDA_MULTIPLE)
-"""For widths that CUDA's fast products do not take."""
+_KERNELS = FastAttention(attention.attend)
+_KERNELS_TO_CONTEXT = _KERNELS.to_context
+_KERNELS_OF_PARTS = FastAttention(attention.attend, compiles=True)
+
+
+def make_compiled_backend(name: AttentionBackend, *, parts: bool, joins_heads: bool, pads_rows: bool) -> Backend:
+    """Return plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition without them.
+
+    Args:
+        name: of the attention backend.
+        parts: compile what a reader computes between two attentions, not whole layers.
+        joins_heads: let one product make keys and values, where the kernels are in a compiled layer.
+        pads_rows: pad the rows of hidden states there for widths that CUDA's fast products do not take.
+    """
+    attend: Attend = _KERNELS
+    attend_context: AttendContext | None = None
+    linear = _fused_linear
+    multiple = 1
+    if name == "reference":
+        attend = attention.attend
+    elif parts:
+        attend = _KERNELS_OF_PARTS
+    else:
+        if joins_heads:
+            attend_context = _KERNELS_TO_CONTEXT
+        if pads_rows:
+            linear = _aligned_linear
+            multiple = CUDA_MULTIPLE
+    return Backend(
+        attend=attend,
+        attend_context=attend_context,
+        linear=linear,
+        dropout=_plain_dropout,
+        activation=_fused_activation,
+        multiple=multiple,
+    )

@@ -33,10 +33,11 @@ class Past(ABC):
     """Computes the attention to this past, where its keys are not simply in order; None: as the layer does."""
 
     @abstractmethod
-    def extend(self, keys: Tensor, values: Tensor, layer: "Layer") -> tuple[Tensor, Tensor]:
+    def extend(self, keys: Tensor, values: Tensor, layer: "Layer", rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Return the keys and values of past and segment, (B, H, K, D) each, given the segment's, (B, H, L, D) each.
 
-        A reader's past stores those of the segment as they were projected; a memory is projected by the layer.
+        A reader's past stores those of the segment as they were projected; a memory is projected by the layer, and
+        rotated to the positions before the segment.
         """
 
 
@@ -61,8 +62,6 @@ class HiddenMemory(Past):
 
     positions: Tensor
     """Layer inputs without gradient, oldest first, (B, M, d)."""
-    rotation: Rotation | None = None
-    """Of `states`, if the encoding rotates keys."""
     segment: Tensor | None = None
     """Layer inputs of the present segment, (B, x, d), if a reader has read the beginning of it before."""
     ends: bool = True
@@ -94,10 +93,12 @@ class HiddenMemory(Past):
         """Return the inputs of the layer (B, L, d) since the segment began, given those of its last tokens."""
         return kept if self.segment is None else torch.cat([self.segment, kept], dim=1)
 
-    def extend(self, keys: Tensor, values: Tensor, layer: "Layer") -> tuple[Tensor, Tensor]:
+    def extend(self, keys: Tensor, values: Tensor, layer: "Layer", rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         if not self.length:
             return keys, values
-        old_keys, old_values = layer.project_past(self.states, self.rotation)  # equals projecting the context
+        if rotation is not None:
+            rotation = rotation.before(keys.shape[2])
+        old_keys, old_values = layer.project_past(self.states, rotation)  # equals projecting the context
         return torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
 
 
@@ -196,7 +197,7 @@ class Layer(nn.Module):
             layer_input, query, keys, values = compiled(project, self.backend.compiles_parts)(
                 self, hidden, terms.rotation, first
             )
-            keys, values = past.extend(keys, values, self)
+            keys, values = past.extend(keys, values, self, terms.rotation)
             attended = hidden[:, :0]
             if query.shape[2]:  # else a reader needs the last keys and values alone
                 drop = self.projection_dropout
@@ -279,7 +280,7 @@ def project(
 
 
 def rotated(terms: Sequence[ScoreTerms], rotation: Rotation | None) -> Sequence[ScoreTerms]:
-    """Return the score terms of each layer with the rotation of a segment."""
+    """Return the score terms of each layer with a rotation."""
     if rotation is None:
         return terms
     return [dataclasses.replace(added, rotation=rotation) for added in terms]

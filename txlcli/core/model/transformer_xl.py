@@ -21,9 +21,7 @@ from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn, linear
 from txlcli.core.kernels.score_buffer import ScoreBuffers
-from txlcli.core.model import attention as definition
 from txlcli.core.model import backends
-from txlcli.core.model.backends import FastAttention
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
@@ -172,17 +170,15 @@ class TransformerXL(LanguageModel):
         is_compiled = chosen.compiles or chosen.compiles_parts
         if is_compiled and not self.backend.compiles:
             check_compiler(self.device, "`compile` off")
-        if not is_compiled:
-            backend = backends.make_backend(chosen.attention, self.workspace, recompute=chosen.recompute is True)
-        elif chosen.attention == "reference":
-            backend = dataclasses.replace(backends.COMPILED, attend=definition.attend, attend_context=None)
-        elif chosen.compiles_parts:
-            attend = FastAttention(definition.attend, compiles=True)
-            backend = dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None)
+        if is_compiled:
+            backend = backends.make_compiled_backend(
+                chosen.attention,
+                parts=chosen.compiles_parts,
+                joins_heads=self.settings.parts.qk_norm == "none",  # else they are normalized before
+                pads_rows=self._pads_rows,
+            )
         else:
-            backend = backends.ALIGNED if self._pads_rows else backends.COMPILED
-        if self.settings.parts.qk_norm != "none":  # queries and keys are normalized before they are joined
-            backend = dataclasses.replace(backend, attend_context=None)
+            backend = backends.make_backend(chosen.attention, self.workspace, recompute=chosen.recompute is True)
         return chosen.with_functions(backend)
 
     def _use(self, backend: Backend) -> None:
@@ -369,14 +365,10 @@ class TransformerXL(LanguageModel):
         since_reset: Tensor | None = None,
     ) -> list[LayerOutput]:
         """Return the outputs of all layers for a segment, or a part of it (B, L); for `since_reset` see `Objective`."""
-        n_past = pasts[0].length
-        key_len = n_past + tokens.shape[1]
+        key_len = pasts[0].length + tokens.shape[1]
         in_stream = torch.arange(key_len, device=tokens.device)  # positions of past and tokens
         reach = min(key_len, key_limit or key_len, self.settings.window or key_len)
-        of_keys = self.encoding.rotation(in_stream[:n_past])
-        pasts = [dataclasses.replace(past, rotation=of_keys) for past in pasts]
-        rotation = self.encoding.rotation(in_stream[n_past:])
-        terms = rotated(self.score_terms(reach, max_distance=max_distance), rotation)
+        terms = rotated(self.score_terms(reach, max_distance=max_distance), self.encoding.rotation(in_stream))
         if since_reset is not None:
             terms = [dataclasses.replace(added, farthest=since_reset) for added in terms]
         first = pasts[0].segment_len

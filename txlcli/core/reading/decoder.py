@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, ScoreTerms
+from txlcli.core.backend import Attend, Rotation, ScoreTerms
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
@@ -82,7 +82,7 @@ class SlidingBuffer(Past):
         self.values = torch.zeros(*outer, padded, dtype=dtype, device=device)
         self._range = buffer_range
 
-    def extend(self, keys: Tensor, values: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    def extend(self, keys: Tensor, values: Tensor, layer: Layer, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H, L, D) behind those that are remembered; return all of them as views."""
         self.write(keys, values, self._range.end)
         seen = slice(self._range.start, self._range.end + keys.shape[2])
@@ -116,7 +116,7 @@ class FixedSlots(Past):
         self._at = at
         self.attend = attend
 
-    def extend(self, keys: Tensor, values: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    def extend(self, keys: Tensor, values: Tensor, layer: Layer, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H, 1, D) of the token; return the whole buffers (B, H, C, D)."""
         for buffer, new in ((self._buffer.keys, keys), (self._buffer.values, values)):
             buffer[..., : new.shape[3]].index_copy_(2, self._at, new.to(buffer.dtype))

@@ -3,7 +3,6 @@
 Axes: B batch, E tokens that are read again, L segment, M memory.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -144,13 +143,7 @@ class CapturedStep:
     def _capture_gradients(self, batch: Batch, memories: list[Memory]) -> None:
         """Capture the first graph, on copies of these tensors."""
         device = batch.inputs.device
-        own = dataclasses.replace(
-            batch,
-            inputs=batch.inputs.clone(),
-            targets=batch.targets.clone(),
-            since_reset=None if batch.since_reset is None else batch.since_reset.clone(),
-            tail_rows=[tail.clone() for tail in batch.tail_rows],
-        )
+        own = batch.clone()
         self._memories = []
         for memory in memories:
             self._memories.append([tensor.clone() for tensor in memory])

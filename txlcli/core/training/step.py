@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,13 +50,25 @@ class Batch:
         tails = len(self.tail_rows) // len(sizes)
         for number in range(len(sizes)):
             rows = self.tail_rows[number * tails : (number + 1) * tails]
-            yield replace(
-                self,
+            yield Batch(
                 inputs=inputs[number],
                 targets=targets[number],
+                progress=self.progress,
+                seg_len=self.seg_len,
                 since_reset=since_reset[number],
                 tail_rows=rows,
             )
+
+    def clone(self) -> "Batch":
+        """Return copies of all tensors but the length of a segment."""
+        return Batch(
+            inputs=self.inputs.clone(),
+            targets=self.targets.clone(),
+            progress=self.progress,
+            seg_len=self.seg_len,
+            since_reset=None if self.since_reset is None else self.since_reset.clone(),
+            tail_rows=[tail.clone() for tail in self.tail_rows],
+        )
 
 
 class Step:
