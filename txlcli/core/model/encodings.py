@@ -53,8 +53,10 @@ class Encoding(nn.Module):
     @property
     def changes_layers(self) -> bool:
         """True if the encoding adds to what a layer reads, or rotates its queries and keys."""
-        hooks = ("add_to_layer_input", "rotation")
-        return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in hooks)
+        cls = type(self)
+        adds = cls.add_to_layer_input is not Encoding.add_to_layer_input
+        rotates = cls.rotation is not Encoding.rotation
+        return adds or rotates
 
     def reset_parameters(self) -> None:
         """Initialize parameters that are not initialized like the model's.
@@ -140,11 +142,15 @@ class RelativeEncoding(TiedRelativeEncoding):
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
         encoding = self.encode(reach, max_distance, like)
-        project = self._project_by_layer if self.backend.attend_context is None else self._project_at_once
-        return [
-            ScoreTerms(reach, split_heads(key, self.settings.n_heads), content_bias, position_bias)
-            for key, content_bias, position_bias in project(encoding)
-        ]
+        if self.backend.attend_context is None:
+            projected = self._project_by_layer(encoding)
+        else:
+            projected = self._project_at_once(encoding)
+        terms = []
+        for keys, content_bias, position_bias in projected:
+            position_key = split_heads(keys, self.settings.n_heads)
+            terms.append(ScoreTerms(reach, position_key, content_bias, position_bias))
+        return terms
 
     def _project_by_layer(self, encoding: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield W_kR R, (n, H * D), u and v of each layer, from the encodings R (n, d)."""
@@ -156,11 +162,14 @@ class RelativeEncoding(TiedRelativeEncoding):
         """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
         n_layers = len(self.w_k_position)
         multiple = row_multiple(encoding.device)
-        count, width = (size + -size % multiple for size in encoding.shape)
+        count, width = encoding.shape
+        count += -count % multiple
+        width += -width % multiple
         weight = joined_heads(self.w_k_position, self.settings.d_head, width)
         keys = F.linear(aligned(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
-        biases = (bias.expand(n_layers, -1, -1).unbind() for bias in (self.content_bias, self.position_bias))
-        return zip(keys, *biases, strict=True)
+        content_biases = self.content_bias.expand(n_layers, -1, -1).unbind()
+        position_biases = self.position_bias.expand(n_layers, -1, -1).unbind()
+        return zip(keys, content_biases, position_biases, strict=True)
 
 
 class ShawEncoding(Encoding):

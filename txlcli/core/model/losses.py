@@ -8,7 +8,6 @@ Axes: B batch, L segment, d model width, N layers.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -116,9 +115,12 @@ class AuxiliaryLosses(nn.Module):
     def __init__(self, bands: list[Band], settings: ModelSettings) -> None:
         super().__init__()
         own = [dataclasses.replace(band, shared=False) for band in bands]
-        classifiers = (AdaptiveSoftmax(own, settings.d_model, tied=False) for _ in range(2 * settings.n_layers - 1))
-        self.next_token: ModuleList[AdaptiveSoftmax] = ModuleList(islice(classifiers, settings.n_layers - 1))
-        self.token_after: ModuleList[AdaptiveSoftmax] = ModuleList(classifiers)
+        self.next_token: ModuleList[AdaptiveSoftmax] = ModuleList(
+            AdaptiveSoftmax(own, settings.d_model, tied=False) for _ in range(settings.n_layers - 1)
+        )
+        self.token_after: ModuleList[AdaptiveSoftmax] = ModuleList(
+            AdaptiveSoftmax(own, settings.d_model, tied=False) for _ in range(settings.n_layers)
+        )
 
     def forward(self, hidden: Sequence[Tensor], targets: Tensor, progress: float) -> Tensor:
         """Return the weighted sum of the mean losses (0-d).

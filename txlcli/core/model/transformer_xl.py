@@ -391,12 +391,16 @@ class TransformerXL(LanguageModel):
         more = [output.loss for output in outputs if output.loss is not None]
         counted = goal.counted(targets.shape[1])
         reread = tokens.shape[1] - targets.shape[1]
+        first = reread + counted.start
+        end = reread + counted.stop
         targets = targets[:, counted]
+        if self.auxiliary is None:
+            outputs = outputs[-1:]
         final = compiled(final_states, self.backend.compiles)
         states: list[Tensor] = []
         penalties: list[Tensor] = []
-        for output in outputs if self.auxiliary else outputs[-1:]:
-            hidden, penalties = final(self, output.hidden, reread + counted.start, reread + counted.stop, goal)
+        for output in outputs:
+            hidden, penalties = final(self, output.hidden, first, end, goal)
             states.append(hidden)
         del outputs, output  # the backward pass frees the old memory layer by layer
         normalized = self.softmax.normalized(states[-1].flatten(0, 1), targets.flatten(), goal.tail_rows)

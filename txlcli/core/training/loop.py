@@ -434,13 +434,12 @@ class Training:
 
     def gather(self) -> dict[str, Tensor]:
         """Return all tensors of a checkpoint by full name on rank 0; all processes must call this."""
-        return {
-            **grouped("model", self.parallel.gather(self.parallel.own_weights())),
-            **grouped("average", self.parallel.gather(self.average.weights)),
-            **grouped("memory", checkpoint.gather_memories(self.world, self.memories)),
-            **grouped("rng", checkpoint.gather_generators(self.world, self.device)),
-            **grouped("optimizer", self.parallel.gather_optimizer()),
-        }
+        tensors = grouped("model", self.parallel.gather(self.parallel.own_weights()))
+        tensors |= grouped("average", self.parallel.gather(self.average.weights))
+        tensors |= grouped("memory", checkpoint.gather_memories(self.world, self.memories))
+        tensors |= grouped("rng", checkpoint.gather_generators(self.world, self.device))
+        tensors |= grouped("optimizer", self.parallel.gather_optimizer())
+        return tensors
 
     def state(self) -> dict[str, Any]:
         """Return the plain data of a checkpoint."""
