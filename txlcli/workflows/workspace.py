@@ -111,11 +111,11 @@ def compile_reading(opened: Opened, options: Options, choice: Compile | None) ->
 
 def explain_attention(settings: Settings, device: "torch.device", reporter: Reporter) -> None:
     """Tell the user if attention does without the fast kernels of a GPU, why, and what it costs."""
-    from txlcli.core.kernels.compilation import portable_reason
+    from txlcli.core.kernels.compilation import portable_reason, triton_problem
 
     width = settings.model.head_width
     if width is None or settings.train.attention != "auto":
         return
-    reason = portable_reason(device, width)
+    reason = portable_reason(device, width, triton_problem(device))
     if reason is not None:
         reporter.say(reason)

@@ -93,31 +93,30 @@ def with_gradients(function, tensors, **options):
     return {"output": out, **dict(zip(tensors, grads, strict=True))}
 
 
-def assert_equal(given, expected, atol=1e-10):
+def assert_equal(given, expected, of=""):
     assert given.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(given[name], tensor, rtol=0, atol=atol, msg=lambda text, at=name: f"{at}: {text}")
+        at = f"{name} {of}"
+        torch.testing.assert_close(given[name], tensor, rtol=0, atol=1e-10, msg=lambda text, at=at: f"{at}: {text}")
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("terms", TERMS)
+LIMITED = ("all terms", "no positions", "distance bias, Shaw")
+
+
+@pytest.mark.parametrize(
+    ("terms", "is_limited"), [*((terms, False) for terms in TERMS), *((terms, True) for terms in LIMITED)]
+)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_output_and_gradients_equal_the_definition(implementation, terms, sizes):
+def test_output_and_gradients_equal_the_definition(terms, is_limited, sizes):
+    """Also if each query has a farthest distance of its own."""
     seg_len, key_len, reach = SIZES[sizes]
     tensors = arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach)
-    expected = with_gradients(attention.attend, tensors, reach=reach)
-    assert_equal(with_gradients(IMPLEMENTATIONS[implementation], tensors, reach=reach), expected)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("terms", ["all terms", "no positions", "distance bias, Shaw"])
-@pytest.mark.parametrize("sizes", SIZES)
-def test_each_query_may_have_a_farthest_distance_of_its_own(implementation, terms, sizes):
-    seg_len, key_len, reach = SIZES[sizes]
-    tensors = arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach)
-    limits = {"reach": reach, "farthest": farthest_of(B, seg_len, key_len)}
+    limits = {"reach": reach}
+    if is_limited:
+        limits["farthest"] = farthest_of(B, seg_len, key_len)
     expected = with_gradients(attention.attend, tensors, **limits)
-    assert_equal(with_gradients(IMPLEMENTATIONS[implementation], tensors, **limits), expected)
+    for name, implementation in IMPLEMENTATIONS.items():
+        assert_equal(with_gradients(implementation, tensors, **limits), expected, name)
 
 
 def farthest_of(batch_size, seg_len, key_len):
@@ -125,10 +124,9 @@ def farthest_of(batch_size, seg_len, key_len):
     return torch.randint(key_len + 2, (batch_size, seg_len), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("names", [SHAW, RELATIVE, (*RELATIVE, "distance_bias")])
 @pytest.mark.parametrize("position_keys", [1, L - 1, L + 2, 10])
-def test_distances_without_a_position_key_score_as_the_farthest_with_one(implementation, names, position_keys):
+def test_distances_without_a_position_key_score_as_the_farthest_with_one(names, position_keys):
     reach = 11
     tensors = arguments(names, seg_len=L, key_len=K, reach=reach)
     tensors["position_key"] = draw(H, position_keys, D, seed=8).requires_grad_()
@@ -139,8 +137,8 @@ def test_distances_without_a_position_key_score_as_the_farthest_with_one(impleme
         return attention.attend(query, key, value, every)
 
     expected = with_gradients(with_every_key, tensors, reach=reach)
-    for function in (attention.attend, IMPLEMENTATIONS[implementation]):
-        assert_equal(with_gradients(function, tensors, reach=reach), expected)
+    for name, function in {"the definition": attention.attend, **IMPLEMENTATIONS}.items():
+        assert_equal(with_gradients(function, tensors, reach=reach), expected, name)
         with torch.no_grad():
             found = call(function, **tensors, reach=reach)
         torch.testing.assert_close(found, expected["output"], rtol=0, atol=1e-10)
@@ -148,9 +146,10 @@ def test_distances_without_a_position_key_score_as_the_farthest_with_one(impleme
 
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("reach", [1, 7, 13])
-def test_slots_of_a_buffer_equal_the_definition_for_a_single_query(terms, reach):
+@pytest.mark.parametrize("position_keys", [13, 5])
+def test_slots_of_a_buffer_equal_the_definition_for_a_single_query(terms, reach, position_keys):
     seen, capacity = 13, 17  # slots 13 to 16 hold no key yet
-    tensors = arguments(TERMS[terms], seg_len=1, key_len=capacity, reach=seen)
+    tensors = arguments(TERMS[terms], seg_len=1, key_len=capacity, reach=seen, position_keys=position_keys)
     slots = SlotAttention(seen - 1 - torch.arange(capacity), torch.tensor([reach]))
 
     of_seen_keys = {name: tensors[name][:, :, :seen] for name in ("key", "value")}
@@ -161,19 +160,8 @@ def test_slots_of_a_buffer_equal_the_definition_for_a_single_query(terms, reach)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("terms", TERMS)
-def test_slots_of_farther_keys_share_the_last_position_key(terms):
-    tensors = arguments(TERMS[terms], seg_len=1, key_len=13, reach=13)
-    if "position_key" in tensors:
-        tensors["position_key"] = tensors["position_key"].detach()[:, -5:].requires_grad_()
-    slots = SlotAttention(12 - torch.arange(13), torch.tensor([13]))
-    with torch.no_grad():
-        found = call(slots, **tensors, reach=13)
-    torch.testing.assert_close(found, call(attention.attend, **tensors, reach=13), rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("terms", LIMITED)
 def test_output_and_gradients_with_dropout_equal_the_definition_with_one_mask(implementation, terms):
     function, share = IMPLEMENTATIONS[implementation], 0.4
     tensors = arguments(TERMS[terms], seg_len=L, key_len=D, reach=D)  # K = D

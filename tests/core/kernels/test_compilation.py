@@ -1,9 +1,6 @@
 """Availability of torch.compile and of Triton's kernels."""
 
-import sys
 import warnings
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +9,7 @@ from txlcli.core.kernels.compilation import (
     MAX_FAILURES,
     check_compiler,
     compiled,
+    gpu_problem,
     portable_reason,
     runs_triton,
     triton_problem,
@@ -67,58 +65,43 @@ def test_after_a_failure_of_the_compiler_the_next_call_and_the_next_model_try_ag
         compiles.clear()
 
 
-class Gpu:
-    """Pretends that a GPU has a compute capability, and that Triton is installed, or fails to compile."""
-
-    def __init__(self, monkeypatch):
-        self._monkeypatch = monkeypatch
-
-    def pretend(self, capability=(9, 0), *, has_triton=True, failure=None):
-        triton_problem.cache_clear()
-        driver = SimpleNamespace(active=Mock(get_current_target=Mock(side_effect=failure)))
-        module = SimpleNamespace(driver=driver) if has_triton else None  # None lets an import fail
-        self._monkeypatch.setitem(sys.modules, "triton.runtime.driver", module)
-        self._monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-        self._monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+def fails_to_compile():
+    raise RuntimeError("Python.h:\nNo such file")
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    yield Gpu(monkeypatch)
-    triton_problem.cache_clear()
+def is_missing():
+    raise ModuleNotFoundError("triton")
 
 
-@pytest.mark.parametrize("width", [16, 41, 128])
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])
-def test_kernels_of_triton_run_on_gpus_since_ampere(gpu, width, capability):
-    gpu.pretend(capability)
-    assert runs_triton(CUDA, torch.bfloat16, width)
-    assert portable_reason(CUDA, width) is None
+def test_kernels_of_triton_run_on_gpus_since_ampere(capability):
+    problem = gpu_problem(capability, find_target=lambda: None)
+    assert problem is None
+    assert portable_reason(CUDA, 128, problem) is None
 
 
 @pytest.mark.parametrize(
-    ("found", "width", "problem"),
+    ("capability", "find_target", "width", "reason"),
     [
-        ({"has_triton": False}, 64, "pip install triton"),
-        ({"failure": RuntimeError("Python.h:\nNo such file")}, 64, "(Python.h: No such file)"),
-        ({"capability": (7, 5)}, 64, "compute capability 7.5"),
-        ({}, 129, "at most 128 units, not 129"),
+        ((9, 0), is_missing, 64, "pip install triton"),
+        ((9, 0), fails_to_compile, 64, "(Python.h: No such file)"),
+        ((7, 5), lambda: None, 64, "compute capability 7.5"),
+        ((9, 0), lambda: None, 129, "at most 128 units, not 129"),
     ],
 )
-def test_a_gpu_without_the_kernels_of_triton_runs_the_portable_path_and_says_why(gpu, found, width, problem):
-    gpu.pretend(**found)
-    assert not runs_triton(CUDA, torch.float32, width)
-    assert problem in portable_reason(CUDA, width)
+def test_a_gpu_without_the_kernels_of_triton_says_why(capability, find_target, width, reason):
+    assert reason in portable_reason(CUDA, width, gpu_problem(capability, find_target))
 
 
-def test_a_cpu_and_float64_have_no_kernels_of_triton_and_nothing_is_said(gpu):
-    gpu.pretend()
-    assert not runs_triton(CPU, torch.float32, 64)
-    assert portable_reason(CPU, 64) is None
-    assert not runs_triton(CUDA, torch.float64, 64)
-
-
-def test_an_interpreter_runs_the_kernels_of_triton_on_a_cpu(gpu, monkeypatch):
-    gpu.pretend()
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert runs_triton(CPU, torch.float32, 64)
+@pytest.mark.parametrize(("interprets", "problem"), [("0", "they need a CUDA device"), ("1", None)])
+def test_a_cpu_runs_kernels_of_triton_only_in_its_interpreter_and_nothing_is_said(monkeypatch, interprets, problem):
+    monkeypatch.setenv("TRITON_INTERPRET", interprets)
+    triton_problem.cache_clear()
+    try:
+        assert triton_problem(CPU) == problem
+        assert portable_reason(CPU, 64, problem) is None
+        fits = [runs_triton(CPU, torch.float32, 128), runs_triton(CPU, torch.float32, 129)]
+        assert fits == [problem is None, False]
+        assert not runs_triton(CPU, torch.float64, 64)
+    finally:
+        triton_problem.cache_clear()

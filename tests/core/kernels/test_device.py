@@ -10,6 +10,7 @@ from txlcli.core.kernels.device import (
     available_bytes,
     check_free_memory,
     check_precision,
+    check_tf32,
     describe,
     describe_precision,
     float64_device,
@@ -102,14 +103,11 @@ def test_matrix_products_use_the_requested_precision(precision, dtype):
     assert product_dtype(CPU, precision) == dtype
 
 
-@pytest.mark.parametrize(("capability", "rejected"), [((7, 5), True), ((8, 0), False), ((12, 0), False)])
-def test_tf32_needs_a_recent_gpu(monkeypatch, capability, rejected):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    if not rejected:
-        return check_precision("tf32", CUDA)
+def test_tf32_needs_a_recent_gpu():
+    for capability in ((8, 0), (12, 0)):
+        check_tf32(capability)
     with pytest.raises(UsageError, match=r"compute capability 8\.0 or higher, not 7\.5"):
-        check_precision("tf32", CUDA)
-    return None
+        check_tf32((7, 5))
 
 
 def float32_settings():

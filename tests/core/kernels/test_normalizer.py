@@ -43,7 +43,7 @@ def test_blocks_give_the_normalizer_and_the_logit_of_the_whole(size, grad):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_gradients_of_both_results_are_those_of_finite_differences(size, recompute):
-    tensors, chosen = random_inputs()
+    tensors, chosen = random_inputs(tokens=4, ids=11)
 
     def both(*tensors):
         return normalize(*tensors, chosen, spare=SpareGradient(), recompute=recompute, size=size)
@@ -51,17 +51,13 @@ def test_gradients_of_both_results_are_those_of_finite_differences(size, recompu
     assert torch.autograd.gradcheck(both, tensors)
 
 
-def test_logits_beyond_the_range_of_exp_are_handled(size):
+def test_logits_beyond_the_range_of_exp_and_nans_are_handled(size):
     (hidden, table, bias), chosen = random_inputs(dtype=torch.float32)
     total, logit = normalize(hidden * 100, table * 100, bias, chosen, spare=SpareGradient(), size=size)
     (total - logit).sum().backward()
     assert total.isfinite().all()
     assert table.grad.isfinite().all()
     assert (total >= logit - 1e-2).all()  # up to the rounding of values around 1e5
-
-
-def test_a_nan_is_not_lost(size):
-    (hidden, table, bias), chosen = random_inputs()
     with torch.no_grad():
         table[N - 1, 0] = torch.nan
         total, _ = normalize(hidden, table, bias, chosen, spare=SpareGradient(), size=size)

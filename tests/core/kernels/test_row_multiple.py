@@ -16,7 +16,7 @@ from tests.core.attention_cases import by_backend, draw, draw_inputs
 from tests.core.builders import draw_tokens, small_model
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.linear import linear
-from txlcli.core.kernels.modes import DTYPES, as_on_gpu, use_row_multiple
+from txlcli.core.kernels.modes import as_on_gpu, use_row_multiple
 from txlcli.core.model.losses import Objective
 
 B, L, M, H = 2, 5, 11, 3
@@ -25,7 +25,7 @@ MULTIPLE = 8
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize(("seg_len", "key_len"), [(1, 7), (5, 5), (5, 12), (3, 16)])
+@pytest.mark.parametrize(("seg_len", "key_len"), [(1, 7), (5, 5), (3, 16)])
 @pytest.mark.parametrize("unseen", [0, 1])
 def test_aligned_rows_do_not_change_any_backend(backend, seg_len, key_len, unseen):
     reach = key_len - unseen
@@ -56,19 +56,11 @@ def test_aligned_products_give_the_output_and_gradients_of_plain_ones(columns, o
 ODD = {"d_model": 14, "n_heads": 3, "d_head": 5, "d_inner": 19}
 
 
-@pytest.mark.parametrize("changed", [{}, {"cutoffs": (7,), "div_val": 2}, {"norm": "pre", "tie_embeddings": False}])
-def test_aligned_rows_do_not_change_the_gradients_of_a_training_step(changed):
-    expected = gradients(small_model(**ODD, **changed))
-    with as_on_gpu(), use_row_multiple(MULTIPLE):
-        found = gradients(small_model(**ODD, **changed))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-def gradients(model, *, precision="fp32"):
+def gradients(model, *, in_bf16):
     """The mean loss of the second of two segments, and the gradient of each parameter."""
     first, second, targets = draw_tokens(B, 3 * (L + M)).split(L + M, dim=1)
     second, targets = second[:, :L], targets[:, :L]
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+    with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
         memory = model(first, model.first_memory(B, M), mem_len=M)[1]
         loss = model.objective(second, targets, memory, Objective(mem_len=M))[0]
     loss.backward()
@@ -110,15 +102,17 @@ def _aligned(matrix):
     return matrix.storage_offset() % MULTIPLE == 0 and narrow == 1 and wide % MULTIPLE == 0
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("changed", [{}, {"cutoffs": (7,), "div_val": 2}])
-def test_products_of_a_training_step_read_and_write_aligned_rows(changed, precision):
-    model = small_model(dtype=torch.float32, **ODD, **changed)
-    loss, expected = gradients(copy.deepcopy(model), precision=precision)
-    with as_on_gpu(), use_row_multiple(MULTIPLE), Operands(DTYPES[precision]) as operands:
-        found, grads = gradients(model, precision=precision)
+@pytest.mark.parametrize("changed", [{}, {"cutoffs": (7,), "div_val": 2}, {"norm": "pre", "tie_embeddings": False}])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05)], ids=str)
+def test_products_of_a_training_step_read_and_write_aligned_rows(changed, dtype, tolerance):
+    """With the loss and the gradients of rows that are not aligned."""
+    is_exact = dtype == torch.float64
+    model = small_model(dtype=dtype if is_exact else torch.float32, **ODD, **changed)
+    expected, expected_grads = gradients(copy.deepcopy(model), in_bf16=not is_exact)
+    with as_on_gpu(), use_row_multiple(MULTIPLE), Operands(dtype) as operands:
+        found, grads = gradients(model, in_bf16=not is_exact)
     assert operands.count > 100
     assert not operands.unaligned
-    torch.testing.assert_close(found, loss, rtol=0.01, atol=0)
+    torch.testing.assert_close(found, expected, rtol=tolerance / 5, atol=0)
     for name, gradient in grads.items():
-        assert (gradient - expected[name]).norm() <= 0.05 * expected[name].norm(), name
+        assert (gradient - expected_grads[name]).norm() <= tolerance * expected_grads[name].norm(), name

@@ -27,25 +27,16 @@ from tests.core.builders import small_model
 from txlcli.core.kernels.score_buffer import ScoreBuffer, ScoreBuffers, ScoreShape
 
 
-@pytest.mark.parametrize("reach", range(1, M + L))
-def test_distances_out_of_reach_are_not_seen(reach):
-    buffer = ScoreBuffer(draw(1), ScoreShape(B * H, L, M + L, reach), fill=-math.inf)
-    score = draw(B * H, L, reach)
-    buffer.by_distance.copy_(score)
-    np.testing.assert_array_equal(buffer.by_key, shifted(score, L, M + L))
-    seen = {(i, j) for _, i, j in torch.isfinite(buffer.by_key).nonzero().tolist()}
-    assert seen == reference.allowed_pairs(seg_len=L, mem_len=M, key_limit=reach)
-
-
-@pytest.mark.parametrize("reach", [1, 4, M + L])
+@pytest.mark.parametrize("reach", range(1, M + L + 1))
 @pytest.mark.parametrize("seg_len", [1, L])
-def test_a_buffer_gives_scores_by_key_at_every_use(reach, seg_len):
-    key_len = M + L
-    buffer = ScoreBuffer(draw(1), ScoreShape(B * H, seg_len, key_len, reach), fill=-math.inf)
+def test_a_buffer_gives_scores_by_key_and_hides_distances_out_of_reach_at_every_use(reach, seg_len):
+    buffer = ScoreBuffer(draw(1), ScoreShape(B * H, seg_len, M + L, reach), fill=-math.inf)
     for seed in (3, 4):
         score = draw(B * H, seg_len, reach, seed=seed)
         buffer.by_distance.copy_(score)
-        np.testing.assert_array_equal(buffer.by_key, shifted(score, seg_len, key_len))
+        np.testing.assert_array_equal(buffer.by_key, shifted(score, seg_len, M + L))
+    seen = {(i, j) for _, i, j in torch.isfinite(buffer.by_key).nonzero().tolist()}
+    assert seen == reference.allowed_pairs(seg_len=seg_len, mem_len=M + L - seg_len, key_limit=reach)
 
 
 @pytest.mark.parametrize("tiling", TILINGS)

@@ -50,18 +50,22 @@ def triton_problem(device: torch.device) -> str | None:
         return None
     if device.type != "cuda":
         return "they need a CUDA device"
-    capability = torch.cuda.get_device_capability(device)
+    return gpu_problem(torch.cuda.get_device_capability(device), _triton_target)
+
+
+def _triton_target() -> object:
+    """Return what Triton compiles for; the first call compiles a module of its own."""
+    from triton.runtime.driver import driver  # noqa: PLC0415 - PyTorch for CPUs has no Triton
+
+    return driver.active.get_current_target()
+
+
+def gpu_problem(capability: tuple[int, int], find_target: Callable[[], object]) -> str | None:
+    """Return why Triton cannot launch a kernel on a GPU of a compute capability; None if it can."""
     if capability < AMPERE:
         return "the GPU has compute capability {}.{}, and they need {}.{}".format(*capability, *AMPERE)
-    return _driver_problem()
-
-
-def _driver_problem() -> str | None:
-    """Return why Triton cannot launch a kernel here; None if it can."""
     try:
-        from triton.runtime.driver import driver  # noqa: PLC0415 - PyTorch for CPUs has no Triton
-
-        driver.active.get_current_target()  # the first call compiles a module of Triton's own
+        find_target()
     except ModuleNotFoundError:
         return "Triton is not installed; pip install triton"
     except Exception as error:
@@ -80,10 +84,18 @@ def runs_triton(device: torch.device, dtype: torch.dtype, width: int = 0) -> boo
     return dtype.itemsize <= MAX_ITEMSIZE and width <= MAX_WIDTH and triton_problem(device) is None
 
 
-def portable_reason(device: torch.device, width: int) -> str | None:
-    """Tell the user why attention on a GPU does without its fast kernels; None if it uses them, and on a CPU."""
-    wide = f"they have heads of at most {MAX_WIDTH} units, not {width}" if width > MAX_WIDTH else None
-    problem = (triton_problem(device) or wide) if device.type == "cuda" else None
+def portable_reason(device: torch.device, width: int, problem: str | None) -> str | None:
+    """Tell the user why attention on a GPU does without its fast kernels; None if it uses them, and on a CPU.
+
+    Args:
+        device: of the model.
+        width: of a head.
+        problem: why Triton's kernels do not run on the device, see `triton_problem`.
+    """
+    if device.type != "cuda":
+        return None
+    if problem is None and width > MAX_WIDTH:
+        problem = f"they have heads of at most {MAX_WIDTH} units, not {width}"
     if problem is None:
         return None
     return f"attention without Triton's kernels, which takes longer and more memory: {problem}"

@@ -78,7 +78,7 @@ def check_precision(precision: str, device: torch.device) -> None:
     if precision == "tf32" and device.type != "cuda":
         raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
     if precision == "tf32":
-        _check_tf32(torch.cuda.get_device_capability(device))
+        check_tf32(torch.cuda.get_device_capability(device))
     if device.type == "mps" and precision != "fp32":
         raise UsageError(f"precision {precision} needs a CPU or a CUDA device; use fp32 with `device` mps")
     if precision == "fp16" and device.type != "cuda":
@@ -87,7 +87,7 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
 
 
-def _check_tf32(capability: tuple[int, int]) -> None:
+def check_tf32(capability: tuple[int, int]) -> None:
     """Check that a GPU of this compute capability multiplies in TF32."""
     if capability < AMPERE:
         needed = "precision tf32 needs a GPU of compute capability {}.{} or higher".format(*AMPERE)

@@ -57,16 +57,21 @@ def use_onednn(use: OneDnnUse) -> AbstractContextManager[None]:
 
 @functools.cache
 def _measured_use() -> OneDnnUse:
-    return OneDnnUse(fp32=onednn_is_faster(), bf16=onednn_has_bf16())
+    return OneDnnUse(fp32=onednn_is_faster(torch.backends.cpu.get_cpu_capability()), bf16=onednn_has_bf16())
 
 
-def onednn_is_faster(cpuinfo: Path = CPUINFO) -> bool:
-    """Return True if oneDNN multiplies fp32 faster than MKL. False on CPUs that have not been measured."""
+def onednn_is_faster(capability: str, cpuinfo: Path = CPUINFO) -> bool:
+    """Return True if oneDNN multiplies fp32 faster than MKL. False on CPUs that have not been measured.
+
+    Args:
+        capability: vector instructions that PyTorch uses, as "AVX512".
+        cpuinfo: description of the processor.
+    """
     try:
         processor = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    measured = "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    measured = "AuthenticAMD" in processor and capability == "AVX512"
     return measured and torch.backends.mkldnn.is_available()
 
 
