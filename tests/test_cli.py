@@ -43,8 +43,9 @@ def test_threads_spin_shortly_unless_the_user_has_chosen_how_they_wait(monkeypat
         monkeypatch.setenv(name, value)
     ended = python("-c", "import os, txlcli; print(os.environ.get('GOMP_SPINCOUNT'))")
     assert ended.stdout == f"{used}\n"
-    ended = python("-c", "import torch, txlcli; print(txlcli.THREADS_SLEEP)")
-    assert ended.stdout == f"{bool(chosen)}\n"  # PyTorch was imported too early, unless the user has chosen
+    if used != "7":
+        ended = python("-c", "import torch, txlcli; print(txlcli.THREADS_SLEEP)")
+        assert ended.stdout == f"{bool(chosen)}\n"  # PyTorch was imported too early, unless the user has chosen
 
 
 def test_a_warning_of_a_library_is_one_line():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import RECIPE as NOVEL
+from tests.samples import sampled
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "extending.md"
@@ -91,7 +92,7 @@ def test_the_encoding_of_the_guide_trains_and_is_evaluated_with_memory(tmp_path,
     assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
 
 
-@pytest.mark.parametrize("heading", ["Add a feed-forward sublayer", "Add a rule of memory"])
+@pytest.mark.parametrize("heading", sampled(2, ["Add a rule of memory", "Add a feed-forward sublayer"]))
 def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_recipe(heading, own):
     (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
     changes = []

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not README.exists() or not PYTHON.exists(), reas
 def fresh_run(tmp_path, monkeypatch):
     """Create a run "quickstart" with fresh weights, and a small store "stdlib", in the current directory."""
     monkeypatch.chdir(tmp_path)
-    settings = recipe.load("stdlib", SETTINGS)
+    settings = recipe.load("stdlib", (*SETTINGS, "model.n_layers=1"))
     model = make_model(settings.model, BYTES.size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run = Run(Path("runs/quickstart"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")

@@ -80,9 +80,7 @@ def rows_of(*options):
     return json_of("eval", "sharp", *options)["rows"]
 
 
-@pytest.mark.parametrize(
-    "options", [("--mem-len", "0,5"), ("--attn-len", "4", "--stride", "2"), ("--protocols", "recurrence,strided")]
-)
+@pytest.mark.parametrize("options", [("--mem-len", "0,5"), ("--protocols", "recurrence,strided")])
 def test_the_chosen_temperature_lowers_the_loss_on_valid_and_is_reported(sharp, options):
     plain, auto = rows_of("--split", "valid", *options), rows_of("--split", "valid", "--temperature", "auto", *options)
     assert not any("temperature" in row for row in plain)

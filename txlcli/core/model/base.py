@@ -174,7 +174,12 @@ class LanguageModel(nn.Module, ABC):
 
     def _view(self, chosen: Backend) -> Self:
         """Return a model with the same parameters, whose modules are its own and compute as chosen."""
-        view = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
+        shared: dict[int, Tensor] = {id(parameter): parameter for parameter in self.parameters()}
+        for module in self.modules():
+            for value in vars(module).values():  # constants; a copy of one without data belongs to nothing
+                if isinstance(value, Tensor):
+                    shared[id(value)] = value
+        view = copy.deepcopy(self, shared)
         view._use(view.make_backend(chosen))  # noqa: SLF001 - a view is made here alone
         return view
 
