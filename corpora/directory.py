@@ -41,7 +41,7 @@ SEARCHED = 1 << 16  # bytes of a text that are searched for them
 def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
     listed, hidden = list_files(source)
-    files = _text_files(source, listed)
+    files = select_text(source, listed)
     by_split: dict[str, list[Path]] = {}
     if source.is_dir() and options.shares is None:
         by_split = files_by_split(files, source, OTHERWISE)
@@ -70,8 +70,8 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     return Text(splits, tuple(notes), conventions, changes=changes)
 
 
-def _text_files(source: Path, listed: list[Path]) -> list[Path]:
-    """Return the files to read; reject what is not text, and two versions of one text."""
+def select_text(source: Path, listed: list[Path]) -> list[Path]:
+    """Return those of the listed files that are read; reject what is not text, and two versions of one text."""
     files = listed
     if source.is_dir():
         files = [path for path in files if not BACKUP.search(path.name)]

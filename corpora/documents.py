@@ -2,11 +2,13 @@
 
 import bisect
 import codecs
+import itertools
 import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from .corpus import Slice, Slices
 
@@ -57,6 +59,16 @@ class Documents:
         elif self.unit not in UNITS:
             offsets.extend(_after_marks(text, self.unit.encode(), self.block))
         return offsets
+
+
+def divide(data: bytes, unit: str) -> list[bytes]:
+    """Return the documents of a text: those between blank lines, or those up to each mark."""
+    with TemporaryDirectory(prefix="txl-") as directory:
+        path = Path(directory, "text")
+        path.write_bytes(data)
+        text = text_of(path)
+        starts = [text.start + start for start in Documents(unit).starts([text])]
+    return [data[start:end] for start, end in itertools.pairwise([*starts, len(data)])]
 
 
 def _after_blank_lines(text: Slice, size: int) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import pickle
 from pathlib import Path
 
@@ -93,6 +94,87 @@ def test_text_without_blanks_gets_characters_and_says_so(story):
     assert "characters" in told
     assert [row["word"] for row in rows_of("words.tsv")] == [*"我爱北京。", "\n", *"天安门", "\n"]
     done("eval", "byte", "--text", story, "--words", "words.tsv", "--force")
+
+
+DOCUMENTS = {"b.txt": "the fox jumps\n", "a.txt": "the lazy dogs\nsleep\n", "part/c.txt": "cats\n"}
+
+
+@pytest.fixture
+def stories(here):
+    for name, text in DOCUMENTS.items():
+        path = Path("stories", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    Path("stories/empty.txt").touch()
+    return Path("stories")
+
+
+def words_by_document(run, *options):
+    """Return the words and the total bits of each document in words.tsv, and the table's row."""
+    (row,) = json_of("eval", run, *options, "--words", "words.tsv", "--force")["rows"]
+    words, bits = {}, {}
+    (column,) = [name for name in rows_of("words.tsv")[0] if name.startswith("bits")]
+    for line in rows_of("words.tsv"):
+        words.setdefault(line["document"], []).append(line["word"])
+        bits[line["document"]] = bits.get(line["document"], 0) + float(line[column])
+    assert sum(bits.values()) == pytest.approx(row["bpc"] * row["tokens"], abs=1e-4)
+    assert row["documents"] == len(words)
+    return words, bits
+
+
+@pytest.mark.parametrize("reading", [["--mem-len", 5], ["--attn-len", 6]], ids=["memory", "windows"])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_each_file_of_a_folder_is_read_from_an_empty_memory(stories, name, reading):
+    words, bits = words_by_document(name, "--text", stories, *reading)
+    assert words == {
+        f"stories/{file}": text.replace("\n", " \n ").split(" ")[:-1] for file, text in sorted(DOCUMENTS.items())
+    }
+    for file, total in bits.items():
+        (alone,) = json_of("eval", name, "--text", file, *reading, "--batch-size", 1)["rows"]
+        assert total == pytest.approx(alone["bpc"] * alone["tokens"], abs=1e-4)
+    assert "1 documents have no token" in done("eval", name, "--text", stories, *reading).stdout
+
+
+def test_several_texts_records_and_marks_are_documents(stories):
+    (folder, of_folder) = words_by_document("byte", "--text", stories, "--mem-len", 5)
+    files = [f"stories/{name}" for name in sorted(DOCUMENTS)]
+    options = [option for name in files for option in ("--text", name)]
+    assert words_by_document("byte", *options, "--mem-len", 5) == (folder, pytest.approx(of_folder))
+
+    texts = [DOCUMENTS[name] for name in sorted(DOCUMENTS)]
+    Path("records.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    numbered, of_records = words_by_document(
+        "byte", "--text", "records.jsonl", "--documents", "records", "--mem-len", 5
+    )
+    assert list(numbered) == ["records.jsonl:1", "records.jsonl:2", "records.jsonl:3"]
+    assert list(of_records.values()) == pytest.approx(list(of_folder.values()), abs=1e-4)
+
+    Path("blank.txt").write_text("\n".join(texts))
+    divided, _ = words_by_document("byte", "--text", "blank.txt", "--documents", "blank-lines", "--mem-len", 5)
+    assert [words[0] for words in divided.values()] == ["the", "the", "cats"]
+    Path("marks.txt").write_text("<|end|>".join(texts))
+    assert len(words_by_document("byte", "--text", "marks.txt", "--documents", "<|end|>", "--mem-len", 5)[0]) == 3
+
+
+def test_a_folder_is_scored_from_python_with_the_document_of_each_word(stories):
+    run = txlcli.load("byte")
+    score = run.score(stories, mem_len=5)
+    _, bits = words_by_document("byte", "--text", stories, "--mem-len", 5)
+    found = {}
+    for word in score.words():
+        found[word.document] = found.get(word.document, 0) + word.bits
+    assert found == pytest.approx(bits, abs=1e-4)
+
+
+def test_documents_are_rejected_where_there_are_none(stories):
+    assert "--text" in refusal("eval", "byte", "--documents", "records", code=2)
+    assert "records" in refusal("eval", "byte", "--text", "stories/a.txt", "--documents", "records", code=2)
+    assert "blank-lines" in refusal("eval", "byte", "--text", stories, "--documents", "blank-line", code=2)
+    assert "--html" in refusal("eval", "byte", "--text", stories, "--html", "page.html", code=2)
+    Path("nothing").mkdir()
+    assert "no text" in refusal("eval", "byte", "--text", "nothing", code=1)
+    Path("nothing/empty.txt").touch()
+    assert "no token" in refusal("eval", "byte", "--text", "nothing", code=1)
 
 
 def test_as_many_words_as_the_perplexity_per_word_counts(here):

@@ -76,14 +76,14 @@ RESET = {"reset_at_documents": True}
     [
         (EvalOptions, {"dynamic": True}, {"attn_len": (5,)}, "one memory length"),
         (EvalOptions, {"cache": 9}, {"plot": FIGURE}, "one memory length"),
-        (EvalOptions, RESET, {"text": TEXT}, "documents of a split"),
+        (EvalOptions, RESET, {"text": (TEXT,)}, "documents of a split"),
         (EvalOptions, RESET, {"attn_len": (5,)}, "documents of a split"),
         (EvalOptions, RESET, EVERY, "documents of a split"),
         (EvalOptions, RESET, {"cache": 9}, "documents of a split"),
         (EvalOptions, RESET, {"dynamic": True}, "documents of a split"),
         (EvalOptions, RESET, {"plot": FIGURE}, "documents of a split"),
         (EvalOptions, RESET, {"html": PAGE}, "documents of a split"),
-        (EvalOptions, {"text": TEXT}, {"split": "test"}, "instead of a split"),
+        (EvalOptions, {"text": (TEXT,)}, {"split": "test"}, "instead of a split"),
         (EvalOptions, {"losses": FILE}, {"cache": 9}, "the model alone"),
         (EvalOptions, {"losses": FILE}, {"dynamic": True}, "the model alone"),
         (EvalOptions, {"losses": FILE}, EVERY, "the model alone"),
@@ -164,7 +164,7 @@ def test_processes_that_cannot_share_the_work_are_rejected():
     for name, value in (("dynamic", True), ("cache", 9), ("reset_at_documents", True), ("html", Path("a.html"))):
         message = rejection(EvalOptions(**{name: value}).check_processes, 2, 2)
         assert f"leave out `{name}`" in message
-    options = EvalOptions(text=STDIN)
+    options = EvalOptions(text=(STDIN,))
     options.check_processes(1, 1)
     message = rejection(options.check_processes, 2, 2)
     assert "cannot share stdin" in message
@@ -238,6 +238,6 @@ def test_texts_that_cannot_be_parsed_are_rejected_with_an_example(options, name,
 
 def test_a_text_is_read_from_its_file_when_it_is_needed(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"the \xff")
-    assert parse(EvalOptions, "text", str(tmp_path / "a.txt")).read().data == b"the \xff"
+    assert UserText.of_option(str(tmp_path / "a.txt")).read().data == b"the \xff"
     for wrong, reason in (("nowhere.txt", "cannot be read"), (str(tmp_path), "is a folder")):
-        assert reason in rejection(parse(EvalOptions, "text", wrong).read)
+        assert reason in rejection(UserText.of_option(wrong).read)

@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -31,11 +32,12 @@ from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.evaluation.rows import EvalRow, EvalRows, with_memory
+from txlcli.workflows.evaluation.rows import EvalRow, EvalRows, score
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.search import with_temperature
-from txlcli.workflows.evaluation.texts import encode_text
-from txlcli.workflows.evaluation.words import Word, Words, ends_of_words
+from txlcli.workflows.evaluation.settings import RowSetting
+from txlcli.workflows.evaluation.texts import read_user_text
+from txlcli.workflows.evaluation.words import Word, Words, bits_of_parts
 from txlcli.workflows.exchange import export_run
 from txlcli.workflows.exchange.export_run import ExportedRun
 from txlcli.workflows.exchange.options import ExportOptions
@@ -83,8 +85,12 @@ class TextScore(Result):
         """
         if self.scoring is None:
             raise UsageError("a pickled copy of a score has no model; call words() before it is pickled")
-        words = Words.of(self.scoring.opened.vocab, self.scoring.text)
-        return words.with_bits(words.bits(self.loss_nats, ends_of_words(self.scoring, self.row)))
+        words = Words.of_parts(self.scoring.opened.vocab, self.scoring.text)
+        bits = bits_of_parts(self.scoring, words, self.row)
+        found = []
+        for part, bits_of_part in zip(words, bits, strict=True):
+            found += part.with_bits(bits_of_part)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy for another process, without the model."""
@@ -197,10 +203,10 @@ class LoadedRun:
         The run's evaluation settings hold, such as its temperature.
 
         A word model reads an implied <eos> first, so that every token is scored; otherwise the first token has no
-        context and is not scored.
+        context and is not scored. Each file of a folder is read from an empty memory.
 
         Args:
-            text: text, any bytes for a byte-level model, or the path of a file, which is read as `txl prepare` does.
+            text: text, any bytes for a byte-level model, or the path of a file or folder, read as `txl prepare` does.
             mem_len: memory length M in tokens; None is that of the recipe's evaluation.
 
         Raises:
@@ -211,12 +217,13 @@ class LoadedRun:
             source = UserText(os.fspath(text), label=os.fspath(text))
         else:
             source = UserText("text", to_bytes(text) if isinstance(text, str) else text, label="text")
-        encoded = encode_text(self._opened, source.read(), None, self._workspace.reporter, source=source)
+        encoded = read_user_text(self._opened, EvalOptions(text=(source,)), self._workspace.reporter)
         settings = one_lane(self._opened.run, mem_len=mem_len)
         settings = replace(settings, temperature=self.settings.eval.temperature)
         scoring = Scoring(self._opened, encoded, settings, self._workspace)
-        scoring = with_temperature(scoring, lambda other: with_memory(other, settings.mem_len))
-        row = with_memory(scoring, settings.mem_len)
+        read = partial(score, setting=RowSetting(mem_len=settings.mem_len))
+        scoring = with_temperature(scoring, read)
+        row = read(scoring)
         return TextScore(
             tokens=encoded.targets.astype(np.int64),
             loss_nats=row.losses_nats,

@@ -124,8 +124,11 @@ def _pop_options(cls: type[Options], values: dict[str, Any]) -> dict[str, Any]:
     given = {}
     for field in cls.declared():
         value = values.pop(field.name)
+        traits: OptionTraits = field.metadata["option"]
         if isinstance(value, str):
             value = parse(field, value)
+        elif value and traits.read_each:
+            value = tuple(map(traits.read_each, value))
         if value is not None:
             given[field.name] = value
     return given
@@ -150,7 +153,7 @@ def _parameter(field: Field[Any]) -> Parameter:
     if type_.item is bool or (type_.words and type_.item is str):
         hint = field.type
         default = field.default
-    elif type_.is_list and type_.item is str and not traits.read:
+    elif traits.read_each or (type_.is_list and type_.item is str and not traits.read):
         hint = list[str] | None
     elif not (traits.read or type_.is_list or field.default is None):
         default = str(field.default)

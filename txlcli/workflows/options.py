@@ -15,7 +15,8 @@ from typing import Any, Literal, Self, dataclass_transform
 
 from txlcli.config.ranges import FieldType, as_plain, check_names
 from txlcli.config.settings import PLAIN_NAME
-from txlcli.errors import UsageError
+from txlcli.corpora.documents import UNITS
+from txlcli.errors import UnknownNameError, UsageError
 from txlcli.system.atomic_files import check_output
 from txlcli.system.written_files import MARK, check_replaceable
 
@@ -34,6 +35,8 @@ class OptionTraits:
     """Environment variable with another default."""
     read: Callable[[str], Any] | None = None
     """Converts the text of the command line, or raises a ValueError; by default, the type of the field does."""
+    read_each: Callable[[str], Any] | None = None
+    """Converts each text of an option that the command line takes several times."""
     example: str = ""
     """Texts that `read` accepts."""
     writes: tuple[str, ...] = ()
@@ -135,6 +138,12 @@ class Options:
         given = self.given(*names)
         if given:
             raise UsageError(f"{because}; leave out {given[0]}")
+
+
+def check_documents(unit: str | None) -> None:
+    """Reject a word that names no unit of documents; a mark that ends documents has other characters."""
+    if unit is not None and unit not in UNITS and re.fullmatch(r"[\w-]*", unit):
+        raise UnknownNameError("unit of documents", unit, UNITS)
 
 
 def check_encoding(name: str | None) -> None:

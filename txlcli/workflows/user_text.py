@@ -1,11 +1,14 @@
-"""Text that the user gives: a file or stdin, read as `txl prepare` reads it, or the text itself."""
+"""Text that the user gives: a file, a folder or stdin, read as `txl prepare` reads it, or the text itself."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.directory import remarks_on
+from txlcli.corpora.documents import divide
 from txlcli.corpora.signatures import reject_other_than_text
 from txlcli.errors import CorpusInputError, UsageError
 from txlcli.system.input_files import MAX_TEXT, check_regular, read_bytes, read_stdin
@@ -27,7 +30,7 @@ class UserText:
     """Text that the user gives, which is read when it is needed."""
 
     name: str
-    """File as the user gives it, "-" for stdin, or a name for `data`."""
+    """File or folder as the user gives it, "-" for stdin, or a name for `data`."""
     data: bytes | None = None
     """The text itself; None if it is in the file."""
     label: str = ""
@@ -43,6 +46,40 @@ class UserText:
         """Name in results."""
         return "stdin" if self.name == STDIN else self.name
 
+    @property
+    def is_folder(self) -> bool:
+        """True for a folder, whose files are documents."""
+        return self.data is None and Path(self.name).is_dir()
+
+    def documents(
+        self, unit: str = "files", *, column: str | None = None, encoding: str | None = None, max_bytes: int = MAX_TEXT
+    ) -> "Iterator[UserText]":
+        """Yield the documents of a file, a folder or stdin; `unit` is what they are, as in `txl prepare`.
+
+        Raises a CorpusInputError or UsageError for what `txl prepare` rejects, too.
+        """
+        for file in self._files(column, encoding):
+            if unit == "files":
+                yield file
+                continue
+            for number, data in enumerate(file.divided(unit, column, encoding, max_bytes), 1):
+                name = f"{file.name}:{number}"
+                yield UserText(name, data, label=name)
+
+    def _files(self, column: str | None, encoding: str | None) -> "list[UserText]":
+        """Return the files of a folder, or the text itself."""
+        if not self.is_folder:
+            return [self]
+        from txlcli.workflows.exchange import containers
+
+        try:
+            paths = containers.files_in(Path(self.name), column, encoding)
+        except CorpusError as error:
+            raise CorpusInputError(str(error)) from error
+        if not paths:
+            raise CorpusInputError(f"{self.label}: the folder has no text; give one that has some, or a file")
+        return [UserText(str(path), label=str(path)) for path in paths]
+
     def read(self, *, column: str | None = None, encoding: str | None = None, max_bytes: int = MAX_TEXT) -> ReadText:
         """Return the text of a file or stdin, of at most `max_bytes`: the compression and the rows are undone.
 
@@ -50,13 +87,31 @@ class UserText:
         """
         if self.data is not None:
             return ReadText(self.data)
+        from txlcli.workflows.exchange import containers
+
+        with self._open(max_bytes) as path:
+            data = containers.read_file(path, column, encoding, max_bytes)
+        return ReadText(data, tuple(remarks_on(data, path.name)))
+
+    def divided(self, unit: str, column: str | None, encoding: str | None, max_bytes: int) -> list[bytes]:
+        """Return the documents of a file or stdin: its records, or texts between blank lines or marks."""
+        from txlcli.workflows.exchange import containers
+
+        with self._open(max_bytes) as path:
+            if unit == "records":
+                return containers.read_records(path, column, encoding, max_bytes)
+            return divide(containers.read_file(path, column, encoding, max_bytes), unit)
+
+    @contextmanager
+    def _open(self, max_bytes: int) -> Iterator[Path]:
+        """Give the path of a file, or of a copy of stdin; report what cannot be read as an error of the user's."""
         with TemporaryDirectory(prefix="txl-") as directory:
             path = Path(self.name)
             try:
                 if self.name == STDIN:
                     path = Path(directory, "stdin")
                     path.write_bytes(read_stdin(max_bytes))
-                return _read(path, column, encoding, max_bytes)
+                yield check_regular(path)
             except OSError as error:
                 raise UsageError(f"{self.label}: cannot be read ({error.strerror}); check the path") from error
             except (CorpusError, CorpusInputError) as error:
@@ -72,10 +127,3 @@ def read_unchanged(path: Path) -> bytes:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     except CorpusError as error:
         raise CorpusInputError(f"{error}; only the bytes of a file as it is are restored") from error
-
-
-def _read(path: Path, column: str | None, encoding: str | None, max_bytes: int) -> ReadText:
-    from txlcli.workflows.exchange import containers
-
-    data = containers.read_file(check_regular(path), column, encoding, max_bytes)
-    return ReadText(data, tuple(remarks_on(data, path.name)))

@@ -4,8 +4,8 @@ Axes: B batch, L segment, N window length, T tokens of a document.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -78,6 +78,25 @@ def score_spans(stream: Stream, spans: Sequence[tuple[int, int]]) -> Scores:
         stream.on_tokens(scored)
     seconds = time.perf_counter() - started
     return Scores(np.concatenate(losses), seconds, min(stream.settings.batch_size, len(spans)))
+
+
+def documents_of(stream: Stream, spans: Sequence[tuple[int, int]]) -> Iterator[Stream]:
+    """Yield each document between these targets as a stream of its own; their readers share one copy of the model."""
+    model = make_reader(stream.model, stream.settings, length=1).model
+    for first, end in spans:
+
+        def reach(done: int, first: int = first) -> None:
+            stream.on_tokens(first + done)
+
+        inputs = stream.inputs[first:end]
+        yield replace(stream, model=model, inputs=inputs, targets=stream.targets[first:end], on_tokens=reach)
+
+
+def score_spans_in_windows(stream: Stream, spans: Sequence[tuple[int, int]], *, stride: int) -> Scores:
+    """Score the documents between these targets in windows, which reach into no other document; see `score_windows`."""
+    scores = [score_windows(document, stride=stride) for document in documents_of(stream, spans)]
+    losses = np.concatenate([of_document.losses_nats for of_document in scores])
+    return Scores(losses, sum(of_document.seconds for of_document in scores), lanes=1)
 
 
 def score_documents(model: LanguageModel, documents: Sequence[Document], settings: EvalSettings) -> list[DocumentScore]:

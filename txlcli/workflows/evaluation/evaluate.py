@@ -67,7 +67,7 @@ def evaluate(
 
     text = read_text(opened, options, workspace)
     if options.words is not None:
-        Words.of(opened.vocab, text)  # a text without words is an error before it is read
+        Words.of_parts(opened.vocab, text)  # a text without words is an error before it is read
     settings = eval_settings(opened.settings, text, options)
     planned = row_settings(opened.settings, options)
     lacks = lacks_recurrence(opened, options)
@@ -105,7 +105,7 @@ def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
     facts["the precision"] = opened.precision
     facts["the checkpoint"] = opened.checkpoint.fingerprint()
     digest = scoring.text.digest
-    if options.text is not None:
+    if options.text:
         digest = hashlib.sha256(scoring.text.targets.tobytes()).hexdigest()
     facts["the text (SHA-256)"] = str(digest)
     return facts
@@ -123,7 +123,8 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting], options: EvalOptions
         clock = ShareClock()
         tempered = with_temperature(scoring, partial(score, setting=setting))
         row = score(tempered, setting)
-        reads_stream = setting.attn_len is None and not setting.by_document and setting.protocol is None
+        reads_documents = setting.by_document or scoring.text.documents
+        reads_stream = setting.attn_len is None and not reads_documents and setting.protocol is None
         if options.timed and reads_stream:
             row = with_times(tempered, row)
         yield replace(row, processor_share=clock.share() if on_cpu else None)

@@ -14,6 +14,7 @@ from txlcli.workflows.options import (
     PlotOptions,
     Split,
     attention_option,
+    check_documents,
     check_encoding,
     column_option,
     compile_option,
@@ -71,10 +72,16 @@ class EvalOptions(PlotOptions):
     reset_at_documents: bool = flag_option("Read each document from an empty memory; the store must keep them apart.")
     batch_size: PositiveInt | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
     positions: PositiveInt | None = option("Score the first N tokens only.")
-    text: UserText | None = option(
-        "Score a text instead of a split, from a file that prepare reads; - is stdin.",
-        metavar="FILE",
-        read=UserText.of_option,
+    text: tuple[UserText, ...] = option(
+        "Score a text instead of a split: a file that prepare reads, a folder, or - for stdin. Several texts, and the "
+        "files of a folder, are documents, each read from an empty memory.",
+        default=(),
+        metavar="FILE|FOLDER",
+        read_each=UserText.of_option,
+    )
+    documents: str | None = option(
+        "Read each document of `text` from an empty memory: files, records, texts between blank lines, or up to marks.",
+        metavar="files|records|blank-lines|MARK",
     )
     column: str | None = column_option()
     encoding: str | None = encoding_option()
@@ -119,7 +126,7 @@ class EvalOptions(PlotOptions):
 
     def _check_lengths(self) -> None:
         """Reject a search where a length must be given, and lengths that do not fit each other."""
-        others = self.given("protocols", "cache", "dynamic", "reset_at_documents")
+        others = self.given("protocols", "cache", "dynamic", "reset_at_documents", "documents")
         if self.searched and others:
             raise UsageError(f"`{self.searched}` auto: {others[0]} does not search; give a length, such as 64")
         if self.adapts and len(self.mem_lens) > 1:
@@ -135,15 +142,19 @@ class EvalOptions(PlotOptions):
         if self.reset_at_documents:
             because = "`reset_at_documents` reads the documents of a split with a memory"
             self.exclude("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html", because=because)
-        if self.text is not None:
+        if self.text:
             self.exclude("split", because="`text` is scored instead of a split")
         else:
-            self.exclude("column", "encoding", because="without `text`, a split is scored")
+            self.exclude("column", "encoding", "documents", because="without `text`, a split is scored")
         check_encoding(self.encoding)
+        check_documents(self.documents)
+        if self.reads_documents:
+            because = "each document is read from an empty memory"
+            self.exclude("protocols", "cache", "dynamic", "plot", "html", because=because)
         if self.losses is not None:
             self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
         if self.words is not None:
-            if self.text is None:
+            if not self.text:
                 raise UsageError("`words` needs the `text` that it divides; give a file, or - for stdin")
             self.exclude("cache", "dynamic", "protocols", because="`words` are those of the model alone")
         if self.html is not None:
@@ -187,6 +198,11 @@ class EvalOptions(PlotOptions):
         return "attn_len" if self.attn_len == AUTO else None
 
     @property
+    def reads_documents(self) -> bool:
+        """True if `text` has documents that are read from an empty memory each."""
+        return self.documents is not None or len(self.text) > 1 or any(source.is_folder for source in self.text)
+
+    @property
     def adapts(self) -> bool:
         """True if the model adapts to the text by more than its memory."""
         return self.cache is not None or self.dynamic
@@ -200,10 +216,13 @@ class EvalOptions(PlotOptions):
             return
         because = "several processes divide the lanes, or the windows, of the model alone"
         self.exclude("cache", "dynamic", "html", "words", "reset_at_documents", because=because)
-        if self.text is not None and self.text.name == STDIN:
-            raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
+        if self.reads_documents:
+            raise UsageError(f"{because}, not documents; leave out `processes`")
+        for source in self.text:
+            if source.name == STDIN:
+                raise UsageError(f"{source.label}: several processes cannot share stdin; give a file instead")
         batch_size = self.batch_size or default_batch_size
-        reads_lanes = self.text is None and self.attn_len is None and not self.protocols
+        reads_lanes = not self.text and self.attn_len is None and not self.protocols
         if reads_lanes and processes > batch_size:
             raise UsageError(
                 f"{processes} processes divide the lanes of the batch, of which there are {batch_size}; give "

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.core.measures.timing import Repetitions, time_evaluation, time_vanilla
-from txlcli.core.reading.documents import score_spans
+from txlcli.core.reading.documents import score_spans, score_spans_in_windows
 from txlcli.core.reading.scoring import Scores, attention_span
 from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.validation import add_shares, check_lanes, score_in_processes
@@ -123,7 +123,7 @@ def score(scoring: Scoring, setting: RowSetting) -> EvalRow:
     """Score the text with one setting."""
     if setting.attn_len is not None:
         row = in_windows(scoring, setting.attn_len, stride=setting.stride, batch_size=setting.windows_at_once)
-    elif setting.by_document:
+    elif setting.by_document or scoring.text.documents:
         row = over_documents(scoring, setting.mem_len)
     else:
         row = with_memory(scoring, setting.mem_len)
@@ -149,9 +149,14 @@ def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
 
 
 def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
-    """Score the documents of a split, each from an empty memory; its first token follows the one before it alone."""
+    """Score the documents of a text or of a split, each from an empty memory.
+
+    The first token of a document of a split follows the one before it alone.
+    """
     scoring = scoring.changed(mem_len=mem_len)
-    spans = spans_of_documents(scoring.opened.as_run, scoring.text, scoring.workspace)
+    spans = scoring.text.spans
+    if not scoring.text.documents:
+        spans = spans_of_documents(scoring.opened.as_run, scoring.text, scoring.workspace)
     scores = scoring.score(partial(score_spans, spans=spans), f"M = {mem_len}")
     longest = max(end - first for first, end in spans)
     keys = _keys_seen(scoring.changed(batch_size=1), longest)
@@ -165,18 +170,24 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     """
     model = scoring.opened.model
     world = scoring.world
-    tokens = len(scoring.text.targets)
+    text = scoring.text
+    tokens = max(end - first for first, end in text.spans)  # of the longest document
     windows = batch_size or windows_at_once(model.device, min(length, tokens))
     scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
-    score_share = partial(score_windows, stride=stride, share=(world.rank, world.size))
-    scores = add_shares(scoring.score(score_share, f"N = {length}"), world)
+    if text.documents:
+        score_all = partial(score_spans_in_windows, spans=text.spans, stride=stride)
+        scores = scoring.score(score_all, f"N = {length}")
+    else:
+        score_share = partial(score_windows, stride=stride, share=(world.rank, world.size))
+        scores = add_shares(scoring.score(score_share, f"N = {length}"), world)
     fewest = length - stride + 1
     most = length
     if length >= tokens:  # such a window predicts all of the text at once
         fewest = most = tokens
     window = model.settings.attention_window or most
     keys = (min(fewest, window), min(most, window))
-    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride)
+    documents = len(text.documents) or None
+    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents)
 
 
 def _times(scoring: Scoring) -> tuple[float, float] | None:

@@ -21,7 +21,7 @@ class RowSetting:
     mem_len: int = 0
     """Memory length M in tokens; 0 in windows."""
     by_document: bool = False
-    """True to read each document from an empty memory."""
+    """True to read each document of a split from an empty memory."""
     attn_len: int | None = None
     """Window length N; None with memory."""
     stride: int = 1
@@ -84,7 +84,7 @@ def eval_settings(run_settings: Settings, text: ScoredText, options: EvalOptions
     A user's text is cut into as many lanes as are not short.
     """
     settings = options.apply_to(run_settings.evaluation_settings())
-    if options.text is None or options.batch_size is not None:
+    if not options.text or options.reads_documents or options.batch_size is not None:
         return settings
     mem_lens = options.mem_lens or (settings.mem_len,)
     longest = max(settings.seg_len, *mem_lens)

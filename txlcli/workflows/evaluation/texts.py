@@ -1,7 +1,9 @@
 """Texts that are scored: a split of the run's store, or a text of the user's."""
 
 import codecs
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,8 @@ class ScoredText:
     """Number of original words, with line ends counted as in the benchmark; None if unknown."""
     size: int | None
     """Number of original bytes; None unless all bytes of the text are scored."""
+    documents: "tuple[ScoredText, ...]" = ()
+    """Documents of a user's text, which are read from an empty memory each; empty for one text, and for a split."""
     unit: str
     conventions: dict[str, str]
     paper: float | None = None
@@ -53,13 +57,37 @@ class ScoredText:
     may_be_trained_on: bool | None = None
     """True if the split may contain training data of the run; None if unknown."""
 
+    @property
+    def parts(self) -> "tuple[ScoredText, ...]":
+        """The documents, or the text itself if it has none."""
+        return self.documents or (self,)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First target of each part, and the one after its last."""
+        edges = itertools.accumulate((len(part.targets) for part in self.parts), initial=0)
+        return list(itertools.pairwise(edges))
+
 
 def read_text(opened: OpenModel, options: EvalOptions, workspace: Workspace) -> ScoredText:
     """Return the user's text that the options name, or a split of the run's store."""
-    if options.text is not None:
-        read = options.text.read(column=options.column, encoding=options.encoding)
-        return encode_text(opened, read, options.positions, workspace.reporter, source=options.text)
+    if options.text:
+        return read_user_text(opened, options, workspace.reporter)
     return split_text(opened.as_run, options.split or "test", options.positions, workspace)
+
+
+def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) -> ScoredText:
+    """Return the user's text that the options name, or its documents."""
+    if not options.reads_documents:
+        (source,) = options.text
+        read = source.read(column=options.column, encoding=options.encoding)
+        return _encode_text(opened, read, options.positions, reporter, source=source)
+    unit = options.documents or "files"
+    documents: list[UserText] = []
+    for source in options.text:
+        documents += source.documents(unit, column=options.column, encoding=options.encoding)
+    title = options.text[0].title if len(options.text) == 1 else f"{len(options.text)} texts"
+    return _encode_documents(opened, documents, options, reporter, title=title)
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
@@ -153,10 +181,58 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
     return getattr(published, split, None)
 
 
-def encode_text(
+def _encode_text(
     opened: OpenModel, read: ReadText, positions: int | None, reporter: Reporter, *, source: UserText
 ) -> ScoredText:
     """Encode a user's text, or its first positions; `source` is where it was read from."""
+    text = _encode(opened, read, positions, source)
+    if not len(text.targets):
+        raise VocabularyError(f"{source.label}: no token to predict; give a longer text")
+    return _with_unknown(text, opened.vocab, reporter)
+
+
+def _encode_documents(
+    opened: OpenModel, documents: Iterable[UserText], options: EvalOptions, reporter: Reporter, *, title: str
+) -> ScoredText:
+    """Encode the documents of a user's text, or its first positions; those without a token to predict are left out."""
+    texts: list[ScoredText] = []
+    rest = options.positions
+    left_out = 0
+    for document in documents:
+        read = document.read(column=options.column, encoding=options.encoding)
+        text = _encode(opened, read, rest, document)
+        if not len(text.targets):
+            left_out += 1
+            continue
+        texts.append(text)
+        if rest is not None:
+            rest -= len(text.targets)
+            if rest == 0:
+                break
+    if not texts:
+        raise VocabularyError(f"{title}: no token to predict; give longer texts")
+    notes = list(dict.fromkeys(note for text in texts for note in text.notes))
+    if left_out:
+        notes.append(f"{left_out:,} documents have no token to predict and were left out")
+    words = [text.words for text in texts if text.words is not None]
+    sizes = [text.size for text in texts if text.size is not None]
+    joined = ScoredText(
+        title=printable(title),
+        inputs=np.concatenate([text.inputs for text in texts]),
+        targets=np.concatenate([text.targets for text in texts]),
+        words=sum(words) if len(words) == len(texts) else None,
+        size=sum(sizes) if len(sizes) == len(texts) else None,
+        documents=tuple(texts),
+        unit=opened.vocab.unit,
+        conventions={},
+        whole=all(text.whole for text in texts),
+        notes=tuple(notes),
+    )
+    return _with_unknown(joined, opened.vocab, reporter)
+
+
+def _encode(opened: OpenModel, read: ReadText, positions: int | None, source: UserText) -> ScoredText:
+    """Encode a user's text, or its first positions, of which there may be none."""
     vocab = opened.vocab
     data = _as_prepared(read.data, source, vocab)
     vocab.check_has_text()
@@ -166,22 +242,11 @@ def encode_text(
         raise VocabularyError(f"{source.label}: {error}") from error
     words = _count_words(data, len(ids), opened)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
-    if not len(targets):
-        raise VocabularyError(f"{source.label}: no token to predict; give a longer text")
-    unknown = 0
-    if vocab.unknown is not None:
-        unknown = int((targets == vocab.unknown).sum())
-    notes = list(read.notes)
-    if unknown:
-        remark = f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>"
-        reporter.say(remark)
-        if 2 * unknown > len(targets):
-            notes.append(remark)
     whole = len(targets) == _predictable(len(ids), vocab)
     size = None
     if vocab.tokenizer == "byte" and not vocab.dropped:
         size = len(targets)
-    elif vocab.unit == "piece" and vocab.boundary is not None and whole and not unknown:
+    elif vocab.unit == "piece" and vocab.boundary is not None and whole and not _unknown(targets, vocab):
         size = len(data)
     return ScoredText(
         title=printable(source.title),
@@ -193,8 +258,25 @@ def encode_text(
         unit=vocab.unit,
         conventions={},
         whole=whole,
-        notes=tuple(notes),
+        notes=read.notes,
     )
+
+
+def _with_unknown(text: ScoredText, vocab: Vocab, reporter: Reporter) -> ScoredText:
+    """Say how many tokens of a text are not in the vocabulary; a note keeps it if these are more than half."""
+    unknown = _unknown(text.targets, vocab)
+    if not unknown:
+        return text
+    remark = f"{unknown:,} of {len(text.targets):,} tokens are not in the vocabulary and are read as <unk>"
+    reporter.say(remark)
+    if 2 * unknown <= len(text.targets):
+        return text
+    return replace(text, notes=(*text.notes, remark))
+
+
+def _unknown(targets: NDArray[np.integer], vocab: Vocab) -> int:
+    """Return the number of targets that are not in the vocabulary."""
+    return 0 if vocab.unknown is None else int((targets == vocab.unknown).sum())
 
 
 def _count_words(data: bytes, tokens: int, opened: OpenModel) -> int:

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.documents import documents_of
 from txlcli.core.reading.scoring import MAX_LOGITS, Stream, score
 from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.data.vocabulary import Vocab
@@ -34,7 +36,7 @@ from txlcli.system.atomic_files import errors_of_writing, replacing
 from txlcli.workflows.evaluation.rows import EvalRow
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.texts import ScoredText
-from txlcli.workflows.evaluation.words_file import COLUMNS
+from txlcli.workflows.evaluation.words_file import COLUMNS, DOCUMENT
 
 LINE_END = r"\r\n|\r|\n"
 SCRIPT_WITHOUT_BLANKS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
@@ -57,6 +59,8 @@ class Word:
     """True if one of them is not in the vocabulary."""
     bits: float
     """Surprisal, -log2 of its probability."""
+    document: str = ""
+    """Name of its document; empty if the text is one document."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,15 @@ class Words:
     unknown: NDArray[np.bool_]
     """True for words with a token that is not in the vocabulary, (W,)."""
     notes: tuple[str, ...] = ()
+    document: str = ""
 
     @classmethod
-    def of(cls, vocab: Vocab, text: ScoredText) -> "Words":
+    def of_parts(cls, vocab: Vocab, text: ScoredText) -> "list[Words]":
+        """Return the words of each document of a user's text, or of the text if it has none."""
+        return [cls.of(vocab, part, document=part.title if text.documents else "") for part in text.parts]
+
+    @classmethod
+    def of(cls, vocab: Vocab, text: ScoredText, document: str = "") -> "Words":
         """Divide a user's text, and find the word of each scored token."""
         characters = decoded(text.data, vocab)
         spans, notes = divide(characters, vocab)
@@ -86,7 +96,8 @@ class Words:
             is_unknown = text.targets == vocab.unknown
         kept = spans[numbers]
         texts = [characters[start:end] for start, end in kept]
-        return cls(texts, kept, firsts, text.targets, np.logical_or.reduceat(is_unknown, firsts), notes)
+        unknown = np.logical_or.reduceat(is_unknown, firsts)
+        return cls(texts, kept, firsts, text.targets, unknown, notes, document)
 
     @property
     def tokens(self) -> NDArray[np.int64]:
@@ -111,7 +122,15 @@ class Words:
         """Return the words, with these bits (W,)."""
         columns = zip(self.texts, self.spans, self.tokens, self.unknown, bits, strict=True)
         return [
-            Word(word=text, start=int(start), end=int(end), tokens=int(count), unknown=bool(missing), bits=float(value))
+            Word(
+                word=text,
+                start=int(start),
+                end=int(end),
+                tokens=int(count),
+                unknown=bool(missing),
+                bits=float(value),
+                document=self.document,
+            )
             for text, (start, end), count, missing, value in columns
         ]
 
@@ -178,13 +197,20 @@ def ends_of_words(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
     is_blank = np.array([piece[:1].isspace() for piece in vocab.pieces])
     scoring = scoring.changed(temperature=row.temperature, mem_len=row.mem_len)
     if row.attn_len is None:
-        ends = scoring.score(lambda stream: _ends_with_memory(stream, is_blank), f"ends of words, M = {row.mem_len}")
+        if scoring.text.documents:
+            scoring = scoring.changed(batch_size=1)
+        read = partial(_ends_with_memory, is_blank=is_blank)
+        title = f"ends of words, M = {row.mem_len}"
     else:
         at_once = windows_at_once(scoring.opened.model.device, min(row.attn_len, row.tokens))
         scoring = scoring.changed(seg_len=row.attn_len, batch_size=at_once)
-        stride = row.stride or 1
+        read = partial(_ends_in_windows, is_blank=is_blank, stride=row.stride or 1)
         title = f"ends of words, N = {row.attn_len}"
-        ends = scoring.score(lambda stream: _ends_in_windows(stream, is_blank, stride), title)
+
+    def read_parts(stream: Stream) -> NDArray[np.float64]:
+        return np.concatenate([read(part) for part in documents_of(stream, scoring.text.spans)])
+
+    ends = scoring.score(read_parts, title)
     ends[~is_blank[scoring.text.targets]] = 0.0
     return ends
 
@@ -226,21 +252,38 @@ def _losses_of_blanks(model: LanguageModel, hidden: Tensor, is_blank: NDArray[np
     return torch.cat(parts).unflatten(0, hidden.shape[:2]).cpu()
 
 
-def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> tuple[str, ...]:
-    """Write the words of a user's text with their bits in each row; return notes.
+def bits_of_parts(scoring: Scoring, words: Sequence[Words], row: EvalRow) -> list[NDArray[np.float64]]:
+    """Return the bits of the words of each document, (W,) each, in a row of the result."""
+    ends = ends_of_words(scoring, row)
+    bits = []
+    for part, (first, end) in zip(words, scoring.text.spans, strict=True):
+        ends_of_part = None if ends is None else ends[first:end]
+        bits.append(part.bits(row.losses_nats[first:end], ends_of_part))
+    return bits
+
+
+def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
+    """Write the words of a user's text with their bits in each row.
 
     The file is tab-separated, with a quoted cell where a word has a quote or is a line end.
     """
-    words = Words.of(scoring.opened.vocab, scoring.text)
-    names = [f"bits_N{row.attn_len}" if row.attn_len is not None else f"bits_M{row.mem_len}" for row in rows]
-    bits = [words.bits(row.losses_nats, ends_of_words(scoring, row)) for row in rows]
+    words = Words.of_parts(scoring.opened.vocab, scoring.text)
+    bits = [bits_of_parts(scoring, words, row) for row in rows]
+    headings = list(COLUMNS)
+    if scoring.text.documents:
+        headings.append(DOCUMENT)
+    for row in rows:
+        headings.append(f"bits_M{row.mem_len}" if row.attn_len is None else f"bits_N{row.attn_len}")
     with errors_of_writing(path), replacing(path) as draft, Path(draft).open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow([*COLUMNS, *names])
-        columns = zip(words.texts, words.spans, words.tokens, words.unknown, *bits, strict=True)
-        for text, (start, end), count, missing, *values in columns:
-            table.writerow([text, start, end, count, int(missing), *(f"{value:.6f}" for value in values)])
-    scoring.reporter.say(f"the bits of {len(words.texts):,} words written to {path}")
-    for note in words.notes:
+        table.writerow(headings)
+        for part, *bits_of_part in zip(words, *bits, strict=True):
+            document = [part.document] if scoring.text.documents else []
+            columns = zip(part.texts, part.spans, part.tokens, part.unknown, *bits_of_part, strict=True)
+            for text, (start, end), count, missing, *values in columns:
+                written = [f"{value:.6f}" for value in values]
+                table.writerow([text, start, end, count, int(missing), *document, *written])
+    count = sum(len(part.texts) for part in words)
+    scoring.reporter.say(f"the bits of {count:,} words written to {path}")
+    for note in dict.fromkeys(note for part in words for note in part.notes):
         scoring.reporter.say(note)
-    return words.notes

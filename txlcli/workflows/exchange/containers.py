@@ -20,6 +20,7 @@ import pyarrow as arrow
 
 from txlcli.corpora.compressed import COMPRESSIONS, open_compressed
 from txlcli.corpora.corpus import CorpusError
+from txlcli.corpora.directory import select_text
 from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of, reject_other_than_text
 from txlcli.corpora.unpack import DAMAGE, max_bytes, too_large
@@ -415,6 +416,31 @@ def read_file(path: Path, column: str | None, encoding: str | None, limit: int) 
         extract(file, output, only_utf8=False)
     check_size(output.tell(), limit, f"{path}: its text")
     return output.getvalue()
+
+
+def files_in(folder: Path, column: str | None, encoding: str | None) -> list[Path]:
+    """Return the files of a folder that `txl prepare` reads, in the order of their names."""
+    with_rows = find(folder, column, encoding)
+    if with_rows:
+        return [file.path for file in with_rows]
+    return select_text(folder, text_files(folder))
+
+
+def read_records(path: Path, column: str | None, encoding: str | None, limit: int) -> list[bytes]:
+    """Return the records of a file whose text has at most `limit` bytes.
+
+    Raises a UsageError for a file without records.
+    """
+    records = []
+    for file in find(path, column, encoding):
+        output = io.BytesIO()
+        written = extract(file, output, only_utf8=False, with_starts=True)
+        check_size(written.size, limit, f"{path}: its text")
+        text = output.getvalue()
+        records += [text[start:end] for start, end in itertools.pairwise([*written.starts, written.size])]
+    if not records:
+        raise UsageError(f"{path}: the text has no records; give `documents` blank-lines, or a mark that ends them")
+    return records
 
 
 def _as_line(row: bytes, blank: bytes) -> bytes:

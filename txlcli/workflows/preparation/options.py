@@ -1,14 +1,13 @@
 """Options of `txl prepare`, without PyTorch."""
 
-import re
 from pathlib import Path
 from typing import Literal
 
 from txlcli.config.ranges import AtLeastTwo, NotNegativeFloat, PositiveInt
-from txlcli.corpora.documents import UNITS
-from txlcli.errors import UnknownNameError, UsageError
+from txlcli.errors import UsageError
 from txlcli.workflows.options import (
     Options,
+    check_documents,
     check_encoding,
     column_option,
     encoding_option,
@@ -61,8 +60,7 @@ class PrepareOptions(Options):
 
     def _check(self) -> None:
         check_encoding(self.encoding)
-        if self.documents not in (None, *UNITS) and re.fullmatch(r"[\w-]*", self.documents or ""):
-            raise UnknownNameError("unit of documents", str(self.documents), UNITS)
+        check_documents(self.documents)
         shares = self.split
         if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
             raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
