@@ -82,6 +82,10 @@ class ExportError(TxlError):
     """The folder of an export is in use, or cannot be written."""
 
 
+class ExternalModelError(TxlError):
+    """A model of another program cannot be opened, or does not predict a text from left to right."""
+
+
 class RunError(TxlError):
     """A run folder or a checkpoint is missing, damaged, or not of txl."""
 

@@ -249,6 +249,46 @@ def test_a_difference_of_losses_is_more_than_chance_if_its_interval_excludes_0(h
 TRAIN_SPLIT = ("--split", "train")
 
 
+def write_words(path, words, bits, column="bits_M5", unknown=0):
+    """Write a file of words, which begin 10 characters apart."""
+    lines = [f"word\tstart\tend\ttokens\tunknown\t{column}"]
+    for number, (word, value) in enumerate(zip(words, bits, strict=True)):
+        lines.append(f"{word}\t{10 * number}\t{10 * number + len(word)}\t1\t{unknown}\t{value}")
+    Path(path).write_text("\n".join(lines) + "\n")
+
+
+def test_models_with_different_tokens_are_compared_word_by_word(here):
+    words = [f"w{number}" for number in range(3001)]
+    first, second = np.random.default_rng(2).uniform(0, 9, (2, 3001)).round(6)
+    write_words("a.tsv", words, first)
+    write_words("b.tsv", words, second, column="bits_N64")
+    output = json_of("runs", "difference", "a.tsv", "b.tsv")
+    assert output["difference_nats"] == pytest.approx((second - first).mean() * np.log(2))
+    assert (output["unit"], output["tokens"], output["second"]["evaluation"]) == ("word", 3001, "attn_len_64")
+    lines = Path("b.tsv").read_text().splitlines(keepends=True)
+    Path("b.tsv").write_text("".join(lines[:5] + lines[6:]))  # whose tokens cover two words
+    assert json_of("runs", "difference", "a.tsv", "b.tsv")["tokens"] == 3000
+    assert "bits/word" in done("runs", "difference", "a.tsv", "b.tsv").stdout
+
+
+def test_words_that_cannot_be_compared_are_rejected(here):
+    words = ["one", "<unk>", "two"]
+    write_words("a.tsv", words, [1, 2, 3])
+    write_words("b.tsv", ["one", "<unk>", "three"], [1, 2, 3])
+    write_words("unknown.tsv", words, [1, 2, 3], unknown=1)
+    Path("no.tsv").write_text("word\n")
+    for file, word in {
+        "b.tsv": "different texts",
+        "unknown.tsv": "vocabulary",
+        "no.tsv": "not a file of words",
+    }.items():
+        assert word in refusal("runs", "difference", "a.tsv", file)
+    assert "at least" in refusal("runs", "difference", "a.tsv", "a.tsv")
+    assert "mem_len_5" in refusal("runs", "difference", "a.tsv", "a.tsv", "--mem-len", "6")
+    assert "--split" in refusal("runs", "difference", "a.tsv", "a.tsv", "--split", "valid")
+    assert "cannot be read" in refusal("runs", "difference", "a.tsv", "absent.tsv")
+
+
 def test_a_difference_of_runs_is_that_of_their_evaluations(here):
     done("eval", "byte", "--mem-len", "0,5", "--losses", "byte.h5", *TRAIN_SPLIT)
     of_files = json_of("runs", "difference", "byte.h5", "byte.h5", "--mem-len", "0,5")

@@ -3,19 +3,20 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import Json, Run
+from txlcli.commands.options import Json, ScoredModel
 from txlcli.paper import metrics
 from txlcli.report import figures
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import with_flags
 from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD, SLOWDOWN_WINDOWS, EvalOptions
+from txlcli.workflows.exchange.options import is_external
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ WINDOWS = "windows: each is computed anew and predicts its last S tokens; S is N
 def evaluate(
     context: typer.Context,
     options: EvalOptions,
-    run_name: Run = None,
+    model_name: ScoredModel = None,
     processes: Annotated[
         int,
         Option(min=1, metavar="N", help="Divide the lanes, or the windows, among this many processes, one per GPU."),
@@ -40,7 +41,7 @@ def evaluate(
     workspace: RunWorkspace,
     json: Json = False,
 ) -> None:
-    """Evaluate a run.
+    """Evaluate a run, or another model.
 
     Reports perplexity or bits per character for each memory length, and the slowdown of a model without memory.
     --mem-len auto selects the shortest length beyond which perplexity on valid falls by less than 0.1 %.
@@ -50,25 +51,34 @@ def evaluate(
     """
     launcher.check_processes(processes)
     processes = max(processes, launcher.world_size())
-    # A wrong name ends each of several processes at once.
-    run = run_directory.find(run_name, workspace.runs_dir)
-    options.check_processes(processes, run.settings.eval.batch_size)
-    if processes > 1 and not launcher.is_started():
-        arguments = context.find_root().obj
-        timeout_s = run.settings.train.rank_timeout
-        code = launcher.start_processes(processes, arguments, rank_timeout_s=timeout_s, next_step="evaluate again")
-        if code - 128 in signals.WORDS:
-            console.warn(signals.WORDS[code - 128])
-        sys.exit(code)
+    if is_external(model_name):
+        options.check_external(processes)
+    else:
+        # A wrong name ends each of several processes at once.
+        run = run_directory.find(model_name, workspace.runs_dir)
+        options.check_run()
+        options.check_processes(processes, run.settings.eval.batch_size)
+        if processes > 1 and not launcher.is_started():
+            _start_processes(processes, context, run)
     if processes > 1:
         launcher.end_with_launcher()
     with _signals_of_processes():
         from txlcli.workflows.evaluation import evaluate as workflow
 
-        result = workflow.run(run_name, options, workspace)
+        result = workflow.run(model_name, options, workspace)
         if launcher.is_main():
             _show(result, options, json=json)
         result.raise_pending()
+
+
+def _start_processes(processes: int, context: typer.Context, run: run_directory.Run) -> NoReturn:
+    """Start this command in several processes, and exit as they do."""
+    arguments = context.find_root().obj
+    timeout_s = run.settings.train.rank_timeout
+    code = launcher.start_processes(processes, arguments, rank_timeout_s=timeout_s, next_step="evaluate again")
+    if code - 128 in signals.WORDS:
+        console.warn(signals.WORDS[code - 128])
+    sys.exit(code)
 
 
 def _show(result: "EvalResult", options: EvalOptions, *, json: bool) -> None:

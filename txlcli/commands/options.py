@@ -65,6 +65,14 @@ Run = Annotated[
     str | None,
     argument("RUN", "Name or folder of a run [default: the most recent].", "runs"),
 ]
+ScoredModel = Annotated[
+    str | None,
+    argument(
+        "MODEL",
+        "Name or folder of a run, hf:FOLDER with a model of Transformers, or a .gguf file [default: most recent run].",
+        "runs",
+    ),
+]
 Runs = Annotated[list[str] | None, argument("RUN...", "Runs, by name or folder.", "runs")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]

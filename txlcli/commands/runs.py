@@ -242,7 +242,7 @@ def _describe_seeds(group: SeedGroup) -> str:
 
 @app.command("difference")
 def difference(
-    first: Annotated[str, argument("A", "A run, or a file with its losses, from txl eval --losses.", "runs")],
+    first: Annotated[str, argument("A", "A run, or a file of txl eval: --losses, or --words.", "runs")],
     second: Annotated[str, argument("B", "Another run or file, on the same text.", "runs")],
     options: DifferenceOptions,
     *,
@@ -252,7 +252,7 @@ def difference(
     """Test if the difference of two losses is more than chance.
 
     Evaluates the runs, pairs the losses token by token, and resamples blocks of the text (bootstrap) for a 95 %
-    interval.
+    interval. Models with different tokens are compared word by word, by two files of txl eval --words.
 
     Example: txl runs difference stdlib stdlib-2
     """
@@ -266,7 +266,9 @@ def _show_difference(result: "LossDifference") -> None:
     rows = []
     for source in (result.first, result.second):
         nats = source.loss_nats
-        rows.append([source.file or "-", source.run, source.evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"])
+        rows.append(
+            [source.file or "-", source.run or "-", source.evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"]
+        )
     differences = {
         "difference": result.difference_nats,
         "95 % interval from": result.low_nats,
@@ -279,8 +281,8 @@ def _show_difference(result: "LossDifference") -> None:
     else:
         verdict = "The difference may be chance: the interval contains 0."
     note = f"{verdict} It covers this text, not other seeds of training."
-    headings = ("losses", "run", "evaluation", "nats/token", "bits/token")
-    console.show_table(f"{result.tokens:,} tokens", headings, rows, [note])
+    headings = ("losses", "run", "evaluation", f"nats/{result.unit}", f"bits/{result.unit}")
+    console.show_table(f"{result.tokens:,} {result.unit}s", headings, rows, [note])
 
 
 @app.command("report")

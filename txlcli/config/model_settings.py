@@ -176,6 +176,11 @@ class ModelSettings(Section):
         return self.encoding.absolute_positions
 
     @property
+    def memory_obstacle(self) -> str | None:
+        """Property with which the model uses a memory only if it was trained with one; None for most models."""
+        return "absolute positions" if self.absolute_positions else None
+
+    @property
     def reset_obstacle(self) -> str | None:
         """Setting with which a document within a segment is not read as if it were alone; None if it is."""
         if not self.supports_reset:

@@ -174,12 +174,12 @@ class Settings:
     @property
     def supports_memory(self) -> bool:
         """True if the model can use a memory; with absolute positions it needs one in training."""
-        return self.train.mem_len > 0 or not self.model.absolute_positions
+        return self.train.mem_len > 0 or self.model.memory_obstacle is None
 
     def check_memory(self, mem_len: int, *, run: object, instead: str) -> None:
         """Raise a UsageError, which ends with `instead`, if the model of a run cannot use a memory of M tokens."""
         if mem_len and not self.supports_memory:
-            raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
+            raise UsageError(f"{run} was trained without memory and with {self.model.memory_obstacle}; {instead}")
 
     def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
         """Raise a UsageError if a window (`attn_len`, in tokens) is longer than the learned positions of a run."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ from txlcli.system.plain_json import parse_json
 if TYPE_CHECKING:
     from txlcli.data.sentencepiece_model import SentencePieceModel
 
-TokenizerName = Literal["byte", "char", "word", "sentencepiece", "ids"]
-UNITS = {"sentencepiece": "piece", "ids": "id"}
+TokenizerName = Literal["byte", "char", "word", "sentencepiece", "ids", "external"]
+UNITS = {"sentencepiece": "piece", "ids": "id", "external": "piece"}
 """Unit of a token where it is not called like the tokenizer."""
 Ids = NDArray[np.integer]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -51,6 +51,8 @@ class Vocab:
     lower_case: bool = False
     dropped: bytes = b""
     model: bytes = b""
+    added_bytes: int = 0
+    """Bytes that the first token of a text has before it: a blank that a tokenizer of others adds."""
 
     @classmethod
     def of_bytes(cls, values: Iterable[int], dropped: bytes = b"") -> "Vocab":
@@ -311,7 +313,7 @@ class Vocab:
             vocab = cls(kind, model=model, **named)
         elif kind == "ids":
             vocab = cls._from_ids(facts["size"], facts.get("names"))
-        elif kind not in get_args(TokenizerName):
+        elif kind not in ("char", "word"):
             raise ValueError(f"its kind is {kind!r}; a newer txl may have written it")
         else:
             "".join(facts["symbols"]).encode()  # symbols are texts without unpaired surrogates

@@ -182,7 +182,7 @@ class HarnessModel(LM):
         longest = max((document.compared for document in documents), default=0)
         if longest > length:
             raise UsageError(f"attn_len={length}: a continuation has {longest} tokens; give at least that")
-        settings = self._settings.with_batch_size(windows_at_once(model.device, length))
+        settings = self._settings.with_batch_size(windows_at_once(model, length))
         return [score_in_windows(model, document, settings) for document in tqdm(documents, "scoring", disable=None)]
 
     def _warn_of_unknown(self, documents: Sequence[Document]) -> None:

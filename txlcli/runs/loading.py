@@ -63,6 +63,10 @@ class OpenModel(ABC):
         """Return this with another view of the model, see `LanguageModel.on`."""
         return replace(self, model=self.model.on(**choices))
 
+    def remarks(self, data: bytes) -> tuple[str, ...]:
+        """Return what someone must know who compares the result of a user's text."""
+        return ()
+
     @property
     def as_run(self) -> "OpenRun":
         """The run; callers reject a model of another program first."""

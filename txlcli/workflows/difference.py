@@ -1,6 +1,6 @@
-"""Compares the losses of two evaluations of the same text, token by token."""
+"""Compares the losses of two evaluations of the same text, token by token, or word by word."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.data import loss_file
-from txlcli.data.loss_file import Losses
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.workflows.difference_options import DifferenceOptions
-from txlcli.workflows.evaluation import evaluate
+from txlcli.workflows.evaluation import evaluate, words_file
 from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.evaluation.words_file import WordLosses
 from txlcli.workflows.options import LOSS_FORMATS
 from txlcli.workflows.result import Result
 from txlcli.workflows.workspace import Workspace
@@ -32,20 +32,24 @@ class LossSource:
 
     file: str | None
     """File with the losses; None for a run that was evaluated."""
-    run: str
+    run: str | None
+    """None for a file of words, which does not name it."""
     evaluation: str
     """mem_len_M or attn_len_N."""
     loss_nats: float
-    """Mean over all tokens."""
+    """Mean over all tokens, or words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference(Result):
-    """Mean loss of the second evaluation minus that of the first, in nats per token."""
+    """Mean loss of the second evaluation minus that of the first, in nats per token, or per word."""
 
     first: LossSource
     second: LossSource
+    unit: str
+    """What losses are compared: "token" or "word"."""
     tokens: int
+    """Number of tokens, or words."""
     difference_nats: float
     low_nats: float
     """Bounds of the 95 % interval."""
@@ -72,7 +76,12 @@ def mean_interval(differences: NDArray[np.floating], *, seed: int = 1111) -> tup
 
 
 def run(first: str, second: str, options: DifferenceOptions, workspace: Workspace) -> LossDifference:
-    """Compare two evaluations of the same text: of runs, which are evaluated, or of files of `txl eval --losses`."""
+    """Compare two evaluations of the same text: of runs, which are evaluated, or of files of `txl eval --losses`.
+
+    Two files of `txl eval --words` are compared by words, which models with different tokens share.
+    """
+    if words_file.SUFFIX in (Path(first).suffix.lower(), Path(second).suffix.lower()):
+        return _compare_words(Path(first), Path(second), options)
     _check_same_store([name for name in (first, second) if not _is_file(name)], workspace)
     if options.mem_len is None:
         lengths = [_default_mem_len(name, workspace) for name in (first, second)]
@@ -87,19 +96,64 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
     second_source, second_tokens, second_losses = _evaluate(second, lengths[1], options, workspace)
     if not np.array_equal(first_tokens, second_tokens):
         raise UsageError(f"{first} and {second} have losses of different tokens; evaluate both runs on the same text")
-    if len(first_tokens) < MIN_TOKENS:
-        raise UsageError(f"{first} has {len(first_tokens):,} tokens; evaluate at least {MIN_TOKENS:,}")
     differences = second_losses.astype(np.float64) - first_losses.astype(np.float64)
+    return _summarize(first_source, second_source, differences, unit="token")
+
+
+def _summarize(first: LossSource, second: LossSource, differences: NDArray[np.float64], *, unit: str) -> LossDifference:
+    """Return the mean of differences (T,) with its interval."""
+    if len(differences) < MIN_TOKENS:
+        name = first.file or first.run
+        raise UsageError(f"{name} has {len(differences):,} {unit}s; evaluate at least {MIN_TOKENS:,}")
     low, high = mean_interval(differences)
     return LossDifference(
-        first=first_source,
-        second=second_source,
+        first=first,
+        second=second,
+        unit=unit,
         tokens=len(differences),
         difference_nats=float(differences.mean()),
         low_nats=low,
         high_nats=high,
         significant=low > 0 or high < 0,
     )
+
+
+def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> LossDifference:
+    """Compare two files of words by the words that begin at the same places in both."""
+    options.exclude("split", "positions", because="files of words have the text that they were written for")
+    files = [words_file.read(path) for path in (first, second)]
+    shared = set(files[0].places) & set(files[1].places)
+    firsts = [_numbers(file, shared) for file in files]
+    texts = [[file.words[number] for number in numbers] for file, numbers in zip(files, firsts, strict=True)]
+    if texts[0] != texts[1] or 2 * len(shared) < max(len(file.words) for file in files):
+        raise UsageError(f"{first} and {second} have words of different texts; evaluate both models on the same text")
+    lengths = options.mem_len or (None,)
+    sources = []
+    losses = []
+    pairs = zip((first, second), files, firsts, (lengths[0], lengths[-1]), strict=True)
+    for path, file, numbers, mem_len in pairs:
+        _check_unknown(path, file)
+        evaluation = _chosen_evaluation(path, file.losses_nats, mem_len)
+        nats = file.losses_nats[evaluation]
+        sums = np.add.reduceat(nats, numbers)  # with words that only this file has
+        sources.append(LossSource(file=str(path), run=None, evaluation=evaluation, loss_nats=float(sums.mean())))
+        losses.append(sums)
+    return _summarize(sources[0], sources[1], losses[1] - losses[0], unit="word")
+
+
+def _numbers(file: WordLosses, places: Container[tuple[str, int]]) -> list[int]:
+    """Return the numbers of the words of a file that begin at these places."""
+    return [number for number, place in enumerate(file.places) if place in places]
+
+
+def _check_unknown(path: Path, file: WordLosses) -> None:
+    """Reject words outside the vocabulary: their bits are those of any unknown word, and too few."""
+    lacking = [word for word, unknown in zip(file.words, file.unknown, strict=True) if unknown and word != "<unk>"]
+    if lacking:
+        raise UsageError(
+            f"{path}: {len(lacking):,} words are not in the vocabulary of its model, such as {lacking[0]!r}, so that "
+            "their bits cannot be compared; evaluate both models on a text without them"
+        )
 
 
 def _is_file(name: str) -> bool:
@@ -118,7 +172,7 @@ def _check_same_store(run_names: Sequence[str], workspace: Workspace) -> None:
 def _default_mem_len(name: str, workspace: Workspace) -> int | None:
     """Return the memory length of a run's evaluation, or of the best one of a file; None if it has none."""
     if _is_file(name):
-        prefix, _, length = _best_evaluation(loss_file.read(Path(name))).rpartition("_")
+        prefix, _, length = _chosen_evaluation(name, loss_file.read(Path(name)).losses_nats, None).rpartition("_")
         return int(length) if prefix == "mem_len" else None
     settings = run_directory.find(name, workspace.runs_dir).settings
     if settings.model.recurrent_state:
@@ -137,12 +191,10 @@ def _evaluate(
     if _is_file(name):
         file_name = name
         file = loss_file.read(Path(name))
-        evaluation = _best_evaluation(file) if mem_len is None else f"mem_len_{mem_len}"
-        if evaluation not in file.losses_nats:
-            raise UsageError(f"{name} has no losses with M = {mem_len}; it has {', '.join(file.losses_nats)}")
+        evaluation = _chosen_evaluation(name, file.losses_nats, mem_len)
         tokens = file.tokens
         losses = file.losses_nats[evaluation]
-        run_name = file.run
+        run_name: str | None = file.run
     else:
         lengths = None if mem_len is None else (mem_len,)
         settings = EvalOptions(mem_len=lengths, split=options.split, positions=options.positions, timed=False)
@@ -162,7 +214,11 @@ def _evaluate(
     return source, tokens, losses
 
 
-def _best_evaluation(file: Losses) -> str:
-    """Return the evaluation of a file with the lowest mean loss."""
-    means = {name: float(losses.mean(dtype=np.float64)) for name, losses in file.losses_nats.items()}
-    return min(means, key=means.__getitem__)
+def _chosen_evaluation(name: object, losses_nats: Mapping[str, NDArray[np.floating]], mem_len: int | None) -> str:
+    """Return the evaluation of a file with a memory length, or by default the one with the lowest mean loss."""
+    if mem_len is None:
+        means = {evaluation: float(losses.mean(dtype=np.float64)) for evaluation, losses in losses_nats.items()}
+        return min(means, key=means.__getitem__)
+    if f"mem_len_{mem_len}" not in losses_nats:
+        raise UsageError(f"{name} has no losses with M = {mem_len}; it has {', '.join(losses_nats)}")
+    return f"mem_len_{mem_len}"

@@ -208,7 +208,7 @@ def _losses(
     """Return the losses of one model at a context length, (P,)."""
     opened = member.opened.as_run
     text = member.text
-    windows = batch_size or windows_at_once(opened.model.device, context_len)
+    windows = batch_size or windows_at_once(opened.model, context_len)
     settings = member.settings.with_batch_size(windows)
     before = bar.done
 

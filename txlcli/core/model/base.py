@@ -59,6 +59,11 @@ class LanguageModel(nn.Module, ABC):
     supports_reset: ClassVar[bool] = False
     """True if `objective` begins anew within a segment, at `Objective.since_reset` (train.reset_at_documents)."""
 
+    own_reader: ClassVar[Callable[..., Any] | None] = None
+    """Makes the reader of a model that is not in the table of architectures; None for all others."""
+    hidden_are_logits: ClassVar[bool] = False
+    """True if its last hidden states are logits, of which fewer fit in memory."""
+
     before_layer: Callable[[int], None] | None = None
     """Called with the number of each layer before it reads its weights, which training may still receive."""
 

@@ -24,11 +24,15 @@ from txlcli.core.reading.scoring import Scores, Stream, Tokens
 
 Positions = NDArray[np.int64]
 TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
+LOGITS_AT_ONCE = 1 << 28  # 1 GB in fp32
 
 
-def windows_at_once(device: torch.device, length: int) -> int:
+def windows_at_once(model: LanguageModel, length: int) -> int:
     """Return the default number of windows of a length that are read side by side."""
-    return max(1, TOKENS_AT_ONCE[device.type] // length)
+    tokens = TOKENS_AT_ONCE[model.device.type]
+    if model.hidden_are_logits:
+        tokens = min(tokens, LOGITS_AT_ONCE // model.vocab_size)
+    return max(1, tokens // length)
 
 
 def score_windows(

@@ -129,7 +129,7 @@ def _score_windows(stream: Stream, settings: TrainSettings, world: World) -> Sco
     """Score every target in windows of train.valid_attn_len tokens, divided over the processes."""
     length = settings.valid_attn_len
     assert length is not None
-    windows = windows_at_once(stream.model.device, min(length, len(stream.targets)))
+    windows = windows_at_once(stream.model, min(length, len(stream.targets)))
     evaluation = EvalSettings(seg_len=length, mem_len=0, batch_size=windows, same_length="off")
     own = score_windows(
         replace(stream, settings=evaluation), stride=settings.valid_stride, share=(world.rank, world.size)

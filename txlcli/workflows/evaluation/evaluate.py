@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from txlcli import __version__
 from txlcli.config import recipe
@@ -29,8 +30,10 @@ from txlcli.workflows.evaluation.settings import (
     lacks_recurrence,
     row_settings,
 )
-from txlcli.workflows.evaluation.texts import read_text, warn_if_trained_on
+from txlcli.workflows.evaluation.texts import read_text, text_of_split, warn_if_trained_on
 from txlcli.workflows.evaluation.words import Words
+from txlcli.workflows.exchange import external_run
+from txlcli.workflows.exchange.options import is_external
 from txlcli.workflows.workspace import Workspace, compile_reading
 
 NOT_COMPARED = ("text", "losses", "words", "html", "plot")
@@ -40,9 +43,14 @@ NOT_COMPARED = ("text", "losses", "words", "html", "plot")
 def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> EvalResult:
     """Evaluate a run, by default the most recent one, and append the rows to its evals.jsonl.
 
+    The name may also be that of a model of Transformers, hf:FOLDER or a GGUF file, whose results are not recorded.
+
     If a launcher started several processes, they divide the lanes or windows, and all of them return the result.
     An exception after the first row ends the sweep: `EvalResult.ended_by`.
     """
+    if run_name is not None and is_external(run_name):
+        return _evaluate_external(run_name, options, workspace)
+    options.check_run()
     found = run_directory.find(run_name, workspace.runs_dir)
     world = distributed.join(
         pick_device(workspace.device), rank_timeout_s=found.settings.train.rank_timeout, next_step="evaluate again"
@@ -53,6 +61,21 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
     if world.is_rank_zero:
         result.record(evaluated)
     return evaluated
+
+
+def _evaluate_external(name: str, options: EvalOptions, workspace: Workspace) -> EvalResult:
+    """Evaluate a model of Transformers on a text, or on a split of a token store as text."""
+    options.check_external(processes=1)
+    opened = external_run.open_external(
+        name,
+        device=workspace.device,
+        precision=workspace.precision,
+        trust_remote_code=options.trust_remote_code,
+    )
+    changes: dict[str, Any] = {"timed": False}
+    if options.store is not None:
+        changes |= {"text": (text_of_split(workspace, options.store, options.split or "test"),), "split": None}
+    return evaluate(opened, replace(options, **changes), workspace)
 
 
 def evaluate(

@@ -85,6 +85,8 @@ class EvalOptions(PlotOptions):
     )
     column: str | None = column_option()
     encoding: str | None = encoding_option()
+    store: str | None = option("Token store whose split is scored, as text, by a model that is not a run.")
+    trust_remote_code: bool = flag_option("Run the Python code in the folder of a model of Transformers.")
     losses: Path | None = option(
         "Write the loss of every token to this file.",
         metavar="FILE.h5",
@@ -93,7 +95,7 @@ class EvalOptions(PlotOptions):
     words: Path | None = option(
         "Write the bits of every word of `text` to this file.",
         metavar="FILE.tsv",
-        writes=(".tsv",),
+        writes=(words_file.SUFFIX,),
         signature=words_file.SIGNATURE,
     )
     html: Path | None = option(
@@ -154,7 +156,7 @@ class EvalOptions(PlotOptions):
         if self.losses is not None:
             self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
         if self.words is not None:
-            if not self.text:
+            if not self.text and self.store is None:
                 raise UsageError("`words` needs the `text` that it divides; give a file, or - for stdin")
             self.exclude("cache", "dynamic", "protocols", because="`words` are those of the model alone")
         if self.html is not None:
@@ -228,6 +230,25 @@ class EvalOptions(PlotOptions):
                 f"{processes} processes divide the lanes of the batch, of which there are {batch_size}; give "
                 f"`batch_size` {processes} or more, or use fewer processes"
             )
+
+    def check_external(self, processes: int) -> None:
+        """Reject options that only a run has, for a model of Transformers."""
+        because = "a model of Transformers has no train and valid split, and none of the kernels of txl"
+        runs_only = ("cache", "dynamic", "reset_at_documents", "max_distance", "same_length", "attention", "compile")
+        self.exclude(*runs_only, because=because)
+        if self.searched or self.temperature == AUTO:
+            raise UsageError(f"auto chooses on valid, and {because}; give a number")
+        if not self.text and self.store is None:
+            raise UsageError(f"{because}: give `text` with a file, or `store` with the name of a token store")
+        if self.text:
+            self.exclude("store", because="`text` is scored instead of a split")
+        if processes > 1:
+            raise UsageError("a model of Transformers is evaluated in one process; leave out `processes`")
+
+    def check_run(self) -> None:
+        """Reject options that only a model of Transformers has, for a run."""
+        self.exclude("store", because="a run has a token store of its own")
+        self.exclude("trust_remote_code", because="a run has no code")
 
     def apply_to(self, settings: EvalSettings) -> EvalSettings:
         """Return a recipe's evaluation settings with these options applied."""

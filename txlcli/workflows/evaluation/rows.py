@@ -172,7 +172,7 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     world = scoring.world
     text = scoring.text
     tokens = max(end - first for first, end in text.spans)  # of the longest document
-    windows = batch_size or windows_at_once(model.device, min(length, tokens))
+    windows = batch_size or windows_at_once(model, min(length, tokens))
     scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
     if text.documents:
         score_all = partial(score_spans_in_windows, spans=text.spans, stride=stride)

@@ -72,7 +72,7 @@ def lacks_recurrence(opened: OpenModel, options: EvalOptions) -> str | None:
     reads_memory = settings.model.recurrent_state or options.mem_lens or settings.eval.mem_len
     if "recurrence" not in options.protocols or reads_memory:
         return None
-    next_step = " and with absolute positions"
+    next_step = f" and with {settings.model.memory_obstacle}"
     if settings.supports_memory:
         next_step = "; give a memory length to evaluate it with one"
     return f"{opened.subject} was trained without memory{next_step}"

@@ -34,6 +34,8 @@ class ScoredText:
     targets: NDArray[np.integer]
     data: bytes = b""
     """A user's text, which was encoded; empty for a split."""
+    added_bytes: int = 0
+    """Bytes that the first token has before the text: a blank that a tokenizer of others adds."""
     words: int | None
     """Number of original words, with line ends counted as in the benchmark; None if unknown."""
     size: int | None
@@ -81,7 +83,15 @@ def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) 
     if not options.reads_documents:
         (source,) = options.text
         read = source.read(column=options.column, encoding=options.encoding)
-        return _encode_text(opened, read, options.positions, reporter, source=source)
+        text = _encode_text(opened, read, options.positions, reporter, source=source)
+    else:
+        text = _read_documents(opened, options, reporter)
+    data = b"".join(part.data for part in text.parts)
+    return replace(text, notes=(*text.notes, *opened.remarks(data)))
+
+
+def _read_documents(opened: OpenModel, options: EvalOptions, reporter: Reporter) -> ScoredText:
+    """Return the documents of the user's texts."""
     unit = options.documents or "files"
     documents: list[UserText] = []
     for source in options.text:
@@ -92,14 +102,26 @@ def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
     """Return a split of the run's store, or its first positions; warn if it may contain training data."""
-    store = opened.store(workspace.data_dir)
+    _check_split(opened.store(workspace.data_dir), split)
+    warn_if_trained_on(opened, split, workspace)
+    return first_positions(opened, split, positions, workspace)
+
+
+def _check_split(store: TokenStore, split: str) -> None:
+    """Reject a split that a store does not have."""
     if split not in store.splits:
         raise StoreError(
             f"{store.path} has no {split} split (it holds {', '.join(store.splits)}); give `split` "
             f'{list(store.splits)[-1]}, or run "{prepare_command(store.name, force=True)}" with a source that has it'
         )
-    warn_if_trained_on(opened, split, workspace)
-    return first_positions(opened, split, positions, workspace)
+
+
+def text_of_split(workspace: Workspace, name: str, split: str) -> UserText:
+    """Return a split of a token store as text, for a model with another vocabulary."""
+    store = workspace.open_store(name)
+    _check_split(store, split)
+    data = b"".join(store.vocab.decode_blocks([store.ids(split)]))
+    return UserText(f"{name} {split}", data, label=f"{store.path}, {split}")
 
 
 def warn_if_trained_on(opened: OpenRun, split: str, workspace: Workspace) -> None:
@@ -253,6 +275,7 @@ def _encode(opened: OpenModel, read: ReadText, positions: int | None, source: Us
         inputs=inputs,
         targets=targets,
         data=data,
+        added_bytes=vocab.added_bytes,
         words=_scored_words(words, vocab) if whole else None,
         size=size,
         unit=vocab.unit,

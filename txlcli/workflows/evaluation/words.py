@@ -175,10 +175,11 @@ def owners_of(vocab: Vocab, text: ScoredText, characters: str, spans: NDArray[np
     else:
         sizes = np.array([len(piece) for piece in vocab.pieces])
         lengths = sizes[text.targets]
-        bytes_read = sizes[text.inputs[:skipped]].sum() + np.cumsum(lengths)
+        ends_in_bytes = sizes[text.inputs[:skipped]].sum() + np.cumsum(lengths) - text.added_bytes
+        starts_in_bytes = (ends_in_bytes - lengths).clip(0)
         character_of_byte = np.repeat(np.arange(len(characters)), [len(one.encode()) for one in characters])
-        starts = character_of_byte[bytes_read - lengths]
-        ends = character_of_byte[bytes_read - 1] + 1
+        starts = character_of_byte[starts_in_bytes]
+        ends = character_of_byte[(ends_in_bytes - 1).clip(0)] + 1
     if vocab.unit == "piece":  # blanks belong to the word after them
         owners = np.searchsorted(spans[:, 1], ends - 1, side="right")
     else:  # to the word before
@@ -202,7 +203,7 @@ def ends_of_words(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
         read = partial(_ends_with_memory, is_blank=is_blank)
         title = f"ends of words, M = {row.mem_len}"
     else:
-        at_once = windows_at_once(scoring.opened.model.device, min(row.attn_len, row.tokens))
+        at_once = windows_at_once(scoring.opened.model, min(row.attn_len, row.tokens))
         scoring = scoring.changed(seg_len=row.attn_len, batch_size=at_once)
         read = partial(_ends_in_windows, is_blank=is_blank, stride=row.stride or 1)
         title = f"ends of words, N = {row.attn_len}"

@@ -1,4 +1,17 @@
-"""The columns of a file of words, without PyTorch."""
+"""The file of words that `txl eval --words` writes, without PyTorch."""
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.errors import UsageError
+from txlcli.system.input_files import check_regular
+
+SUFFIX = ".tsv"
 
 COLUMNS = ("word", "start", "end", "tokens", "unknown")
 """First columns; `start` and `end` are offsets in characters. Those of bits follow, one for each reading."""
@@ -6,3 +19,43 @@ DOCUMENT = "document"
 """Column before those of bits with the name of the document, if the text has several."""
 SIGNATURE = "\t".join(COLUMNS)
 """Beginning of a file of words."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordLosses:
+    """The words of a text with their losses."""
+
+    words: list[str]
+    places: list[tuple[str, int]]
+    """Document of each word, and the offset of its first character."""
+    unknown: NDArray[np.bool_]
+    """True for words with a token that is not in the vocabulary, (W,)."""
+    losses_nats: dict[str, NDArray[np.float64]]
+    """Loss of each word, (W,), by evaluation: mem_len_M or attn_len_N."""
+
+
+def read(path: Path) -> WordLosses:
+    """Read a file of words; raise a UsageError if it is none."""
+    try:
+        with check_regular(path).open(encoding="utf-8", newline="") as file:
+            header, *rows = csv.reader(file, delimiter="\t", strict=True)
+        table = dict(zip(header, zip(*rows, strict=True), strict=True))
+        columns = {name: table.pop(name) for name in COLUMNS}
+        documents = table.pop(DOCUMENT, ("",) * len(rows))
+        losses = {name: np.array(values, dtype=np.float64) * math.log(2) for name, values in table.items()}
+        return WordLosses(
+            words=list(columns["word"]),
+            places=list(zip(documents, map(int, columns["start"]), strict=True)),
+            unknown=np.array(columns["unknown"], dtype=np.int64) == 1,
+            losses_nats={_evaluation(name): values for name, values in losses.items()},
+        )
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+    except (ValueError, KeyError, csv.Error) as error:
+        raise UsageError(f"{path}: not a file of words ({error}); write one with txl eval --words") from error
+
+
+def _evaluation(column: str) -> str:
+    """Return the evaluation of a column, as in a file of losses: bits_M64 is mem_len_64."""
+    kind, length = column.removeprefix("bits_")[:1], column.removeprefix("bits_")[1:]
+    return f"{'attn_len' if kind == 'N' else 'mem_len'}_{int(length)}"

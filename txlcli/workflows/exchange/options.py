@@ -1,10 +1,19 @@
-"""Options of `txl import` and `txl export`, without PyTorch."""
+"""Options of `txl import` and `txl export`, and names of other programs' models, without PyTorch."""
 
 from pathlib import Path
 from typing import Literal
 
 from txlcli.errors import UsageError
 from txlcli.workflows.options import Options, force_option, option, overrides_option
+
+HUGGING_FACE = "hf:"
+"""Beginning of the name of a folder with a model of Transformers."""
+GGUF = ".gguf"
+
+
+def is_external(name: str | None) -> bool:
+    """Return True for the name of a model of Transformers, hf:FOLDER or a GGUF file; others are runs."""
+    return name is not None and (name.startswith(HUGGING_FACE) or name.lower().endswith(GGUF))
 
 
 class ImportOptions(Options):

@@ -1,0 +1,93 @@
+"""`txl eval hf:FOLDER` before Transformers opens anything: names, options and texts; the rest is in tests/peer."""
+
+import pytest
+
+from tests.commands.novel import refusal
+from txlcli.errors import VocabularyError
+from txlcli.workflows.exchange.external_vocab import ExternalVocab
+
+TEXT = ("--text", "novel/test.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("hf:absent", "no such folder"), ("absent.gguf", "no such file"), ("hf:novel", "no config.json")],
+)
+def test_a_name_without_a_model_says_what_to_give(here, name, word):
+    assert word in refusal("eval", name, *TEXT, code=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ((), "--store"),
+        (("--split", "test"), "--store"),
+        ((*TEXT, "--store", "novel"), "--store"),
+        ((*TEXT, "--mem-len", "auto"), "auto"),
+        ((*TEXT, "--temperature", "auto"), "auto"),
+        ((*TEXT, "--cache", "10"), "--cache"),
+        ((*TEXT, "--dynamic"), "--dynamic"),
+        ((*TEXT, "--same-length"), "--same-length"),
+        ((*TEXT, "--attention", "reference"), "--attention"),
+        ((*TEXT, "--processes", "2"), "--processes"),
+    ],
+)
+def test_options_that_only_a_run_has_are_rejected(here, options, word):
+    assert word in refusal("eval", "hf:novel", *options)
+
+
+@pytest.mark.parametrize("option", [("--store", "novel"), ("--trust-remote-code",)])
+def test_a_run_rejects_the_options_of_other_models(here, option):
+    assert option[0] in refusal("eval", "byte", *option)
+
+
+class Letters:
+    """A tokenizer with an id for each of some tokens, which are tried from the longest to the shortest."""
+
+    eos_token_id = None
+    bos_token_id = 0
+
+    def __init__(self, tokens, lost=""):
+        self.tokens = ["<s>", *sorted(tokens, key=len, reverse=True)]
+        self.lost = lost
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __call__(self, text, **_):
+        ids = []
+        text = text.replace(" ", "Ġ").replace(self.lost, "") if self.lost else text.replace(" ", "Ġ")
+        while text:
+            number = next(n for n, token in enumerate(self.tokens) if n and text.startswith(token))
+            ids.append(number)
+            text = text[len(self.tokens[number]) :]
+        return {"input_ids": ids}
+
+    def convert_ids_to_tokens(self, numbers):
+        return [self.tokens[number] for number in numbers]
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text():
+    vocab = ExternalVocab(Letters(["the", "Ġ", "Ġfox", "t", "h"]), 9, "model")
+    ids = vocab.encode("the fox th")
+    assert b"|".join(vocab.pieces[number] for number in ids) == b"the| fox| |t|h"
+    assert "".join(vocab.spell(ids)) == "the fox th"
+    assert (vocab.size, vocab.unit, vocab.boundary) == (9, "piece", 0)
+
+
+def test_text_that_a_tokenizer_loses_is_named_with_its_place():
+    vocab = ExternalVocab(Letters(["a", "b", "Ġ"], lost="b"), 9, "model")
+    with pytest.raises(VocabularyError, match="at byte 2"):
+        vocab.encode("aaba")
+
+
+def test_an_id_that_the_model_lacks_is_named():
+    vocab = ExternalVocab(Letters(["a", "b"]), 2, "model")
+    with pytest.raises(VocabularyError, match="id 2"):
+        vocab.encode("ab")
+
+
+def test_text_that_is_not_utf8_is_named():
+    vocab = ExternalVocab(Letters(["a"]), 9, "model")
+    with pytest.raises(VocabularyError, match="byte 1"):
+        vocab.encode(b"a\xff")

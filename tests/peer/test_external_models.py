@@ -1,0 +1,362 @@
+"""`txl eval hf:FOLDER`: models of Transformers 5 score as direct sums over their own outputs, in float64.
+
+Transformers 5 has an environment of its own; see docs/testing.md. Skipped where it is not installed. Nothing is
+downloaded: models are tiny and random, tokenizers are trained here.
+"""
+
+import csv
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
+
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.commands.novel import done, json_of, prepare_and_train, refusal, text_of
+from txlcli.data import loss_file
+from txlcli.workflows.evaluation.evaluate import evaluate
+from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.exchange.external_model import ExternalModel
+from txlcli.workflows.exchange.external_run import open_external
+from txlcli.workflows.user_text import UserText
+from txlcli.workflows.workspace import Workspace
+
+TEXT = text_of("test")[:700]
+POSITIONS = 96
+SIZES = {"vocab_size": 331, "hidden_size": 24, "num_hidden_layers": 3, "initializer_range": 0.3}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 29, "head_dim": 12}
+ATTENTION = {**SIZES, **HEADS, "max_position_embeddings": POSITIONS}
+CONFIGS = {
+    "gpt2": {**SIZES, "num_attention_heads": 2, "max_position_embeddings": POSITIONS},
+    "llama": ATTENTION,
+    "mistral": {**ATTENTION, "sliding_window": 17},
+    "gemma2": {**ATTENTION, "sliding_window": 19, "final_logit_softcapping": 3.0},
+    "mamba": {**SIZES, "state_size": 5},
+}
+CARRYING = ["llama", "mistral", "gemma2"]
+
+
+def bytes_tokenizer():
+    """Return a tokenizer of byte pairs, as GPT-2 has one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text_of("train")], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+def pieces_tokenizer():
+    """Return a tokenizer of pieces with bytes, and a blank before the text, as Llama 2 has one."""
+    names = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "t",
+        "h",
+        "e",
+        "th",
+        "the",
+        "▁the",
+    ]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the")]
+    vocab = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+
+
+def lower_case_tokenizer():
+    """Return a tokenizer that loses capital letters."""
+    tokenizer = bytes_tokenizer().backend_tokenizer
+    tokenizer.normalizer = normalizers.Lowercase()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return a directory with a folder for each configuration, and tiny runs."""
+    root = tmp_path_factory.mktemp("external")
+    tokenizer = bytes_tokenizer()
+    for kind, sizes in CONFIGS.items():
+        torch.manual_seed(11)
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+        network.save_pretrained(root / kind)
+        tokenizer.save_pretrained(root / kind)
+    return root
+
+
+def opened_in_float64(folder):
+    opened = open_external(f"hf:{folder}", device="cpu", precision=None, trust_remote_code=False)
+    return replace(opened, model=ExternalModel(opened.model.network.double(), str(folder)))
+
+
+def evaluated(opened, **options):
+    text = UserText("text", TEXT.encode(), label="text")
+    return evaluate(opened, EvalOptions(text=(text,), timed=False, **options), Workspace(device="cpu"))
+
+
+def ids_of(folder):
+    """Return the ids that are read and those that are predicted, (T,) each."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    return torch.tensor([tokenizer.eos_token_id, *ids[:-1]]), torch.tensor(ids)
+
+
+@torch.no_grad()
+def nats_of(network, inputs, targets, mask=None):
+    """Return the loss of each target of a text that is read at once, (T,)."""
+    given = {} if mask is None else {"attention_mask": mask}
+    logits = network(inputs[None], use_cache=False, **given).logits[0]
+    return F.cross_entropy(logits, targets, reduction="none").numpy()
+
+
+def nats_in_windows(network, inputs, targets, length, stride):
+    """Return the loss of each target from its window: the first counts whole, of the others the last S."""
+    count = len(targets)
+    losses = np.zeros(count)
+    ends = [min(length, count), *range(length + stride, count, stride), count]
+    scored = 0
+    for end in ends:
+        first = max(0, end - length)
+        losses[scored:end] = nats_of(network, inputs[first:end], targets[first:end])[scored - first :]
+        scored = end
+    return losses
+
+
+def mask_of_memory(count, seg_len, mem_len, window):
+    """Return what is added to the scores (1, 1, T, T) of a text that is read in segments of L with a memory of M."""
+    query = torch.arange(count)[:, None]
+    key = torch.arange(count)
+    oldest = query // seg_len * seg_len - mem_len
+    seen = (key <= query) & (key >= oldest)
+    if window is not None:
+        seen &= key > query - window
+    return torch.zeros(count, count, dtype=torch.float64).masked_fill(~seen, -torch.inf)[None, None]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_windows_are_direct_sums(folders, kind):
+    opened = opened_in_float64(folders / kind)
+    result = evaluated(opened, protocols=("disjoint", "strided", "sliding"), attn_len=(31,), stride=7)
+    inputs, targets = ids_of(folders / kind)
+    for row, stride in zip(result.rows, (31, 7, 1), strict=True):
+        expected = nats_in_windows(opened.model.network, inputs, targets, 31, stride)
+        assert row.losses_nats == pytest.approx(expected, abs=1e-5)
+        assert row.measures["bits_per_byte"] == pytest.approx(expected.sum() / np.log(2) / len(TEXT.encode()))
+
+
+@pytest.mark.parametrize("kind", CARRYING)
+def test_a_carried_cache_sees_the_last_positions_of_the_memory_and_its_segment(folders, kind):
+    opened = opened_in_float64(folders / kind)
+    result = evaluated(opened, mem_len=(0, 5, 40), seg_len=13)
+    inputs, targets = ids_of(folders / kind)
+    network = opened.model.network
+    window = CONFIGS[kind].get("sliding_window")
+    for row in result.rows:
+        network.set_attn_implementation("eager")
+        if window is None:
+            mask = mask_of_memory(len(targets), 13, row.mem_len, None)
+        else:
+            full = mask_of_memory(len(targets), 13, row.mem_len, None)
+            sliding = mask_of_memory(len(targets), 13, row.mem_len, window)
+            mask = {"full_attention": full, "sliding_attention": sliding}
+            if kind == "mistral":
+                mask = sliding
+        assert row.losses_nats == pytest.approx(nats_of(network, inputs, targets, mask), abs=1e-5)
+
+
+def test_one_lane_and_several_have_the_context_of_their_own_lane(folders):
+    opened = opened_in_float64(folders / "llama")
+    (row,) = evaluated(opened, mem_len=(200,), seg_len=40, batch_size=2).rows
+    inputs, targets = ids_of(folders / "llama")
+    half = -(-len(targets) // 2)
+    lanes = [nats_of(opened.model.network, inputs[part], targets[part]) for part in (slice(half), slice(half, None))]
+    assert row.losses_nats == pytest.approx(np.concatenate(lanes), abs=1e-5)
+
+
+def test_a_state_is_carried_along_the_text(folders):
+    opened = opened_in_float64(folders / "mamba")
+    (row,) = evaluated(opened, seg_len=13).rows
+    assert row.losses_nats == pytest.approx(nats_of(opened.model.network, *ids_of(folders / "mamba")), abs=1e-5)
+    assert row.attn_len_max is None
+
+
+def test_positions_may_go_on_after_the_last_trained_one_if_they_are_a_shift(folders):
+    opened = opened_in_float64(folders / "llama")
+    text = UserText("text", text_of("train").encode(), label="text")
+    options = EvalOptions(text=(text,), mem_len=(40,), seg_len=50, timed=False)
+    (row,) = evaluate(opened, options, Workspace(device="cpu")).rows
+    assert row.tokens > 4 * POSITIONS
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folders / "llama")(text_of("train"))["input_ids"])
+    mask = mask_of_memory(len(ids), 50, 40, None)
+    inputs = torch.cat([torch.tensor([opened.vocab.boundary]), ids[:-1]])
+    opened.model.network.set_attn_implementation("eager")
+    assert row.losses_nats == pytest.approx(nats_of(opened.model.network, inputs, ids, mask), abs=1e-5)
+
+
+def test_temperature_divides_the_logits(folders):
+    opened = opened_in_float64(folders / "gpt2")
+    (row,) = evaluated(opened, attn_len=(POSITIONS,), stride=POSITIONS, temperature=1.7, positions=50).rows
+    inputs, targets = (part[:50] for part in ids_of(folders / "gpt2"))
+    with torch.no_grad():
+        logits = opened.model.network(inputs[None]).logits[0] / 1.7
+    assert row.losses_nats == pytest.approx(F.cross_entropy(logits, targets, reduction="none").numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [bytes_tokenizer, pieces_tokenizer])
+def test_the_bits_of_words_add_up_and_ends_of_words_are_moved(folders, tmp_path, make):
+    folder = tmp_path / "llama"
+    shutil.copytree(folders / "llama", folder)
+    make().save_pretrained(folder)
+    text = "the naïve fox\n\njumps  over 語 the 🦊"
+    (tmp_path / "text.txt").write_text(text)
+    words = tmp_path / "words.tsv"
+    result = json_of("eval", f"hf:{folder}", "--text", tmp_path / "text.txt", "--mem-len", "0,30", "--words", words)
+    rows = list(csv.DictReader(words.open(), delimiter="\t"))
+    assert [row["word"] for row in rows if not row["word"].isspace()] == text.split()
+    assert all(text[int(row["start"]) : int(row["end"])] == row["word"] for row in rows)
+    for row, name in zip(result["rows"], ("bits_M0", "bits_M30"), strict=True):
+        bits = sum(float(word[name]) for word in rows)
+        assert bits == pytest.approx(row["bits_per_byte"] * len(text.encode()), abs=1e-4)
+
+
+def test_minicons_gives_the_same_surprisals(folders, tmp_path):
+    scorer = pytest.importorskip("minicons.scorer", reason="pip install minicons")
+    network = AutoModelForCausalLM.from_pretrained(folders / "gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(folders / "gpt2")
+    model = scorer.IncrementalLMScorer(network, "cpu", tokenizer=tokenizer)
+    text = "the fox jumps over the lazy dogs"
+    (scores,) = model.token_score([f"{tokenizer.eos_token}{text}"], surprisal=True)
+    (tmp_path / "text.txt").write_text(text)
+    done("eval", f"hf:{folders / 'gpt2'}", "--text", tmp_path / "text.txt", "--losses", tmp_path / "losses.h5")
+    (ours,) = loss_file.read(tmp_path / "losses.h5").losses_nats.values()
+    assert [nats for _, nats in scores[1:]] == pytest.approx(ours.tolist(), abs=1e-4)
+
+
+def test_the_harness_gives_the_same_likelihood_in_disjoint_windows(folders, tmp_path):
+    huggingface = pytest.importorskip("lm_eval.models.huggingface", reason='pip install "lm_eval>=0.4.13"')
+    from lm_eval.api.instance import Instance
+
+    model = huggingface.HFLM(pretrained=str(folders / "gpt2"), device="cpu", max_length=41)
+    request = Instance(request_type="loglikelihood_rolling", doc={}, arguments=(TEXT,), idx=0)
+    (tmp_path / "text.txt").write_text(TEXT)
+    arguments = ("eval", f"hf:{folders / 'gpt2'}", "--text", tmp_path / "text.txt")
+    (row,) = json_of(*arguments, "--protocols", "disjoint", "--attn-len", 41)["rows"]
+    assert model.loglikelihood_rolling([request]) == [pytest.approx(-row["loss_nats"] * row["tokens"], rel=1e-6)]
+
+
+def test_all_protocols_of_a_model_with_learned_positions_lack_recurrence(folders, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    arguments = ("eval", f"hf:{folders / 'gpt2'}", "--text", tmp_path / "text.txt")
+    result = json_of(*arguments, "--protocols", "all", "--attn-len", 16)
+    assert [row["protocol"] for row in result["rows"]] == ["disjoint", "strided", "sliding"]
+    assert "absolute positions" in result["lacking"]["recurrence"]
+    assert "absolute positions" in refusal(*arguments, "--mem-len", 16)
+    assert set(result["conditions"]) >= {"strict_causality", "score_before_update"}
+
+
+def test_a_split_of_a_store_is_scored_as_text(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare_and_train(tmp_path)
+    shared = ("eval", f"hf:{folders / 'llama'}", "--mem-len", 8, "--seg-len", 30)
+    result = json_of(*shared, "--store", "word", "--split", "valid")
+    Path("valid.txt").write_text(text_of("valid"))
+    of_file = json_of(*shared, "--text", "valid.txt")
+    assert result["rows"][0]["loss_nats"] == of_file["rows"][0]["loss_nats"]
+    assert "no token store" in refusal(*shared, "--store", "absent", code=1)
+
+
+def test_marks_of_wikitext_are_reported(folders, tmp_path):
+    (tmp_path / "text.txt").write_text(" = Title = \n a 10 @,@ 000 @-@ mile <unk> \n")
+    result = json_of("eval", f"hf:{folders / 'llama'}", "--text", tmp_path / "text.txt")
+    assert any("2 marks" in note and "1 <unk>" in note for note in result["notes"])
+
+
+def broken(folders, tmp_path, kind):
+    """Return the folder of a model after a copy has been made."""
+    shutil.copytree(folders / kind, tmp_path / kind)
+    return tmp_path / kind
+
+
+def message_of(folder, *options):
+    """Return the error of an evaluation that must fail."""
+    text = folder.parent / "text.txt"
+    text.write_text(TEXT)
+    return refusal("eval", f"hf:{folder}", "--text", text, *options, code=1)
+
+
+def test_code_in_a_folder_runs_only_if_the_user_says_so(folders, tmp_path):
+    folder = broken(folders, tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "unheard"
+    config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    assert "trust-remote-code" in message_of(folder)
+    assert not (tmp_path / "ran").exists()
+    message_of(folder, "--trust-remote-code")
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_that_loses_text_is_rejected_with_the_place(folders, tmp_path):
+    folder = broken(folders, tmp_path, "llama")
+    lower_case_tokenizer().save_pretrained(folder)
+    (tmp_path / "capitals.txt").write_text("the Fox")
+    message = refusal("eval", f"hf:{folder}", "--text", tmp_path / "capitals.txt", code=1)
+    assert "byte 4" in message
+
+
+def test_ids_beyond_those_of_the_model_are_rejected(folders, tmp_path):
+    folder = broken(folders, tmp_path, "llama")
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    network.resize_token_embeddings(97)
+    network.save_pretrained(folder)
+    assert "below 97" in message_of(folder)
+
+
+def test_weights_that_are_missing_are_not_drawn_at_random(folders, tmp_path):
+    folder = broken(folders, tmp_path, "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "up_proj" in message_of(folder)
+
+
+def test_a_model_that_sees_later_tokens_is_rejected(folders, tmp_path):
+    sizes = {**CONFIGS["gpt2"], "intermediate_size": 29}
+    network = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **sizes))
+    network.save_pretrained(tmp_path / "bert")
+    bytes_tokenizer().save_pretrained(tmp_path / "bert")
+    assert "causal" in message_of(tmp_path / "bert")
+
+
+@pytest.mark.parametrize("options", [("--attn-len", "97"), ("--mem-len", "60", "--seg-len", "40")])
+def test_a_window_and_a_memory_need_as_many_positions(folders, tmp_path, options):
+    (tmp_path / "text.txt").write_text(TEXT)
+    message = refusal("eval", f"hf:{folders / 'llama'}", "--text", tmp_path / "text.txt", *options)
+    assert str(POSITIONS) in message
+
+
+def test_weights_that_are_damaged_are_one_line(folders, tmp_path):
+    folder = broken(folders, tmp_path, "llama")
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    assert "does not open" in message_of(folder)

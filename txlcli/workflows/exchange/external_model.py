@@ -1,0 +1,325 @@
+"""Models of Hugging Face Transformers, read as models of txl are: in segments with a memory, or in windows.
+
+The last hidden states of such a model are its logits, since what it does between the two, such as a cap, is its own.
+Its memory is its cache, cut to the last M positions, or a state. What it can do is tried on a few ids when it is made:
+neither its class nor its configuration says so.
+
+Axes: B batch, L segment, V vocabulary.
+"""
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txlcli.config.model_settings import ModelSettings
+from txlcli.config.ranges import PositiveInt
+from txlcli.core.backend import Backend
+from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.reading.reader import Reader
+from txlcli.errors import ExternalModelError, UsageError
+
+TRIED = 16
+"""Ids that a model is tried on."""
+SHIFT = 512
+"""Number of positions by which they are moved, at most."""
+TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Largest difference of logits that are called equal, in standard deviations of all, by the dtype of the weights."""
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""Names of the argument for the cache, in this release of Transformers and in others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalSettings(ModelSettings):
+    """What an evaluation asks about a model of another program; no recipe has this class."""
+
+    arch: str = "external"
+    n_positions: PositiveInt | None = None
+    """Number of positions that the model was made for; None if there is no limit."""
+    obstacle: str | None = None
+    """Property with which its cache cannot be carried along a text; None if it can."""
+    by_token: bool = False
+    """True if a cache is continued right by single tokens only, as Mamba's is in Transformers."""
+
+    @property
+    def has_attention(self) -> bool:
+        return not self.recurrent_state
+
+    @property
+    def longest_window(self) -> int | None:
+        return self.n_positions
+
+    @property
+    def memory_obstacle(self) -> str | None:
+        return self.obstacle
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalStateSettings(ExternalSettings):
+    """Settings of a model whose cache is a state, such as Mamba."""
+
+    recurrent_state = True
+
+
+class ExternalReader(Reader):
+    """Reads text with a model of Transformers, and carries its cache."""
+
+    model: "ExternalModel"
+    _cache: Any = None
+    """Cache of the positions that are remembered; None before the first token."""
+
+    def _prepare(self, model: LanguageModel, tokens: int) -> LanguageModel:
+        assert isinstance(model, ExternalModel)
+        model.check_lengths(self.seg_len, self.mem_len, tokens // self.settings.batch_size)
+        return model
+
+    def reset(self) -> None:
+        self._cache = None
+        self._read_before = 0
+
+    def _run(self, tokens: Tensor, *, count: int) -> Tensor:
+        with self._autocast:
+            if not (self.mem_len or self.model.settings.recurrent_state):
+                return self.model.read(tokens, count=count)
+            if self._cache is None:
+                self._cache = self.model.new_cache()
+            logits = self.model.read_on(tokens, self._cache, before=self._read_before)
+        self._read_before += tokens.shape[1]
+        _cut(self._cache, self.mem_len)
+        return logits[:, logits.shape[1] - count :]
+
+
+class ExternalModel(LanguageModel):
+    """A causal model of Transformers, whose last hidden states are its logits.
+
+    Args:
+        network: in evaluation mode, on its device.
+        title: name in messages.
+
+    Raises:
+        ExternalModelError: a prediction depends on later tokens.
+    """
+
+    settings: ExternalSettings
+    own_reader = ExternalReader
+    hidden_are_logits = True
+
+    def __init__(self, network: nn.Module, title: str) -> None:
+        nn.Module.__init__(self)  # the network has an embedding and a softmax of its own
+        self.network = network
+        self.title = title
+        self._accepted = frozenset(inspect.signature(network.forward).parameters)
+        names = [name for name in CACHE_NAMES if name in self._accepted]
+        self._cache_name = names[0] if names else None
+        config: Any = network.config
+        self._text_config = config.get_text_config()
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        self.vocab_size = self.read(token, count=1).shape[-1]
+        self.settings = _examine(self, getattr(self._text_config, "max_position_embeddings", None))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def targets_device(self) -> torch.device:
+        return self.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.network.parameters()).dtype
+
+    @property
+    def counts_positions(self) -> bool:
+        """True if it derives positions from its cache, which then must not be cut."""
+        return "position_ids" not in self._accepted
+
+    @property
+    def takes_cache(self) -> bool:
+        """True if it takes a cache."""
+        return self._cache_name is not None
+
+    def new_cache(self) -> Any:
+        """Return an empty cache. Layers with attention keep all keys: `_cut` cuts them, a window is in their mask."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._text_config)
+        return cache if _layers_without_keys(cache) else DynamicCache()
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor, cache: Any = None, *, first: int | None = None, count: int) -> Tensor:
+        """Read tokens (B, l) after those of a cache, which they join; return the last logits (B, count, V).
+
+        `first` is the position of the first token; by default, the model counts.
+        """
+        length = tokens.shape[1]
+        options: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None:
+            options[str(self._cache_name)] = cache
+        if first is not None and not self.counts_positions:
+            options["position_ids"] = torch.arange(first, first + length, device=tokens.device)[None]
+        if "logits_to_keep" in self._accepted:
+            options["logits_to_keep"] = max(1, count)  # 0 keeps all
+        logits: Tensor = self.network(tokens, **options).logits
+        return logits[:, logits.shape[1] - count :]
+
+    def read_on(self, tokens: Tensor, cache: Any, *, before: int) -> Tensor:
+        """Read tokens (B, l) after as many others, which a cache remembers; return their logits (B, l, V)."""
+        step = 1 if self.settings.by_token and before else tokens.shape[1]
+        logits = []
+        for part in tokens.split(step, dim=1):
+            logits.append(self.read(part, cache, first=before, count=part.shape[1]))
+            before += part.shape[1]
+        return torch.cat(logits, dim=1)
+
+    def check_lengths(self, seg_len: int, mem_len: int, lane_len: int) -> None:
+        """Reject segments of L tokens, a memory of M, or lanes, for which the model has too few positions.
+
+        Positions that go on after these must make no difference.
+        """
+        limit = self.settings.n_positions
+        if limit is None or self.settings.recurrent_state:
+            return
+        if mem_len + seg_len > limit:
+            raise UsageError(
+                f"{self.title} has {limit:,} positions, fewer than M + L = {mem_len + seg_len:,}; give a shorter "
+                "`mem_len`, `seg_len` or `attn_len`"
+            )
+        ids = _tried_ids(self, limit)
+        last = lane_len - ids.shape[1]
+        if mem_len and lane_len > limit and not _can_shift(self, ids, last):
+            raise UsageError(
+                f"{self.title}: its predictions change after {limit:,} positions, and the text has {lane_len:,} in a "
+                "lane; give a larger `batch_size`, which divides it into shorter lanes, or `attn_len`"
+            )
+
+    def losses(self, hidden: Tensor, targets: Tensor, tail_rows: object = None) -> Tensor:
+        """Cross entropy in nats of each target, given logits: (B, L, V), (B, L) -> (B, L)."""
+        lanes = zip(hidden, targets, strict=True)  # one at a time, since logits are large
+        return torch.stack([F.cross_entropy(self._scaled(logits), own, reduction="none") for logits, own in lanes])
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        return self._scaled(hidden).log_softmax(-1)
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.backend.temperature
+
+    def for_reading(self, *, compiles: bool = False) -> Self:
+        return self
+
+    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
+        return []
+
+    def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        """Read one segment (B, L) from an empty memory; `ExternalReader` carries a cache."""
+        return self.read(tokens, count=tokens.shape[1]), []
+
+    def _view(self, chosen: Backend) -> Self:
+        view = copy.copy(self)
+        view.backend = chosen
+        return view
+
+
+def _layers_without_keys(cache: Any) -> bool:
+    """Return True if some layers of a cache have a state, or nothing, in place of keys."""
+    from transformers.cache_utils import DynamicLayer
+
+    kinds = {type(layer) for layer in cache.layers}
+    return any(not issubclass(kind, DynamicLayer) or "LinearAttention" in kind.__name__ for kind in kinds)
+
+
+def _is_state(cache: Any) -> bool:
+    """Return True if no layer of a cache has keys."""
+    from transformers.cache_utils import DynamicLayer
+
+    return bool(cache.layers) and not any(isinstance(layer, DynamicLayer) for layer in cache.layers)
+
+
+def _cut(cache: Any, mem_len: int) -> None:
+    """Keep the last M positions of the layers with keys (B, H, x, D)."""
+    for layer in cache.layers:
+        if isinstance(getattr(layer, "keys", None), Tensor):
+            layer.keys = layer.keys[..., -mem_len:, :]
+            layer.values = layer.values[..., -mem_len:, :]
+
+
+def _examine(model: ExternalModel, n_positions: int | None) -> ExternalSettings:
+    """Try a model on random ids: whether it is causal, and how its cache can be carried along a text."""
+    ids = _tried_ids(model, n_positions)
+    _check_causal(model, ids)
+    sizes: dict[str, Any] = {"n_layers": 1, "d_model": 1, "n_positions": n_positions}
+    if not model.takes_cache:
+        return ExternalSettings(**sizes, obstacle="no cache that txl knows")
+    half = ids.shape[1] // 2
+    rest = ids.shape[1] - half
+    by_token = False
+    obstacle = _try_parts(model, ids, [half, rest])
+    if obstacle:
+        by_token = True
+        obstacle = _try_parts(model, ids, [half, *[1] * rest])
+    is_state = _is_state(model.new_cache())
+    if obstacle is None and not is_state:
+        obstacle = _find_obstacle(model, ids, n_positions)
+    settings = ExternalStateSettings if is_state and obstacle is None else ExternalSettings
+    return settings(**sizes, obstacle=obstacle, by_token=by_token)
+
+
+def _tried_ids(model: ExternalModel, n_positions: int | None) -> Tensor:
+    """Return random ids (1, L) that fill half of the positions at most."""
+    count = TRIED if n_positions is None else min(TRIED, n_positions // 2)
+    return torch.randint(model.vocab_size, (1, count), generator=torch.Generator().manual_seed(1)).to(model.device)
+
+
+def _check_causal(model: ExternalModel, ids: Tensor) -> None:
+    """Reject a model whose logits of ids (1, L) depend on the last of them."""
+    count = ids.shape[1]
+    last = (ids[:, -1:] + 1) % model.vocab_size
+    changed = model.read(torch.cat([ids[:, :-1], last], dim=1), count=count)
+    if not _are_equal(changed[:, :-1], model.read(ids, count=count)[:, :-1]):
+        raise ExternalModelError(
+            f"{model.title} is not causal: predictions depend on later tokens, so that they are no likelihood; give a "
+            "model that reads from left to right"
+        )
+
+
+def _try_parts(model: ExternalModel, ids: Tensor, lengths: list[int]) -> str | None:
+    """Return what is wrong with the cache if ids (1, L) are read in parts; None if the logits are those of one part."""
+    cache = model.new_cache()
+    logits = []
+    first = 0
+    try:
+        for part in ids.split(lengths, dim=1):
+            logits.append(model.read(part, cache, first=first, count=part.shape[1]))
+            first += part.shape[1]
+    except Exception as error:  # of the code of any model
+        return f"a cache that cannot be continued ({type(error).__name__})"
+    if _are_equal(torch.cat(logits, dim=1), model.read(ids, count=ids.shape[1])):
+        return None
+    return "a cache that changes its predictions"
+
+
+def _find_obstacle(model: ExternalModel, ids: Tensor, n_positions: int | None) -> str | None:
+    """Return the property with which a cache of keys cannot be cut to the last positions; None if it can."""
+    if any("Sliding" in type(layer).__name__ for layer in model.new_cache().layers):
+        return "a cache that cannot be cut"
+    if model.counts_positions:
+        return "positions that it counts itself"
+    shift = SHIFT if n_positions is None else min(SHIFT, n_positions - ids.shape[1])
+    return None if _can_shift(model, ids, shift) else "absolute positions"
+
+
+def _can_shift(model: ExternalModel, ids: Tensor, shift: int) -> bool:
+    """Return True if ids (1, L) have the same logits that many positions later."""
+    count = ids.shape[1]
+    shifted = model.read(ids, first=shift, count=count)
+    return _are_equal(shifted, model.read(ids, first=0, count=count))
+
+
+def _are_equal(logits: Tensor, expected: Tensor) -> bool:
+    """Return True if logits differ by no more than they are rounded."""
+    difference = float((logits - expected).abs().max())
+    return difference <= TOLERANCES[expected.dtype] * float(expected.std())

@@ -1,0 +1,166 @@
+"""Opens a model of Hugging Face Transformers from a folder or a GGUF file, so that `txl eval` scores texts with it.
+
+Nothing is downloaded, and code in the folder runs only if the user says so.
+"""
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from txlcli.config.settings import CorpusSettings, EvalSettings, Settings
+from txlcli.config.train_settings import TrainSettings
+from txlcli.core.kernels.device import check_precision, pick_device
+from txlcli.core.kernels.modes import DTYPES
+from txlcli.errors import ExternalModelError
+from txlcli.runs.loading import OpenModel
+from txlcli.workflows.exchange.external_model import TRIED, ExternalModel
+from txlcli.workflows.exchange.external_vocab import ExternalVocab
+from txlcli.workflows.exchange.options import GGUF, HUGGING_FACE
+
+SEG_LEN = 512
+"""Length of segments, and of the memory, by default."""
+MARKS = (b" @-@ ", b" @,@ ", b" @.@ ")
+"""What WikiText has in place of a hyphen, a comma or a point within a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenExternal(OpenModel):
+    """A model of Transformers with its weights on a device."""
+
+    path: Path
+    model: ExternalModel
+    vocab: ExternalVocab
+
+    @property
+    def subject(self) -> Path:
+        return self.path
+
+    @property
+    def settings(self) -> Settings:
+        """Segments of L, and as much memory if the model can carry its cache; M + L fit in its positions."""
+        model = self.model.settings
+        longest = model.n_positions or 2 * SEG_LEN
+        seg_len = min(SEG_LEN, longest)
+        mem_len = 0
+        if model.obstacle is None and not model.recurrent_state:
+            seg_len = min(SEG_LEN, longest // 2)
+            mem_len = seg_len
+        reading = EvalSettings(
+            seg_len=seg_len, mem_len=mem_len, batch_size=1, same_length="m" if model.recurrent_state else "off"
+        )
+        train = TrainSettings(seg_len=seg_len, mem_len=0, batch_size=1, max_steps=1)
+        return Settings(corpus=CorpusSettings(store="external"), model=model, train=train, eval=reading)
+
+    @property
+    def metric(self) -> str:
+        return "ppl"
+
+    @property
+    def weights_title(self) -> str:
+        return f"{self._class_name}, {self._parameters:,} parameters"
+
+    @property
+    def _class_name(self) -> str:
+        return type(self.model.network).__name__
+
+    @property
+    def _parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "run": str(self.path),
+            "step": None,
+            "model": self._class_name,
+            "parameters": self._parameters,
+            "conditions": {
+                "strict_causality": f"tried on {TRIED} ids",
+                "normalized_distribution": f"softmax over {self.model.vocab_size:,} ids",
+                "score_before_update": "no weight changes",
+                "one_pass_from_left_to_right": "each token is scored once",
+            },
+        }
+
+    def remarks(self, data: bytes) -> tuple[str, ...]:
+        conditions = self.facts()["conditions"]
+        listed = "; ".join(f"{name.replace('_', ' ')} ({how})" for name, how in conditions.items())
+        remarks = [f"Conditions that hold: {listed}."]
+        boundary = self.vocab.boundary
+        if boundary is None:
+            remarks.append("Nothing precedes the first token, which is not scored.")
+        else:
+            remarks.append(f"The text begins after {self.vocab.symbol(boundary)}, windows within it do not.")
+        marks = sum(data.count(mark) for mark in MARKS)
+        unknown = data.count(b"<unk>")
+        if marks or unknown:
+            remarks.append(
+                f"The text is scored as it is written, with {marks:,} marks as in WikiText (@-@, @,@, @.@) and "
+                f"{unknown:,} <unk>: it is not detokenized, and models of raw text predict it less well."
+            )
+        return tuple(remarks)
+
+
+def open_external(name: str, *, device: str, precision: str | None, trust_remote_code: bool) -> OpenExternal:
+    """Open the model in hf:FOLDER, or of a GGUF file, with its weights on the device, in fp32 by default.
+
+    Raises:
+        ExternalModelError: there is none, it cannot be opened, or it needs code that may not run.
+    """
+    torch_device = pick_device(device)
+    precision = precision or "fp32"
+    check_precision(precision, torch_device)
+    path = Path(name.removeprefix(HUGGING_FACE))
+    _check_path(path)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    directory = path
+    if path.suffix.lower() == GGUF:
+        options["gguf_file"] = path.name
+        directory = path.parent
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        tokenizer = AutoTokenizer.from_pretrained(directory, **options)
+        network, loaded = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=DTYPES[precision], output_loading_info=True, **options
+        )
+    except ModuleNotFoundError as error:
+        raise ExternalModelError(f'{path}: the package {error.name} is missing; pip install ".[hf]"') from error
+    except Exception as error:  # of Transformers, or of the code of the model
+        raise _not_opened(path, error, trust_remote_code=trust_remote_code) from error
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        raise ExternalModelError(
+            f"{path}: its weights lack {missing[0]} ({len(missing)} in all), which would be random; give a folder with "
+            "all weights of a causal language model"
+        )
+    network = network.to(torch_device).eval()
+    model = ExternalModel(network, str(path)).on(precision=precision)
+    vocab = ExternalVocab(tokenizer, model.vocab_size, str(path))
+    return OpenExternal(model=model, vocab=vocab, precision=precision, path=path)
+
+
+def _check_path(path: Path) -> None:
+    """Reject a path without a model."""
+    expected = f"give a folder with config.json, weights and tokenizer, or a {GGUF} file"
+    if path.suffix.lower() == GGUF:
+        if not path.is_file():
+            raise ExternalModelError(f"{path}: no such file; {expected}")
+    elif not path.is_dir():
+        raise ExternalModelError(f"{path}: no such folder; {expected}")
+    elif not (path / "config.json").is_file():
+        raise ExternalModelError(f"{path}: has no config.json, so it is no model of Transformers; {expected}")
+
+
+def _not_opened(path: Path, error: Exception, *, trust_remote_code: bool) -> ExternalModelError:
+    """Return the error for a model that Transformers does not open."""
+    if "trust_remote_code" in str(error) and not trust_remote_code:
+        return ExternalModelError(
+            f"{path}: the model has code of its own, which txl does not run; read the code, and add "
+            "`trust_remote_code` if you trust it"
+        )
+    reason = textwrap.shorten(str(error), 200) or type(error).__name__
+    return ExternalModelError(f"{path}: Transformers does not open the model ({reason}); give a folder that it opens")

@@ -1,0 +1,134 @@
+"""The tokenizer of a model of Hugging Face Transformers as a vocabulary: text to ids, and the bytes of each token.
+
+A text is read only if the bytes of its tokens are the bytes of the text. Words, bits per byte and pages rest on them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.data.vocabulary import Vocab, to_bytes
+from txlcli.errors import VocabularyError
+
+BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How SentencePiece writes a blank in a token."""
+SHOWN = 12
+"""Bytes of a text that an error shows."""
+
+
+def _alphabet() -> dict[str, int]:
+    """Return the byte of each character of tokens of bytes, as GPT-2 writes them: printable ones stand for themselves.
+
+    The others follow each other from 256 on.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    bytes_ = {chr(byte): byte for byte in printable}
+    return bytes_ | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def _of_bytes(tokens: list[str]) -> list[bytes]:
+    """Return the bytes of tokens whose characters stand for bytes."""
+    alphabet = _alphabet()
+    pieces = []
+    for token in tokens:
+        known = all(character in alphabet for character in token)
+        pieces.append(bytes(alphabet[character] for character in token) if known else token.encode())
+    return pieces
+
+
+def _of_sentencepiece(tokens: list[str]) -> list[bytes]:
+    """Return the bytes of tokens of SentencePiece, some of which stand for one byte, such as <0x0A>."""
+    bytes_ = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+    return [bytes_.get(token, token.replace(BLANK, " ").encode()) for token in tokens]
+
+
+def _of_characters(tokens: list[str]) -> list[bytes]:
+    """Return the bytes of tokens that are written as they are."""
+    return [token.encode() for token in tokens]
+
+
+KINDS: tuple[Callable[[list[str]], list[bytes]], ...] = (_of_bytes, _of_sentencepiece, _of_characters)
+"""How tokenizers write tokens; a text shows which it is."""
+
+
+def _same_bytes(first: bytes, second: bytes) -> int:
+    """Return the number of bytes with which both begin."""
+    length = min(len(first), len(second))
+    differ = np.frombuffer(first[:length], np.uint8) != np.frombuffer(second[:length], np.uint8)
+    return int(differ.argmax()) if differ.any() else length
+
+
+class ExternalVocab(Vocab):
+    """The vocabulary of a tokenizer of Transformers.
+
+    A text is read after the token that begins texts, or else the one that ends them, so that all tokens are scored.
+    Without either, the first token is only read.
+
+    Args:
+        tokenizer: of Transformers.
+        n_outputs: number of ids that the model predicts.
+        title: name in messages.
+    """
+
+    def __init__(self, tokenizer: Any, n_outputs: int, title: str) -> None:
+        names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        symbols = []
+        for number in range(max(len(names), n_outputs)):
+            name = names[number] if number < len(names) else None
+            symbols.append(name or f"<{number}>")
+        boundary = tokenizer.bos_token_id
+        if boundary is None:
+            boundary = tokenizer.eos_token_id
+        super().__init__("external", symbols, boundary=boundary)
+        self._tokenizer = tokenizer
+        self._n_outputs = n_outputs
+        self._title = title
+        self._pieces = _of_characters(symbols)
+
+    @property
+    def pieces(self) -> list[bytes]:
+        return self._pieces
+
+    def encode(self, text: str | bytes) -> NDArray[np.int64]:
+        """Encode a text; its bytes must be those of its tokens, but for a blank that the tokenizer adds before it.
+
+        Raises:
+            VocabularyError: it is not UTF-8, the tokenizer loses a part of it, or the model lacks an id.
+        """
+        data = text if isinstance(text, bytes) else to_bytes(text)
+        try:
+            written = data.decode()
+        except UnicodeDecodeError as error:
+            raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
+        encoded = self._tokenizer(written, add_special_tokens=False, verbose=False)
+        ids = np.array(encoded["input_ids"], dtype=np.int64)
+        if ids.size and ids.max() >= self._n_outputs:
+            raise VocabularyError(
+                f"the tokenizer of {self._title} gives id {ids.max()}, but the model predicts ids below "
+                f"{self._n_outputs:,}; give a folder whose tokenizer and model belong together"
+            )
+        self._set_pieces(ids, data)
+        return ids
+
+    def _set_pieces(self, ids: NDArray[np.int64], data: bytes) -> None:
+        """Find out how the tokens are written, given the ids of a text."""
+        restored = b""
+        same = -1
+        for kind in KINDS:
+            pieces = kind(list(self.symbols))
+            joined = b"".join(pieces[number] for number in ids.tolist())
+            if joined in (data, b" " + data):
+                self._pieces = pieces
+                self.added_bytes = len(joined) - len(data)
+                return
+            length = _same_bytes(joined, data)
+            if length > same:
+                restored = joined
+                same = length
+        raise VocabularyError(
+            f"the tokenizer of {self._title} loses text at byte {same:,}: {data[same : same + SHOWN]!r} becomes "
+            f"{restored[same : same + SHOWN]!r}, so that its bits are those of another text; leave this out of the text"
+        )
