@@ -72,7 +72,10 @@ class Batch:
 
 
 class Step:
-    """Takes training steps: `gradients`, `norm` and `update`, one after another."""
+    """Takes training steps: `gradients`, `norm` and `update`, one after another.
+
+    The methods after these choose when layers are compiled, and leave out a part of the fast path that fails.
+    """
 
     def __init__(self, parallel: DataParallel, weights: Weights | None = None) -> None:
         self.parallel = parallel
@@ -145,6 +148,56 @@ class Step:
             slowness_penalty=self.settings.slowness_penalty,
         )
 
+    def norm(self) -> Tensor:
+        """Return the total norm of all gradients (0-d), for `update`."""
+        self.scaler.unscale_(self.optimizer)
+        self.grad_norm = self.weights.total_norm()
+        return self.grad_norm
+
+    def update(self, rate_of: Callable[[float], float]) -> None:
+        """Clip the gradients, update the weights, and drop the gradients.
+
+        `rate_of` returns the learning rate of a parameter group, given its factor.
+        """
+        self.set_rates(rate_of)
+        self.clip_and_update()
+        self.model.forget_gradients()
+
+    def set_rates(self, rate_of: Callable[[float], float]) -> None:
+        """Set the learning rate of each parameter group."""
+        for group in self.optimizer.param_groups:
+            rate = rate_of(group["lr_factor"])
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def clip_and_update(self) -> None:
+        """Clip the gradients by their norm, and step the optimizer."""
+        self.weights.update(self.scaler, self.grad_norm)
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if gradients overflow although the loss is not scaled up any more; reading it waits for the device."""
+        return self.scaler.is_enabled() and self.scaler.get_scale() < MIN_LOSS_SCALE
+
+    @torch.no_grad()
+    def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
+        """Return the mean loss (0-d) of inputs (B, E + L), targets (B, L) with the current weights, without dropout.
+
+        Documents do not begin anew: this tells if the loss is finite. All processes must call this with as many tokens.
+        """
+        self.parallel.receive_updates()
+        model = self.model.eval()
+        with autocast(model.device, self.settings.precision), model.uncompiled():
+            read = self.parallel.with_all_weights(model)
+            hidden, _ = read(inputs, memory, mem_len=self.settings.mem_len)
+            return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
+
+    def memory_is_full(self, memory: Memory) -> bool:
+        """Return True if the memory of a model with attention has its full length."""
+        return self.model.memory_is_full(memory, self.settings.mem_len)
+
     def _compiling(self, batch: Batch, memory: Memory) -> contextlib.AbstractContextManager[None]:
         """Compile a step, or nothing in it; see `_compiles`."""
         self._is_compiled = self._compiles(batch, memory)
@@ -197,20 +250,6 @@ class Step:
         return ""
 
     @property
-    def has_compiled(self) -> bool:
-        """True if compiled layers have computed steps, and do so still."""
-        return self.compiles and self._has_compiled
-
-    @property
-    def path(self) -> str:
-        """How steps have been computed up to now; see `path_in_words`."""
-        return path_in_words(self.model.attention_kernels, compiled=self.has_compiled, captured=False)
-
-    def _can_leave_out(self, *, is_compiled: bool) -> bool:
-        """Return True if a part of the fast path computes a step, and may be left out."""
-        return is_compiled or self.model.attention_kernels == "triton"
-
-    @property
     def may_step_down(self) -> bool:
         """True if a step that fails may be taken again without a part of the fast path."""
         return self.parallel.world.size == 1 and self._can_leave_out(is_compiled=self.compiles)
@@ -225,6 +264,10 @@ class Step:
             raise error
         logger.debug("a part of the fast path failed", exc_info=error)
         self._leave_out(first_line(error), is_compiled=self._is_compiled)
+
+    def _can_leave_out(self, *, is_compiled: bool) -> bool:
+        """Return True if a part of the fast path computes a step, and may be left out."""
+        return is_compiled or self.model.attention_kernels == "triton"
 
     def _leave_out(self, reason: str, *, is_compiled: bool) -> None:
         """Leave out compiled layers, if they were at work, else Triton's kernels, which compiled layers need."""
@@ -243,52 +286,12 @@ class Step:
         self._is_compiled = False
         self.model.forget_gradients()
 
-    def memory_is_full(self, memory: Memory) -> bool:
-        """Return True if the memory of a model with attention has its full length."""
-        return self.model.memory_is_full(memory, self.settings.mem_len)
-
-    def norm(self) -> Tensor:
-        """Return the total norm of all gradients (0-d), for `update`."""
-        self.scaler.unscale_(self.optimizer)
-        self.grad_norm = self.weights.total_norm()
-        return self.grad_norm
-
-    def update(self, rate_of: Callable[[float], float]) -> None:
-        """Clip the gradients, update the weights, and drop the gradients.
-
-        `rate_of` returns the learning rate of a parameter group, given its factor.
-        """
-        self.set_rates(rate_of)
-        self.clip_and_update()
-        self.model.forget_gradients()
-
-    def set_rates(self, rate_of: Callable[[float], float]) -> None:
-        """Set the learning rate of each parameter group."""
-        for group in self.optimizer.param_groups:
-            rate = rate_of(group["lr_factor"])
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
-    def clip_and_update(self) -> None:
-        """Clip the gradients by their norm, and step the optimizer."""
-        self.weights.update(self.scaler, self.grad_norm)
+    @property
+    def has_compiled(self) -> bool:
+        """True if compiled layers have computed steps, and do so still."""
+        return self.compiles and self._has_compiled
 
     @property
-    def is_stuck(self) -> bool:
-        """True if gradients overflow although the loss is not scaled up any more; reading it waits for the device."""
-        return self.scaler.is_enabled() and self.scaler.get_scale() < MIN_LOSS_SCALE
-
-    @torch.no_grad()
-    def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
-        """Return the mean loss (0-d) of inputs (B, E + L), targets (B, L) with the current weights, without dropout.
-
-        Documents do not begin anew: this tells if the loss is finite. All processes must call this with as many tokens.
-        """
-        self.parallel.receive_updates()
-        model = self.model.eval()
-        with autocast(model.device, self.settings.precision), model.uncompiled():
-            read = self.parallel.with_all_weights(model)
-            hidden, _ = read(inputs, memory, mem_len=self.settings.mem_len)
-            return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
+    def path(self) -> str:
+        """How steps have been computed up to now; see `path_in_words`."""
+        return path_in_words(self.model.attention_kernels, compiled=self.has_compiled, captured=False)
