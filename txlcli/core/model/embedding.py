@@ -42,9 +42,10 @@ class AdaptiveEmbedding(nn.Module):
         self.bands = bands
         self.d_model = d_model
         self.tables = nn.ParameterList(band_matrix(band.size, band.width) for band in bands)  # (n, w)
-        widths = {str(band.projection): band.width for band in bands if band.projection is not None}
-        # (d, w)
-        self.projections = nn.ParameterDict({name: band_matrix(d_model, width) for name, width in widths.items()})
+        self.projections = nn.ParameterDict()
+        for band in bands:
+            if band.projection is not None:
+                self.projections[str(band.projection)] = band_matrix(d_model, band.width)  # (d, w)
         self.word_dropout = WordDropout(word_dropout, bands[-1].end)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -99,8 +100,11 @@ def rows_of_bands(bands: list[Band], tokens: Tensor) -> list[Tensor]:
     if not torch.is_grad_enabled():
         return [(tokens - band.first).clamp(0, band.size - 1) for band in bands]
     turn = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
-    own = [(tokens >= band.first) & (tokens < band.end) for band in bands]
-    return [torch.where(mine, tokens - band.first, turn % band.size) for band, mine in zip(bands, own, strict=True)]
+    rows = []
+    for band in bands:
+        is_own = (tokens >= band.first) & (tokens < band.end)
+        rows.append(torch.where(is_own, tokens - band.first, turn % band.size))
+    return rows
 
 
 class RowsOfTable(torch.autograd.Function):
@@ -132,7 +136,10 @@ def _with_gradient_of_rows(table: nn.Parameter) -> Tensor:
 
     def add(rows: Tensor) -> None:
         assert rows.grad is not None
-        table.grad = rows.grad.to_dense() if table.grad is None else table.grad.add_(rows.grad)
+        if table.grad is None:
+            table.grad = rows.grad.to_dense()
+        else:
+            table.grad.add_(rows.grad)
         rows.grad = None
 
     rows = table.detach().requires_grad_()

@@ -5,7 +5,6 @@ That is penalties of the last hidden states, and the auxiliary losses of the van
 Axes: B batch, L segment, d model width, N layers.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,12 +113,11 @@ class AuxiliaryLosses(nn.Module):
 
     def __init__(self, bands: list[Band], settings: ModelSettings) -> None:
         super().__init__()
-        own = [dataclasses.replace(band, shared=False) for band in bands]
         self.next_token: ModuleList[AdaptiveSoftmax] = ModuleList(
-            AdaptiveSoftmax(own, settings.d_model, tied=False) for _ in range(settings.n_layers - 1)
+            AdaptiveSoftmax(bands, settings.d_model, tied=False) for _ in range(settings.n_layers - 1)
         )
         self.token_after: ModuleList[AdaptiveSoftmax] = ModuleList(
-            AdaptiveSoftmax(own, settings.d_model, tied=False) for _ in range(settings.n_layers)
+            AdaptiveSoftmax(bands, settings.d_model, tied=False) for _ in range(settings.n_layers)
         )
 
     def forward(self, hidden: Sequence[Tensor], targets: Tensor, progress: float) -> Tensor:

@@ -6,7 +6,6 @@ so that a tail is computed only for the tokens that need it. A single band is a 
 Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands, V vocabulary.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -71,7 +70,7 @@ class AdaptiveSoftmax(nn.Module):
         bands: of the vocabulary.
         d_model: d.
         tied: use the tables of the embedding; if false, the softmax has its own.
-        embedding: has the tables, if they are tied, and the projections that bands share.
+        embedding: has the tables, if they are tied, and the projections that bands share; without it, none is shared.
     """
 
     backend: Backend = FAST
@@ -87,8 +86,11 @@ class AdaptiveSoftmax(nn.Module):
         self.tables = nn.ParameterList()
         if not tied:
             self.tables.extend(band_matrix(band.size, band.width) for band in bands)
-        own = {str(i): band for i, band in enumerate(bands) if band.projection is not None and not band.shared}
-        self.projections = nn.ParameterDict({i: band_matrix(d_model, band.width) for i, band in own.items()})
+        self.projections = nn.ParameterDict()
+        for number, band in enumerate(bands):
+            is_shared = band.shared and embedding is not None
+            if band.projection is not None and not is_shared:
+                self.projections[str(number)] = band_matrix(d_model, band.width)
         tails = len(bands) - 1
         self.cluster_weight = band_matrix(tails, bands[0].width) if tails else None  # (C, w)
         self.cluster_bias = nn.Parameter(torch.empty(tails)) if tails else None
@@ -102,11 +104,10 @@ class AdaptiveSoftmax(nn.Module):
     @torch.no_grad()
     def for_decoding(self, dtype: torch.dtype) -> "AdaptiveSoftmax":
         """Return an independent copy in another dtype, so that no matrix is cast at every token."""
-        own = [dataclasses.replace(band, shared=False) for band in self.bands]
         with torch.device(self.biases[0].device):
-            copy = AdaptiveSoftmax(own, self.d_model, tied=False).requires_grad_(False).to(dtype)
+            copy = AdaptiveSoftmax(self.bands, self.d_model, tied=False).requires_grad_(False).to(dtype)
         tensors: dict[str, Tensor] = dict(self.named_parameters())
-        for number in range(len(own)):
+        for number in range(len(self.bands)):
             tensors[f"tables.{number}"] = self._table(number)
             projection = self._projection(number)
             if projection is not None:
@@ -235,17 +236,18 @@ class AdaptiveSoftmax(nn.Module):
     def _divided(self, tensor: Tensor) -> Tensor:
         """Divide what is linear in the logits by the temperature."""
         temperature = self.backend.temperature
-        return tensor if temperature == 1 else tensor / temperature
+        if temperature == 1:
+            return tensor
+        return tensor / temperature
 
     def _projection(self, number: int) -> Tensor | None:
         """Return the projection (d, w) of a band, the embedding's if it is shared, or None if the band has none."""
         band = self.bands[number]
         if band.projection is None:
             return None
-        if not band.shared:
-            return self.projections[str(number)]
         (embedding,) = self._embedding
-        assert embedding is not None
+        if embedding is None or not band.shared:
+            return self.projections[str(number)]
         return embedding.projections[str(band.projection)]
 
     def _table(self, number: int) -> Tensor:

@@ -23,7 +23,8 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalize (B, L, d or wider)."""
-        (d_model,), width = self.normalized_shape, hidden.shape[-1]
+        (d_model,) = self.normalized_shape
+        width = hidden.shape[-1]
         if width == d_model:
             return super().forward(hidden)
         mean = hidden.sum(-1, keepdim=True) / d_model

@@ -32,8 +32,10 @@ def bucket_names(shapes: Mapping[str, torch.Size]) -> list[list[str]]:
             tables.append(name)
         elif len(shape) < 2 or not name.startswith(("layers.", "softmax.tables.")):
             others.append(name)
+        elif name.startswith("layers."):
+            by_layer[_layer(name)].append(name)
         else:
-            by_layer[_layer(name) if name.startswith("layers.") else last_layer].append(name)
+            by_layer[last_layer].append(name)
     layers = [by_layer[number] for number in sorted(by_layer, reverse=True)]
     buckets = []
     for part in even_parts(len(layers), min(LAYER_BUCKETS, len(layers)) or 1):
@@ -160,6 +162,7 @@ class BucketLayout:
             end = begin + sum(padded_numel(self._parameters[name]) for name in own)
             of_owner[owner] = slice(begin, end)
             begin = end
-        of_layers = [name for name in names if name.startswith("layers.")]
-        layers = {_layer(name) for name in of_layers} if of_layers == names else set[int]()
+        layers = set[int]()
+        if all(name.startswith("layers.") for name in names):
+            layers = {_layer(name) for name in names}
         return Bucket(parameters, leaves, buffers, of_owner, layers)

@@ -249,12 +249,13 @@ class Exchange(Weights):
 
     def total_norm(self) -> Tensor:
         """Return the norm of all gradients together (0-d); with owners, each process knows the norms of its own."""
-        parameters = self._parameters.values()
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norms = iter(foreach.norm(gradients) if gradients else [])
+        given = [parameter for parameter in self._parameters.values() if parameter.grad is not None]
+        norms = dict[Tensor, Tensor]()
+        if given:
+            norms |= zip(given, foreach.norm([parameter.grad for parameter in given]), strict=True)
         zero = torch.zeros((), device=self._model.device)
         # In the order of a single process, whose result has the same bits.
-        of_all = torch.stack([zero if parameter.grad is None else next(norms) for parameter in parameters])
+        of_all = torch.stack([norms.get(parameter, zero) for parameter in self._parameters.values()])
         if self._owners:
             self.add_up(of_all)
         return torch.linalg.vector_norm(of_all)

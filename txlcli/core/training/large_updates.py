@@ -104,12 +104,12 @@ class LargeUpdates:
 
     def _update_large(self, gradients: Tensor, factor: Tensor) -> None:
         """Update the matrices, given their gradients (n,), and the other large parameters."""
-        tables = [(table, flat) for table, flat in self._of_tables.items() if table.grad is not None]
-        steps = [flat.steps for flat in [self._of_matrices, *(flat for _, flat in tables)] if flat.steps is not None]
-        if steps:
-            foreach.add_(steps, 1)
+        tables = {table: flat for table, flat in self._of_tables.items() if table.grad is not None}
+        updated = [self._of_matrices, *tables.values()]
+        if self._of_matrices.steps is not None:  # likewise of the tables
+            foreach.add_([flat.steps for flat in updated], 1)
         self._update(self._of_matrices, gradients, factor, self._groups[self._matrices[0]])
-        for table, flat in tables:
+        for table, flat in tables.items():
             assert table.grad is not None
             self._update(flat, table.grad.flatten(), factor, self._groups[table])
 
