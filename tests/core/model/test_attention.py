@@ -2,28 +2,22 @@
 
 import functools
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from tests import reference
 from tests.core import oracle
 from tests.core.attention_cases import SHAPES, B, D, H, L, M, draw, shifted
-from tests.core.builders import draw_tokens, make_decoder, small_model
-from txlcli.core import kernels
+from tests.core.builders import make_decoder, small_model
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import ScoreBuffers
 from txlcli.core.model import attention, backends
 from txlcli.core.model.attention import Attention, distance_encoding, relative_shift, split_heads, visible_keys
 from txlcli.core.model.linear import merge
-from txlcli.core.model.losses import Objective
-
-KERNELS = Path(kernels.__file__).parent
-PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attention.project_keys_values)
 
 
 def relative_attention(width, heads, backend="reference"):
@@ -115,60 +109,17 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit,
         np.testing.assert_allclose(given - given[..., :1], wanted - wanted[..., :1], rtol=0, atol=1e-10)
 
 
-def functions_below(callers, work):
-    """The code objects of all Python functions that ran while one of the callers ran, itself included."""
-    codes, called = {caller.__code__ for caller in callers}, set()
-
-    def profile(frame, event, _):
-        if event != "call":
-            return
-        outer = frame
-        while outer is not None and outer.f_code not in codes:
-            outer = outer.f_back
-        if outer is not None:
-            called.add(frame.f_code)
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return called
-
-
-def train_a_step(model):
-    model.train()
-    memory = model.full_memory(B, M)
-    tokens = draw_tokens(B, L)
-    model.objective(tokens, tokens, memory, Objective(mem_len=M))
-
-
-def read_segments(model):
-    decoder = make_decoder(model.eval(), batch_size=B, mem_len=M, seg_len=L)
-    for part in draw_tokens(B, 3 * L).split(L, dim=1):
-        decoder.losses(decoder.read(part), part)
-
-
-def read_token_by_token(model):
-    decoder = make_decoder(model.eval(), batch_size=B, mem_len=M, seg_len=1)
-    for part in draw_tokens(B, L).split(1, dim=1):
-        decoder.read(part)
-
-
-def kernel_files(called):
-    return {Path(code.co_filename).name for code in called if KERNELS in Path(code.co_filename).parents}
-
-
-@pytest.mark.parametrize("work", [train_a_step, read_segments, read_token_by_token])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_the_reference_backend_runs_no_kernel(work, recompute):
-    model = small_model(attention_dropout=0.3)
-    model = model.on(attention="reference", recompute=recompute)
-    called = functions_below(PARTS, lambda: work(model))
-    assert {attention.attend.__code__, Attention.forward.__code__, Attention.project_keys_values.__code__} <= called
-    assert not kernel_files(called)
-    model = model.on(attention="auto")
-    assert "attention_tiles.py" in kernel_files(functions_below(PARTS, lambda: work(model)))
+def test_the_reference_backend_is_the_definition_with_products_of_pytorch(recompute):
+    model = small_model(attention_dropout=0.3).on(attention="reference", recompute=recompute)
+    decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L)
+    for read in (model, decoder.model):
+        assert read.attention_kernels == "reference"
+        used = [module.backend for module in read.modules() if hasattr(module, "backend")]
+        assert len(used) > len(read.layers)
+        assert {backend.attend for backend in used} == {attention.attend}
+        assert {backend.linear for backend in used} == {functional.linear}
+    assert model.on(attention="auto").attention_kernels == "tiles"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

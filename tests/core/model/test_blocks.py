@@ -1,13 +1,10 @@
 """Parts of later blocks (RMSNorm, SwiGLU, normalized queries and keys, no biases, gates), each and together."""
 
-import itertools
-
 import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.core import tape
-from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.core.builders import V, draw_tokens, model_settings, small_model
 from tests.core.oracle import assert_equals_oracle
 from tests.samples import sampled
 from txlcli.core.architectures.registry import count_parameters
@@ -40,32 +37,6 @@ def make(part, *, position="relative", **changed):
 @pytest.mark.parametrize(("part", "norm", "position"), sampled(3, PARTS, NORMS, POSITIONS))
 def test_segments_with_growing_memory_equal_the_oracle(part, norm, position):
     assert_equals_oracle(make(part, norm=norm, position=position), draw_tokens(B, 14), [L, L, 3, 1], mem_len=M)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
-@pytest.mark.parametrize(("position", "backend"), list(itertools.product(POSITIONS, ["auto", "reference"])))
-def test_memory_gives_the_predictions_of_one_long_segment(position, backend, dtype, tolerance):
-    model = make("modern", norm="pre", position=position, dtype=dtype, std=0.1 if dtype == torch.float32 else 0.3)
-    model = model.on(attention=backend)
-    tokens = draw_tokens(B, 12)
-    whole, _ = read_segments(model, tokens, [12], mem_len=0)
-    parts, _ = read_segments(model, tokens, [L, 1, 6], mem_len=11)
-    torch.testing.assert_close(parts, whole, rtol=0, atol=tolerance)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("part", "norm", "memory_start", "position", "seg_len"),
-    sampled(11, PARTS, NORMS, ["empty", "zeros"], POSITIONS, [L, 1]),
-)
-def test_the_decoder_equals_the_model(part, norm, memory_start, position, seg_len):
-    model, tokens = make(part, norm=norm, position=position, memory_start=memory_start), draw_tokens(B, 23)
-    segments = tokens.split(seg_len, dim=1)
-    expected, _ = read_segments(model, tokens, [segment.shape[1] for segment in segments], mem_len=M)
-    for way in ({}, {"capture_graph": tape.call_again}, {"capture_graph": tape.capture}):
-        decoder = make_decoder(model, batch_size=B, seg_len=seg_len, mem_len=M, **way)
-        given = torch.cat([model.log_probs(decoder.read(segment)) for segment in segments], dim=1)
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
 
 
 def test_a_norm_of_heads_in_16_bits_is_computed_in_float32():

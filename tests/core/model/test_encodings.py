@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from tests import reference
-from tests.core import oracle, tape
-from tests.core.builders import POSITIONS, V, cut, decoded, draw_tokens, make_decoder, read_segments, small_model
+from tests.core import oracle
+from tests.core.builders import POSITIONS, V, draw_tokens, make_decoder, small_model
 from tests.extensions import registered_slopes
-from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.kernels.modes import autocast
@@ -21,7 +20,6 @@ from txlcli.core.model.losses import Objective
 B, L, M = 2, 5, 7
 D, H = 11, 3
 EVERY = {**POSITIONS, "slopes": {"position": "slopes"}}  # and one that is registered from outside the package
-WITHOUT_POSITIONS_OF_SEGMENTS = ["relative", "relative_tied", "shaw", "rotary", "alibi", "t5", "none", "slopes"]
 BY_ORACLE = ["relative_tied", "rotary", "alibi", "t5", "none"]
 
 
@@ -108,18 +106,6 @@ def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions
     torch.testing.assert_close(torch.stack(turned.chunk(2, dim=-1), dim=-1), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("position", WITHOUT_POSITIONS_OF_SEGMENTS)
-def test_segments_with_memory_equal_one_long_window(position, backend, dtype, tolerance):
-    model, tokens = small_model(std=0.2, dtype=dtype, **EVERY[position]), draw_tokens(B, 29)
-    model = model.on(attention=backend)
-    with torch.no_grad():
-        whole, _ = read_segments(model, tokens, [29], mem_len=0)
-        parts, _ = read_segments(model, tokens, [5, 5, 1, 11, 7], mem_len=29)
-    torch.testing.assert_close(parts, whole, rtol=0, atol=tolerance)
-
-
 @pytest.mark.parametrize("position", BY_ORACLE)
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize(("mem_len", "key_limit"), [(0, None), (M, None), (M, M)])
@@ -128,12 +114,11 @@ def test_segments_equal_the_oracle(position, norm, mem_len, key_limit):
     oracle.assert_equals_oracle(model, tokens, [L, L, 3, 1], mem_len=mem_len, key_limit=key_limit)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_a_long_text_with_the_biases_of_t5_equals_the_oracle(backend):
+@pytest.mark.parametrize(("backend", "max_distance"), [("auto", None), ("reference", 20)])
+def test_a_long_text_with_the_biases_of_t5_equals_the_oracle(backend, max_distance):
     model, tokens = small_model(n_layers=1, position="t5"), draw_tokens(1, 150)  # distances of all buckets
     model = model.on(attention=backend)
-    for max_distance in (None, 20):
-        oracle.assert_equals_oracle(model, tokens, [143, 7], mem_len=143, max_distance=max_distance)
+    oracle.assert_equals_oracle(model, tokens, [143, 7], mem_len=143, max_distance=max_distance)
 
 
 def test_slopes_of_alibi_are_the_published_ones():
@@ -158,28 +143,12 @@ def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
     model, tokens = small_model(dtype=torch.float32, **POSITIONS["rotary"]), draw_tokens(B, 6 * L)
     early, late = (make_decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
     late.read(tokens[:, :1])
-    for _ in range(2_000):  # 10,000 tokens of another text
+    for _ in range(1_000):  # 5,000 tokens of another text
         late.read(tokens[:, :L])
     parts = tokens.split(L, dim=1)
     for part in parts[:5]:  # everything that two layers can see
         early.read(part), late.read(part)
     torch.testing.assert_close(late.read(parts[5]), early.read(parts[5]), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("position", EVERY)
-@pytest.mark.parametrize("max_distance", [None, 3])
-@pytest.mark.parametrize(
-    ("seg_len", "mem_len", "same_length"),
-    [(L, M, "off"), (L, M, "m"), (3, L, "m_plus_one"), (L, 0, "off"), (1, M, "off"), (1, M, "m")],
-)
-def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem_len, same_length, max_distance):
-    model, tokens, limits = small_model(**EVERY[position]), draw_tokens(B, 23), {"max_distance": max_distance}
-    limit = EvalSettings(seg_len=1, mem_len=mem_len, same_length=same_length).key_limit
-    expected, _ = read_segments(model, tokens, cut(23, seg_len), mem_len=mem_len, key_limit=limit, **limits)
-    options = {"batch_size": B, "mem_len": mem_len, "seg_len": seg_len, "same_length": same_length, **limits}
-    for capture_graph in (None, tape.call_again):
-        decoder = make_decoder(model, **options, capture_graph=capture_graph)
-        torch.testing.assert_close(decoded(model, tokens, decoder, [seg_len]), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("position", EVERY)
@@ -201,32 +170,6 @@ def test_a_segment_read_without_a_prediction_is_remembered(position):
     predicting.read(first)
     assert silent.read_last(first, count=0).shape[1] == 0
     torch.testing.assert_close(silent.read(second), predicting.read(second), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned", "rotary", "alibi", "t5", "none"])
-@pytest.mark.parametrize("mem_len", [0, M])
-def test_every_parameter_of_an_encoding_gets_its_gradient(position, mem_len):
-    model, tokens = small_model(**EVERY[position]).train(), draw_tokens(B, 2 * L)
-    memory = model.first_memory(B, mem_len)
-    _, memory = model(tokens[:, :L], memory, mem_len=mem_len)
-    model.zero_grad()
-
-    def loss():
-        hidden, _ = model(tokens[:, L:], memory, mem_len=mem_len)
-        return model.losses(hidden, draw_tokens(B, L, seed=9)).sum()
-
-    loss().backward()
-    for name, parameter in model.named_parameters():
-        numbers = parameter.detach().view(-1)
-        entry = int(parameter.grad.view(-1).abs().argmax())
-        assert parameter.grad.view(-1)[entry] != 0, name
-        kept, slope = numbers[entry].item(), []
-        with torch.no_grad():
-            for step in (1e-5, -1e-5):
-                numbers[entry] = kept + step
-                slope.append(loss().item())
-            numbers[entry] = kept
-        assert parameter.grad.view(-1)[entry].item() == pytest.approx((slope[0] - slope[1]) / 2e-5, rel=1e-5), name
 
 
 def test_parameter_counts_equal_a_calculation_by_hand():

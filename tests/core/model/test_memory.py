@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.builders import V, draw_tokens, read_segments, small_model
+from tests.core.builders import POSITIONS, V, draw_tokens, read_segments, small_model
 from txlcli.core.model.layer import update_memory
 
 B, L, M, WIDTH = 2, 5, 7, 3
@@ -39,24 +39,34 @@ def test_memory_holds_what_each_layer_was_given(seg_len):
     torch.testing.assert_close(memory[0], model.embedding(tokens[:, -M:]) * 14**0.5)
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("lengths", [[L, M], [1, 11], [11, 1], [5, 1, 3, 3]])
-def test_memory_gives_the_logits_of_one_long_segment(norm, lengths):
-    # The memory holds everything that was read, so nothing tells the two readings apart.
-    model, tokens = small_model(norm=norm), draw_tokens(B, 12)
-    whole, _ = read_segments(model, tokens, [12], mem_len=0)
-    parts, _ = read_segments(model, tokens, lengths, mem_len=11)
-    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
+EVERYTHING = 22
+"""Length of a memory that holds all of a text but its last token."""
+AS_ONE_SEGMENT = {  # settings of a model, length of the memory, limits
+    **{name: (POSITIONS[name], EVERYTHING, {}) for name in POSITIONS if name not in ("sinusoid", "learned")},
+    "pre": ({"norm": "pre"}, EVERYTHING, {}),
+    "modern": ({"block": "modern", "norm": "pre"}, EVERYTHING, {}),
+    # A query that begins its segment finds M - 1 of its M keys in the memory.
+    "M keys": ({}, M, {"key_limit": M}),
+    "M keys, pre": ({"norm": "pre"}, M, {"key_limit": M}),
+    "window": ({"window": 4}, 3, {}),
+    "window, more memory": ({"window": 4, "norm": "pre"}, 100, {}),
+    "window, shaw": ({"window": 4, "position": "shaw", "n_positions": 3}, 3, {}),
+    "window, rotary": ({"window": 4, "position": "rotary", "d_head": 12}, M, {}),
+}
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("lengths", [[L, L, L, L, 3], [11, 11, 1], [1] * 23])
-def test_the_same_keys_for_every_query_give_the_logits_of_one_long_segment(norm, lengths):
-    # M keys each: a query that begins its segment finds M - 1 of them in the memory.
-    model, tokens = small_model(norm=norm), draw_tokens(B, 23)
-    whole, _ = read_segments(model, tokens, [23], mem_len=0, key_limit=M)
-    parts, _ = read_segments(model, tokens, lengths, mem_len=M, key_limit=M)
-    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize("name", AS_ONE_SEGMENT)
+def test_memory_gives_the_logits_of_one_long_segment(name, dtype, tolerance, backend):
+    changed, mem_len, limits = AS_ONE_SEGMENT[name]
+    model, tokens = small_model(dtype=dtype, std=0.1, **changed), draw_tokens(B, EVERYTHING + 1)
+    model = model.on(attention=backend)
+    with torch.no_grad():
+        whole, _ = read_segments(model, tokens, [EVERYTHING + 1], mem_len=0, **limits)
+        for lengths in ([L, L, 1, 11, 1], [11, 11, 1], [1] * 23):
+            parts, _ = read_segments(model, tokens, lengths, mem_len=mem_len, **limits)
+            torch.testing.assert_close(parts, whole, rtol=0, atol=tolerance)
 
 
 @settings(max_examples=25)

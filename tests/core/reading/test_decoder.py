@@ -1,11 +1,13 @@
-"""The decoder is the same function as the model with memory."""
+"""The decoder is the same function as the model with memory, for every encoding, block and window."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core import tape
-from tests.core.builders import assert_close, draw_tokens, make_decoder, read_segments, small_model
+from tests.core.builders import POSITIONS, assert_close, cut, draw_tokens, make_decoder, read_segments, small_model
+from tests.extensions import registered_slopes
+from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.decoder import MAX_PHASES, BufferRange, SlidingBuffer
 from txlcli.core.reading.registry import make_reader
@@ -29,47 +31,55 @@ def flops_of_read(decoder, segment):
 @torch.no_grad()
 def by_the_model(model, tokens, *, seg_len, mem_len, same_length="off", max_distance=None):
     """Log-probabilities (B, T, V) by the model's own memory."""
-    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
-    limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
-    return read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit, max_distance=max_distance)[0]
+    limit = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length).key_limit
+    limits = {"mem_len": mem_len, "key_limit": limit, "max_distance": max_distance}
+    return read_segments(model, tokens, cut(tokens.shape[1], seg_len), **limits)[0]
 
 
-@pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("memory_start", ["empty", "zeros"])
-@pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (L, 0), (L, L), (11, 3), (1, M), (M, 1)])
-def test_decoder_equals_the_model_with_memory(same_length, norm, memory_start, seg_len, mem_len):
-    model, tokens = small_model(norm=norm, memory_start=memory_start, tie_biases=False), draw_tokens(B, T)
-    options = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
-    expected = by_the_model(model, tokens, **options)
-    assert_close(decode(model, tokens, **options), expected)
+MODELS = POSITIONS | {
+    "slopes": {"position": "slopes"},  # registered from outside the package
+    "pre": {"norm": "pre", "tie_biases": False},
+    "shaw, pre": {"norm": "pre", "position": "shaw", "n_positions": 9},
+    "rotary, pre": {"norm": "pre", "position": "rotary", "d_head": 12},
+    "sinusoid, pre": {"norm": "pre", "position": "sinusoid"},
+    "modern": {"block": "modern", "norm": "pre_released"},
+    "modern, rotary": {"block": "modern", "norm": "pre", "position": "rotary", "d_head": 12},
+    "gates": {"gating": "gru", "norm": "pre"},
+    "window": {"window": 4},
+    "window, shaw": {"window": 9, "position": "shaw", "n_positions": 3},
+    "window, sinusoid": {"window": 4, "position": "sinusoid"},
+    "window, rotary": {"window": 4, "position": "rotary", "d_head": 12},
+}
+READINGS = {
+    "segments": {"seg_len": L, "mem_len": M},
+    "segments, M keys": {"seg_len": L, "mem_len": M, "same_length": "m"},
+    "segments, near distances": {"seg_len": L, "mem_len": 23, "same_length": "m_plus_one", "max_distance": 3},
+    "short segments": {"seg_len": 3, "mem_len": L, "same_length": "m_plus_one"},
+    "long segments": {"seg_len": 11, "mem_len": 3},
+    "almost no memory": {"seg_len": M, "mem_len": 1},
+    "no memory": {"seg_len": L, "mem_len": 0},
+    "tokens": {"seg_len": 1, "mem_len": M},
+    "tokens, near distances": {"seg_len": 1, "mem_len": M, "same_length": "m", "max_distance": 4},
+}
 
 
-@pytest.mark.parametrize("position", ["shaw", "rotary", "sinusoid"])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (1, M), (11, 3)])
-def test_zeros_before_the_text_have_the_distances_that_they_have_in_training(position, norm, seg_len, mem_len):
-    options = {"n_positions": 9} if position == "shaw" else {}
-    model = small_model(position=position, norm=norm, memory_start="zeros", d_head=12, **options)
-    for layer in model.layers:  # a pre-norm turns a zero vector into this bias
-        torch.nn.init.normal_(layer.attention_norm.bias)
-    tokens, lengths = draw_tokens(B, T), {"seg_len": seg_len, "mem_len": mem_len}
-    expected = by_the_model(model, tokens, **lengths)
-    assert_close(decode(model, tokens, **lengths), expected)
+@pytest.mark.parametrize("way", [None, tape.call_again, tape.capture], ids=["eager", "called again", "captured"])
+@pytest.mark.parametrize(("model", "memory_start", "reading"), sampled(7, MODELS, ["empty", "zeros"], READINGS))
+def test_the_decoder_equals_the_model_with_memory(model, memory_start, reading, way):
+    with registered_slopes():
+        made, tokens = small_model(memory_start=memory_start, **MODELS[model]), draw_tokens(B, T)
+        options = READINGS[reading]
+        assert_close(decode(made, tokens, **options, capture_graph=way), by_the_model(made, tokens, **options))
 
 
-@pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
-@pytest.mark.parametrize("max_distance", [1, 9])
+@pytest.mark.parametrize("same_length", ["off", "m"])
 @pytest.mark.parametrize("seg_len", [1, L])
-def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_length, max_distance, seg_len):
-    model, tokens = small_model(), draw_tokens(B, 131)
-    options = {"seg_len": seg_len, "mem_len": 47, "same_length": same_length, "max_distance": max_distance}
-    decoder, without_limit = (
-        make_decoder(model, batch_size=B, **options | limit) for limit in ({}, {"max_distance": None})
-    )
-    expected = by_the_model(model, tokens, **options)
-    assert_close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected)
-    decode(model, tokens, seg_len=seg_len, decoder=without_limit)  # both memories are full now
+def test_distances_that_are_shared_are_scored_once(same_length, seg_len):
+    model, tokens, max_distance = small_model(), draw_tokens(B, 4 * L), 3
+    options = {"batch_size": B, "seg_len": seg_len, "mem_len": M, "same_length": same_length}
+    decoder, without_limit = (make_decoder(model, **options, max_distance=limit) for limit in (max_distance, None))
+    for reader in (decoder, without_limit):
+        decode(model, tokens, seg_len=seg_len, decoder=reader)  # the memory is full now
     saved = flops_of_read(without_limit, tokens[:, :seg_len]) - flops_of_read(decoder, tokens[:, :seg_len])
     sizes = model.settings
     per_distance = 2 * B * seg_len * sizes.n_layers * sizes.n_heads * sizes.d_head
@@ -115,9 +125,8 @@ def test_reset_forgets_everything(norm, memory_start):
     assert_close(decode(model, tokens, seg_len=L, decoder=decoder), first, atol=1e-12)
 
 
-@pytest.mark.parametrize("same_length", ["off", "m"])
-@pytest.mark.parametrize(("layers", "norm"), [(1, "post"), (2, "pre"), (3, "post")])
-@pytest.mark.parametrize("length", [1, 4, 5, 21, 35])
+@pytest.mark.parametrize(("layers", "norm", "same_length"), [(1, "post", "m"), (2, "pre", "off"), (3, "post", "off")])
+@pytest.mark.parametrize("length", [1, 4, 5, 21])
 def test_reading_only_the_last_position_equals_reading_everything(length, layers, norm, same_length):
     # The deepest model begins with zeros.
     memory_start = "zeros" if layers == 3 else "empty"
