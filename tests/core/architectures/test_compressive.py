@@ -13,7 +13,6 @@ from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.losses import Objective
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.reading.windows import WindowReader
 
 B, L, M, C, T = 2, 6, 7, 5, 53
 RATE = 3
@@ -169,28 +168,13 @@ def test_the_reader_equals_the_model(lengths, memory_start, position, layers, co
     torch.testing.assert_close(last, expected[:, -3:], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("lengths", [(1,), (3, 1, 1, 6, 1, 5, 6), (2, 6, 17)])
-@pytest.mark.parametrize("position", ["relative", "rotary"])
-def test_by_tokens_a_segment_ends_after_l_tokens(position, lengths):
-    model, tokens = compressive(position), draw_tokens(B, T)
-    expected, _ = read_segments(model, tokens, cut(T, L), mem_len=M, max_distance=9)
-    reader = make_reader(model, evaluation(max_distance=9), by_tokens=True)
-    for _ in range(2):
-        torch.testing.assert_close(decoded(model, tokens, reader, lengths), expected, rtol=0, atol=1e-10)
-        reader.reset()
-
-
 @torch.no_grad()
-def test_a_window_is_one_segment():
-    model, tokens = compressive(memory_start="zeros"), draw_tokens(1, 300)
-    empty = compressive()
-    whole, _ = read_segments(empty, tokens, [300], mem_len=0)
-    settings = EvalSettings(seg_len=300, mem_len=0, batch_size=1)
-    reader = make_reader(model, settings)  # read in parts
+def test_a_window_is_one_segment_that_is_read_in_parts():
+    tokens = draw_tokens(1, 300)
+    whole, _ = read_segments(compressive(), tokens, [300], mem_len=0)
+    model = compressive(memory_start="zeros")
+    reader = make_reader(model, EvalSettings(seg_len=300, mem_len=0, batch_size=1))
     torch.testing.assert_close(model.log_probs(reader.read_last(tokens, count=3)), whole[:, -3:], rtol=0, atol=1e-10)
-    growing = WindowReader(model, settings)
-    given = decoded(model, tokens[:, :9], growing, [1, 4, 1, 3])
-    torch.testing.assert_close(given, whole[:, :9], rtol=0, atol=1e-10)
 
 
 def test_a_memory_is_full_when_positions_and_slots_are():

@@ -13,7 +13,7 @@ from txlcli.core.architectures.registry import make_model
 from txlcli.core.measures.compression import Predictor, SymbolDecoder, SymbolEncoder, code_text
 from txlcli.core.reading.scoring import Lanes, Stream, score
 
-VOCAB, COUNT = 37, 503
+VOCAB, COUNT = 37, 251
 SETTINGS = EvalSettings(seg_len=7, mem_len=11, batch_size=3, same_length="off", max_distance=13)
 LANES = Lanes.of(COUNT, SETTINGS)
 
@@ -49,12 +49,8 @@ MEMORY_TOKENS = {"arch": "rmt", "segment_len": 3, "n_memory_tokens": 2}
     ("position", "model_settings", "eval_settings"),
     [
         ("relative", {}, {"mem_len": 0}),
-        ("relative", {}, {"mem_len": 11}),
-        ("relative", {}, {"mem_len": 0, "same_length": "m"}),
         ("relative", {}, {"mem_len": 11, "same_length": "m"}),
-        ("sinusoid", {}, {"mem_len": 0, "max_distance": None}),
         ("sinusoid", {}, {"mem_len": 11, "max_distance": None}),
-        ("rotary", {}, {"mem_len": 0, "max_distance": None}),
         ("rotary", {}, {"mem_len": 11, "max_distance": None}),
         ("relative", COMPRESSIVE, {"mem_len": 3}),
         ("relative", COMPRESSIVE, {"mem_len": 11, "compressed_len": 4}),

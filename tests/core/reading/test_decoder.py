@@ -12,7 +12,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.decoder import MAX_PHASES, BufferRange, SlidingBuffer
 from txlcli.core.reading.registry import make_reader
 
-B, L, M, T = 2, 5, 7, 53
+B, L, M, T = 2, 5, 7, 37
 
 
 @torch.no_grad()
@@ -37,6 +37,7 @@ def by_the_model(model, tokens, *, seg_len, mem_len, same_length="off", max_dist
 
 
 MODELS = POSITIONS | {
+    "learned": {"position": "learned", "n_positions": 11},  # of the longest segment
     "slopes": {"position": "slopes"},  # registered from outside the package
     "pre": {"norm": "pre", "tie_biases": False},
     "shaw, pre": {"norm": "pre", "position": "shaw", "n_positions": 9},
@@ -63,13 +64,17 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize("way", [None, tape.call_again, tape.capture], ids=["eager", "called again", "captured"])
-@pytest.mark.parametrize(("model", "memory_start", "reading"), sampled(7, MODELS, ["empty", "zeros"], READINGS))
+WAYS = {"eager": None, "called again": tape.call_again, "captured": tape.capture}
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_start", "reading", "way"), sampled(7, MODELS, ["empty", "zeros"], READINGS, WAYS)
+)
 def test_the_decoder_equals_the_model_with_memory(model, memory_start, reading, way):
     with registered_slopes():
         made, tokens = small_model(memory_start=memory_start, **MODELS[model]), draw_tokens(B, T)
         options = READINGS[reading]
-        assert_close(decode(made, tokens, **options, capture_graph=way), by_the_model(made, tokens, **options))
+        assert_close(decode(made, tokens, **options, capture_graph=WAYS[way]), by_the_model(made, tokens, **options))
 
 
 @pytest.mark.parametrize("same_length", ["off", "m"])
