@@ -138,9 +138,9 @@ class ArchitectureCheck(Rules):
             reader = make_reader(model, self.evaluation(), by_tokens=True)
             self.require_equal(read_parts(reader, tokens, lengths), expected, rule)
         text = tokens[:1]
-        one = reader_of_one_text(model, self.evaluation())
-        if one.by_tokens or self.settings.recurrent_state:  # else each token sees M tokens, whatever a segment is
-            self.require_equal(read_parts(one, text, [1]), expected[:1], rule)
+        reader = reader_of_one_text(model, self.evaluation())
+        if reader.by_tokens or self.settings.recurrent_state:  # else each token sees M tokens, whatever a segment is
+            self.require_equal(read_parts(reader, text, [1]), expected[:1], rule)
 
     def check_windows(self) -> None:
         """Check that a window is read from an empty memory, at once and token by token."""
@@ -293,7 +293,8 @@ class ArchitectureCheck(Rules):
             warmup_steps=0,
             seg_len_jitter=seg_len_jitter,
         )
-        ids = draw_tokens(1, LANES * (STEPS + 2) * settings.padded_segment + 1)[0].numpy().astype(np.int64)
+        count = LANES * (STEPS + 2) * settings.padded_segment + 1
+        ids = draw_tokens(1, count)[0].numpy().astype(np.int64)
         if model is None:
             model = new_model(self.settings, V, seed=settings.seed, device=torch.device("cpu")).to(dtype)
         segments = TrainingSegments(ids, settings)
@@ -330,27 +331,43 @@ class ArchitectureCheck(Rules):
         self.require_equal(torch.cat(parts, dim=1), expected, rule, atol=1e-3)
 
     def check_operations(self) -> None:
-        """Check the count of operations against PyTorch's count."""
-        counted, formula, margin = self.operations()
-        rule = "the count of operations (`products`) equals that of PyTorch"
-        share = counted / formula
-        self.require(0.95 <= share <= 1 + margin, rule, f"{formula:,.0f} per token by formula, {counted:,.0f} counted")
-
-    def operations(self) -> tuple[float, float, float]:
-        """Return the operations per token as PyTorch counts them and by formula, and the share that may be more."""
-        model = self.model()  # in float64, PyTorch counts the products of an LSTM
-        if isinstance(model, TransformerXL):
-            model = model.on(attention="reference")
+        """Check the count of operations per token against PyTorch's count."""
         if self.settings.recurrent_state and not self.settings.has_attention:
             # The first state has no gradient, so that forward passes are compared.
-            settings = self.evaluation()
-            tokens = draw_tokens(B, L)
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                hidden, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
-                model.losses(hidden, tokens)
-            return counter.get_total_flops() / tokens.numel(), self.evaluation_flops(settings), 0.05
-        # A query of a longer segment is multiplied by keys that it does not see, which the formula leaves out.
-        seg_len = L if self.settings.fixed_segments else 1
+            formula = evaluation_flops_per_token(self.settings, V, self.evaluation())
+            self.require_operations(self.counted_reading(), formula, 1.05)
+            return
+        seg_len = 1
+        largest = 1.05
+        if self.settings.fixed_segments:
+            # A query of a longer segment is multiplied by keys that it does not see, which the formula leaves out.
+            seg_len = L
+            largest = 1.2
+        train = TrainSettings(seg_len=seg_len, mem_len=self.mem_len, batch_size=B, max_steps=1)
+        formula = step_flops_per_token(self.settings, V, train)
+        self.require_operations(self.counted_training(seg_len), formula, largest)
+
+    def require_operations(self, counted: float, formula: float, largest: float) -> None:
+        """Raise a ContractError unless the count is a share of the formula between 0.95 and `largest`."""
+        rule = "the count of operations (`products`) equals that of PyTorch"
+        found = f"{formula:,.0f} per token by formula, {counted:,.0f} counted"
+        self.require(0.95 <= counted / formula <= largest, rule, found)
+
+    @torch.no_grad()
+    def counted_reading(self) -> float:
+        """Return PyTorch's count of the operations per token of reading and scoring a segment."""
+        model = self.model()  # in float64, PyTorch counts the products of an LSTM
+        tokens = draw_tokens(B, L)
+        with FlopCounterMode(display=False) as counter:
+            hidden, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
+            model.losses(hidden, tokens)
+        return counter.get_total_flops() / tokens.numel()
+
+    def counted_training(self, seg_len: int) -> float:
+        """Return PyTorch's count of the operations per token of training on segments with a full memory."""
+        model = self.model()
+        if isinstance(model, TransformerXL):
+            model = model.on(attention="reference")
         model.train()
         memory = model.full_memory(B, self.mem_len)
         tokens = draw_tokens(B, 4 * seg_len)
@@ -358,10 +375,4 @@ class ArchitectureCheck(Rules):
             for segment in tokens.split(seg_len, dim=1):
                 objective, _, memory = model.objective(segment, segment, memory, Objective(mem_len=self.mem_len))
                 objective.backward()
-        train = TrainSettings(seg_len=seg_len, mem_len=self.mem_len, batch_size=B, max_steps=1)
-        formula = step_flops_per_token(self.settings, V, train)
-        return counter.get_total_flops() / tokens.numel(), formula, 0.05 if seg_len == 1 else 0.2
-
-    def evaluation_flops(self, settings: EvalSettings) -> float:
-        """Return the operations of one token by formula."""
-        return evaluation_flops_per_token(self.settings, V, settings)
+        return counter.get_total_flops() / tokens.numel()

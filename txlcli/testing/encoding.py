@@ -70,14 +70,14 @@ class EncodingCheck(ArchitectureCheck):
     def check_limit(self, unlimited: list[ScoreTerms], max_distance: int) -> None:
         """Check that distances beyond `max_distance` share one term, as `limits_distance` declares."""
         rule = "with limits_distance, distances beyond max_distance share one term, and the others do not change"
-        for own, added in zip(self.score_terms(L + M, max_distance), unlimited, strict=True):
-            biases = (own.distance_bias, added.distance_bias)
-            keys = (own.position_key, added.position_key)
-            for limited, other in (biases, keys):
-                self.require_equal_terms(limited, other, max_distance + 1, rule)
+        near = max_distance + 1  # distances that are not shared
+        for terms, other in zip(self.score_terms(L + M, max_distance), unlimited, strict=True):
+            self.require_equal_terms(terms.distance_bias, other.distance_bias, near, rule)
+            self.require_equal_terms(terms.position_key, other.position_key, near, rule)
+            for limited in (terms.distance_bias, terms.position_key):
                 if limited is not None:
-                    beyond = limited[:, : -max_distance - 1]
-                    shared = limited[:, -max_distance - 1 :][:, :1]
+                    beyond = limited[:, :-near]
+                    shared = limited[:, -near:][:, :1]
                     self.require_equal(beyond, shared.expand_as(beyond), rule)
 
     @torch.no_grad()

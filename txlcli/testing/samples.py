@@ -42,13 +42,13 @@ def small_settings(name: str, given: dict[str, object]) -> ModelSettings:
         if key.endswith("dropout") and value:
             raise UsageError(f"{key} must be 0: the checks compare what a model computes twice")
     cls = MODELS[name]
-    values: dict[str, object] = {}
+    values: dict[str, object] = {"arch": name, "dropout": 0.0}
     for field in dataclasses.fields(cls):
         is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if field.name in SMALL and (is_required or field.name in ("compression_rate", "n_memory_tokens")):
+        is_too_large = field.name in ("compression_rate", "n_memory_tokens")
+        if field.name in SMALL and (is_required or is_too_large):
             values[field.name] = SMALL[field.name]
-    # Without dropout, so that the same text gives the same numbers.
-    return cls(**{"arch": name, "dropout": 0.0, **values, **given})  # type: ignore[arg-type]
+    return cls(**{**values, **given})  # type: ignore[arg-type]
 
 
 def draw_tokens(lanes: int, count: int) -> Tensor:
@@ -58,7 +58,8 @@ def draw_tokens(lanes: int, count: int) -> Tensor:
 
 def read_parts(reader: Reader, tokens: Tensor, lengths: list[int]) -> Tensor:
     """Return the last hidden states (B, T, d) of tokens read in parts of these lengths, over and over."""
-    return torch.cat([reader.read(part) for part in parts_of(tokens, lengths)], dim=1)
+    parts = [reader.read(part) for part in parts_of(tokens, lengths)]
+    return torch.cat(parts, dim=1)
 
 
 def parts_of(tokens: Tensor, lengths: list[int]) -> Iterator[Tensor]:

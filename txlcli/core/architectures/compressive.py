@@ -46,7 +46,9 @@ class Compression(nn.Module):
         if self.convolution is not None:
             compressed: Tensor = self.convolution(groups.flatten(2))
             return compressed.to(leaving.dtype)
-        return groups.mean(dim=2) if self.method == "mean" else groups.amax(dim=2)
+        if self.method == "mean":
+            return groups.mean(dim=2)
+        return groups.amax(dim=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +169,8 @@ class CompressiveTransformer(TransformerXL):
 
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
         slots = memory[len(self.layers)].shape[1]
-        return super().memory_is_full(memory, mem_len) and (not mem_len or slots >= self.settings.compressed_len)
+        slots_are_full = mem_len == 0 or slots >= self.settings.compressed_len
+        return slots_are_full and super().memory_is_full(memory, mem_len)
 
     def memory_keeps_length(self, seg_len: int) -> bool:
         return seg_len % self.settings.compression_rate == 0
@@ -179,15 +182,11 @@ class CompressiveTransformer(TransformerXL):
         kept = 0
         if mem_len:
             kept = compressed_len or self.settings.compressed_len
-        return [
-            AgingMemory(
-                positions=positions,
-                slots=slots[:, max(0, slots.shape[1] - kept) :],
-                mem_len=mem_len,
-                compressed_len=kept,
-            )
-            for positions, slots in zip(memory[:n_layers], memory[n_layers:], strict=True)
-        ]
+        pasts = []
+        for positions, slots in zip(memory[:n_layers], memory[n_layers:], strict=True):
+            newest = slots[:, max(0, slots.shape[1] - kept) :]
+            pasts.append(AgingMemory(positions=positions, slots=newest, mem_len=mem_len, compressed_len=kept))
+        return pasts
 
     def remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
         """Return the positions of all layers, then the slots of all layers."""
@@ -195,13 +194,15 @@ class CompressiveTransformer(TransformerXL):
         slots = []
         for past, output in zip(pasts, outputs, strict=True):
             assert isinstance(past, AgingMemory)
-            made = output.kept[:, :0] if output.slots is None else output.slots
+            new_slots = output.slots
+            if new_slots is None:
+                new_slots = output.kept[:, :0]
             length = 0
             if goal.mem_len:
-                compressed = made.shape[1] * self.settings.compression_rate
+                compressed = new_slots.shape[1] * self.settings.compression_rate
                 length = past.positions.shape[1] + output.kept.shape[1] - compressed
             positions.append(update_memory(past.positions, output.kept, mem_len=length))
-            slots.append(update_memory(past.slots, made, mem_len=past.compressed_len))
+            slots.append(update_memory(past.slots, new_slots, mem_len=past.compressed_len))
         return positions + slots
 
 
@@ -231,10 +232,12 @@ class CompressiveProducts(TransformerProducts):
         if not (train.mem_len and self._compression):
             return layers
         rate = self.model.compression_rate
-        # Query, key, value; and those of the slots, there and back.
+        # Query, key and value forward; key and value of the slots forward and backward.
         projections = 3 * self.projection + 2 * 2 * self.projection / rate
+        # A query takes two products for each position, and for each slot three more in the backward pass.
         attention = (2 + 5 / rate) * train.seg_len * self.width
-        return layers + self.model.n_layers * (2 * self._compression + projections + attention)
+        reconstruction = 2 * self._compression + projections + attention
+        return layers + self.model.n_layers * reconstruction
 
 
 register_architecture(

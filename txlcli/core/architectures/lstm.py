@@ -55,7 +55,7 @@ class LstmModel(RecurrentModel):
 class LstmProducts(MatrixProducts):
     """Layers that multiply each input and each state by four gates."""
 
-    def kernel_numbers(self) -> int:
+    def kernel_elements(self) -> int:
         # oneDNN keeps four gates, the cell and the output of each unit.
         return 6 * sum(self.model.widths)
 

@@ -23,7 +23,7 @@ class LayerProducts(ABC):
         self._shapes = shapes
 
     def matrices(self, part: str = "layers.") -> int:
-        """Count the numbers in the matrices with a part in their names, without biases and gains."""
+        """Count the elements of the matrices with a part in their names, without biases and gains."""
         return sum(shape.numel() for name, shape in self._shapes.items() if part in name and len(shape) > 1)
 
     @abstractmethod
@@ -42,8 +42,8 @@ class LayerProducts(ABC):
         """Return the products per token of classifiers that exist in training only, forward: none by default."""
         return 0.0
 
-    def kernel_numbers(self) -> int:
-        """Return how many numbers per token a CPU's kernels keep for the backward pass without telling autograd."""
+    def kernel_elements(self) -> int:
+        """Count the elements per token that a CPU's kernels keep for the backward pass without telling autograd."""
         return 0
 
 

@@ -33,19 +33,22 @@ class Qrnn(RecurrentLayer):
         before, past = state
         length = hidden.shape[1]
         extended = torch.cat([past, hidden], dim=1)  # (B, window - 1 + L, inputs)
-        windows = torch.cat([extended[:, first : first + length] for first in range(self.window)], dim=2)
+        shifted = [extended[:, first : first + length] for first in range(self.window)]
+        windows = torch.cat(shifted, dim=2)  # (B, L, window * inputs)
         # The sums over time start here: never in 16 bits, whatever the dtype of the product.
         candidate, forget, output = self.gates(windows).to(before.dtype).chunk(3, dim=2)
         forget = forget.sigmoid()
-        sums = gated_sum(forget, (1 - forget) * candidate.tanh(), before)
-        return output.sigmoid() * sums, (sums[:, -1], extended[:, length:])
+        cell = gated_sum(forget, (1 - forget) * candidate.tanh(), before)  # c, (B, L, W)
+        return output.sigmoid() * cell, (cell[:, -1], extended[:, length:])
 
 
 class QrnnModel(RecurrentModel):
     """Layers of gated sums, of which the first reads several inputs per position."""
 
     def make_layer(self, number: int, *, inputs: int, width: int) -> Qrnn:
-        return Qrnn(inputs=inputs, width=width, window=1 if number else self.settings.first_window)
+        if number == 0:
+            return Qrnn(inputs=inputs, width=width, window=self.settings.first_window)
+        return Qrnn(inputs=inputs, width=width, window=1)
 
 
 register_architecture("qrnn", settings=QrnnSettings, model=QrnnModel, products=MatrixProducts, reader="states")

@@ -41,7 +41,8 @@ def read_between_resets(
     if since_reset is None:
         return read(hidden, state)
     begins = since_reset == 0  # (B, L)
-    cuts = [0, *begins[:, 1:].any(0).nonzero().add(1).flatten().tolist(), hidden.shape[1]]
+    resets = begins[:, 1:].any(dim=0).nonzero().flatten() + 1  # positions at which any lane begins anew
+    cuts = [0, *resets.tolist(), hidden.shape[1]]
     parts = []
     for first, end in itertools.pairwise(cuts):
         lanes = begins[:, first]
@@ -53,7 +54,8 @@ def read_between_resets(
 
 def _zeroed(tensor: Tensor, lanes: Tensor) -> Tensor:
     """Return a tensor (B, ...) with zeros in some lanes (B,)."""
-    return tensor.masked_fill(lanes.view(-1, *[1] * (tensor.dim() - 1)), 0.0)
+    shape = (len(lanes),) + (1,) * (tensor.dim() - 1)
+    return tensor.masked_fill(lanes.view(shape), 0.0)
 
 
 class RecurrentModel(LanguageModel):
@@ -94,7 +96,10 @@ class RecurrentModel(LanguageModel):
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         like = self.embedding.tables[0]
-        return [like.new_zeros(batch_size, *shape) for layer in self.layers for shape in layer.state_shapes]
+        memory: Memory = []
+        for layer in self.layers:
+            memory += [like.new_zeros(batch_size, *shape) for shape in layer.state_shapes]
+        return memory
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         _, hidden, memory = self._read_undropped(tokens, memory, Objective(mem_len=mem_len))

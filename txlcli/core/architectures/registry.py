@@ -57,7 +57,7 @@ def register_architecture(
         settings: class of the [model] section; each field has a description below it.
         model: made from these settings and the vocabulary size.
         products: formulas of its operations, for `--dry-run` and `txl speed`. `MatrixProducts` counts one product for
-            each number in the matrices of `layers`, and `transformer.TransformerProducts` attention, too.
+            each element of the matrices of `layers`, and `transformer.TransformerProducts` attention, too.
         reader: "states" carries the memory that the model returns, and works with every model. "keys" keeps the
             projected keys and values of the last M positions; it is for subclasses of TransformerXL that have its
             memory. Or a class of readers.

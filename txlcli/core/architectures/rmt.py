@@ -20,6 +20,7 @@ from txlcli.core.architectures.registry import register_architecture
 from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.layer import HiddenMemory, rotated
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 
 
@@ -32,7 +33,6 @@ class RecurrentMemoryTransformer(TransformerXL):
 
     settings: RmtSettings
     supports_reset = False
-    objective = LanguageModel.objective  # segments are read one after another
 
     def __init__(self, settings: RmtSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
@@ -63,21 +63,28 @@ class RecurrentMemoryTransformer(TransformerXL):
 
         The memory has no gradient. M is 0: the state is all the memory.
         """
-        before = memory[1].shape[1]
+        last_state, unfinished = memory
+        state = last_state
+        if not state.shape[1]:
+            state = self.first_state.expand(len(tokens), -1, -1)
+        segment_len = self.settings.segment_len
+        present = torch.cat([unfinished, tokens], dim=1)  # (B, x + T)
         outputs = []
-        state = memory[0] if memory[0].shape[1] else self.first_state.expand(len(tokens), -1, -1)
-        new_state = memory[0]
-        present = torch.cat([memory[1], tokens], dim=1)
-        for segment in present.split(self.settings.segment_len, dim=1):
+        for segment in present.split(segment_len, dim=1):
             hidden, written = self._read_segment(segment, state)
             outputs.append(hidden)
-            if segment.shape[1] == self.settings.segment_len:
-                state = new_state = written
-        left = present.shape[1] % self.settings.segment_len
-        return torch.cat(outputs, dim=1)[:, before:], [
-            new_state.detach(),
-            present[:, present.shape[1] - left :].clone(),
-        ]
+            if segment.shape[1] == segment_len:
+                state = written
+                last_state = written
+        hidden = torch.cat(outputs, dim=1)[:, unfinished.shape[1] :]  # (B, T, d)
+        complete = present.shape[1] // segment_len * segment_len
+        return hidden, [last_state.detach(), present[:, complete:].clone()]
+
+    def objective(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """See `LanguageModel.objective`, not that of TransformerXL: segments are read one after another."""
+        return LanguageModel.objective(self, tokens, targets, memory, goal)
 
     def read_part(  # type: ignore[override]
         self, tokens: Tensor, memory: Memory, before: Memory, *, mem_len: int, ends: bool, **limits: int
@@ -92,10 +99,11 @@ class RecurrentMemoryTransformer(TransformerXL):
         positions = torch.arange(rows, device=tokens.device)
         embedded = self.embed(tokens, positions[count : rows - count])
         state = state.to(embedded.dtype)
+        hidden = torch.cat([state, embedded, state], dim=1)  # (B, n + x + n, d)
         terms = rotated(self.score_terms(rows, max_distance=None), self.encoding.rotation(positions))
-        nothing = [HiddenMemory(positions=embedded[:, :0].detach())] * len(self.layers)
-        hidden = torch.cat([state, embedded, state], dim=1)
-        hidden = last_output(self.run_layers(hidden, nothing, terms, positions))
+        empty = HiddenMemory(positions=embedded[:, :0].detach())
+        outputs = self.run_layers(hidden, [empty] * len(self.layers), terms, positions)
+        hidden = last_output(outputs)
         return self.final_hidden(hidden[:, count : rows - count]), self.final_norm(hidden[:, rows - count :])
 
 

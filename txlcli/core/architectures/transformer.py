@@ -36,27 +36,31 @@ class TransformerProducts(LayerProducts):
 
     @property
     def matrices_per_layer(self) -> int:
-        """Numbers in the matrices by which a layer multiplies each token."""
+        """Elements of the matrices by which a layer multiplies each token."""
         return self.matrices() // self.model.n_layers
 
     def _layer(self, keys: float, max_distance: int | None = None) -> float:
         """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""
-        attention = 2 * keys
+        products = 2 * keys  # of the query with keys, and of probabilities with values
         if "b" in self.model.encoding.score_terms:
-            scored = keys if max_distance is None else min(keys, max_distance + 1)
-            attention += scored
-        return self.matrices_per_layer + attention * self.width
+            distances = keys
+            if max_distance is not None:
+                distances = min(keys, max_distance + 1)
+            products += distances
+        return self.matrices_per_layer + products * self.width
 
     def decoding(self, settings: EvalSettings) -> float:
         return self.model.n_layers * self._layer(keys_seen(self.model, settings), settings.max_distance)
 
     def window(self, settings: EvalSettings) -> float:
-        # Of the last layer only the last position is computed, from the keys of all.
+        # Of the last layer only the last position is computed, from the keys and values of all.
         window = settings.seg_len
-        below = self._layer(self.model.mean_keys(seg_len=window, mem_len=0), settings.max_distance)
-        last = self._layer(min(window, self.model.window or window), settings.max_distance)
-        keys_before = 2 * (window - 1) * self.projection
-        return (self.model.n_layers - 1) * window * below + last + keys_before
+        mean_keys = self.model.mean_keys(seg_len=window, mem_len=0)
+        lower_layers = (self.model.n_layers - 1) * window * self._layer(mean_keys, settings.max_distance)
+        last_keys = min(window, self.model.window or window)
+        last_position = self._layer(last_keys, settings.max_distance)
+        keys_and_values = 2 * (window - 1) * self.projection
+        return lower_layers + last_position + keys_and_values
 
     def training(self, train: TrainSettings) -> float:
         # The backward pass takes twice the forward, but distances and memory need no gradient (the layer norm of the
@@ -64,17 +68,17 @@ class TransformerProducts(LayerProducts):
         # the weights change; distances are projected once for the whole batch.
         model = self.model
         seg_len = train.read_len
-        before = model.memory_keys(train.mem_len)
-        mem_len = model.visible_memory(before)
+        memory_keys = model.memory_keys(train.mem_len)
+        mem_len = model.visible_memory(memory_keys)
+        segment = 3 * self._layer(model.mean_keys(seg_len=seg_len, mem_len=memory_keys))
         memory_passes = 2 if model.norm == "post" else 3
         memory = memory_passes * (2 * mem_len * self.projection) / seg_len
-        distances = 0
+        distances = 0.0
         if model.encoding.projects_distances:
-            scored = min(mem_len + seg_len, model.window or mem_len + seg_len)  # distances
-            distances = scored * self.projection
-        keys = model.mean_keys(seg_len=seg_len, mem_len=before)
-        layer = 3 * self._layer(keys) + memory + 2 * distances / (seg_len * train.batch_size)
-        return model.n_layers * layer
+            key_len = mem_len + seg_len
+            count = min(key_len, model.window or key_len)
+            distances = 2 * count * self.projection / (seg_len * train.batch_size)
+        return model.n_layers * (segment + memory + distances)
 
     def auxiliary(self, vocab_size: int) -> float:
         # Layer l of N predicts two tokens for l / 2N of the training run; the last layer the second one throughout.

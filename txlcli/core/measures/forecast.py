@@ -240,7 +240,7 @@ class _Step:
         if self.on_gpu:
             return 0
         tokens = self.train.batch_size * self.train.padded_segment
-        return tokens * products_of(self.model).kernel_numbers() * DTYPES[self.train.precision].itemsize
+        return tokens * products_of(self.model).kernel_elements() * DTYPES[self.train.precision].itemsize
 
 
 def _saved_bytes(step: _Step) -> int:
