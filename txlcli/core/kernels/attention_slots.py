@@ -22,12 +22,13 @@ class SlotAttention:
     """`core.model.attention.attend` for one query per sequence, against all slots of a buffer, without gradients.
 
     Args:
-        distance: (C,) distance of each slot from the query, negative where no key stands yet.
+        distance: (C,) distance of each slot from the query, negative where there is no key yet.
         reach: (1,) slots at this distance or more are not seen.
     """
 
     def __init__(self, distance: Tensor, reach: Tensor) -> None:
-        self._distance, self._reach = distance, reach
+        self._distance = distance
+        self._reach = reach
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
         """Return (B, H, 1, D); the number of distances is that of the constructor, and nothing is dropped."""
@@ -35,16 +36,16 @@ class SlotAttention:
         if runs_triton(query.device, query.dtype, width):
             return self._by_triton(query, key, value, terms)
         with torch.autocast(key.device.type, enabled=False):
-            content, position = scaled_queries(
-                query.transpose(1, 2), terms.content_bias, terms.position_bias, width**-0.5, width
-            )
-            scores = content.transpose(1, 2) @ key[..., :width].mT  # (B, H, 1, C)
+            rows = query.transpose(1, 2)  # (B, 1, H, D)
+            content, position = scaled_queries(rows, terms.content_bias, terms.position_bias, width**-0.5, width)
+            score = content.transpose(1, 2) @ key[..., :width].mT  # (a) + (c): (B, H, 1, C)
             if terms.position_key is not None:
-                by_distance = position.transpose(1, 2) @ terms.position_key.to(query.dtype).mT  # (B, H, 1, m)
-                scores = scores + self._by_slot(by_distance)
+                position_key = terms.position_key.to(query.dtype)
+                by_distance = position.transpose(1, 2) @ position_key.mT  # (b) + (d): (B, H, 1, m)
+                score = score + self._by_slot(by_distance)
             if terms.distance_bias is not None:
-                scores = scores + self._by_slot(terms.distance_bias[:, None].to(query.dtype))
-            probability = scores.masked_fill(self._unseen, -math.inf).softmax(dim=-1)
+                score = score + self._by_slot(terms.distance_bias[:, None].to(query.dtype))
+            probability = score.masked_fill(self._unseen, -math.inf).softmax(dim=-1)
             return probability @ value[..., :width]
 
     def _by_triton(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> Tensor:
@@ -75,7 +76,8 @@ class SlotAttention:
     def _by_slot(self, by_distance: Tensor) -> Tensor:
         """Return the scores (..., C) of all slots from those of m distances, (..., m), of which the first is last."""
         last = by_distance.shape[-1] - 1
-        return by_distance.index_select(-1, (last - self._distance).clamp(0, last))
+        column = (last - self._distance).clamp(0, last)  # (C,)
+        return by_distance.index_select(-1, column)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

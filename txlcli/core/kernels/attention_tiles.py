@@ -67,8 +67,10 @@ class ScoreTile(NamedTuple):
         """Return the tile's queries (b * H, l, D) of (B, H, L, D), with a bias (H, 1, D) added."""
         if bias is None:
             return _dense(self.select_queries(query))
-        selected = query[self.sequences, :, self.queries]
-        return torch.add(selected, bias, out=query.new_empty(selected.shape)).flatten(0, 1)
+        selected = query[self.sequences, :, self.queries]  # (b, H, l, D)
+        biased = query.new_empty(selected.shape)  # contiguous, which the result of `+` need not be
+        torch.add(selected, bias, out=biased)
+        return biased.flatten(0, 1)
 
     def select_keys(self, tensor: Tensor) -> Tensor:
         """Return the tile's part of (B, H, K, D) as (b * H, k, D)."""
@@ -102,16 +104,17 @@ class Tiling(NamedTuple):
             sequences = _largest_divisor(batch_size, fitting_sequences)
             fitting_queries = max(buffers.cache_bytes // row_bytes, buffers.min_queries)
             queries = math.ceil(seg_len / max(1, seg_len // fitting_queries))
-        return cls(sequences, queries, ScoreShape(sequences * heads, queries, key_len, inputs.reach))
+        scores = ScoreShape(sequences * heads, queries, key_len, inputs.reach)
+        return cls(sequences, queries, scores)
 
     def tiles(self, inputs: AttentionInputs) -> Iterator[ScoreTile]:
         """Yield the tiles of one sequence after the other, the last block of queries first: it sees all of the keys."""
         batch_size, _, seg_len, _ = inputs.query.shape
-        others = inputs.key.shape[2] - seg_len  # keys that are not of the queries
+        mem_len = inputs.key.shape[2] - seg_len
         for first in range(0, batch_size, self.sequences):
             for end in range(seg_len, 0, -self.queries):
                 queries = slice(max(0, end - self.queries), end)
-                yield ScoreTile(slice(first, first + self.sequences), queries, others + end)
+                yield ScoreTile(slice(first, first + self.sequences), queries, keys=mem_len + end)
 
 
 def _largest_divisor(number: int, limit: int) -> int:
@@ -126,7 +129,9 @@ def _dense(rows: Tensor) -> Tensor:
 
     In 16 bits on a CPU the product copies rows with gaps itself, slowly if they are transposed.
     """
-    return rows.contiguous() if rows.device.type == "cpu" and rows.dtype in HALF_DTYPES else rows
+    if rows.device.type == "cpu" and rows.dtype in HALF_DTYPES:
+        return rows.contiguous()
+    return rows
 
 
 def _repeat_for_sequences(by_distance: Tensor, sequences: int) -> Tensor:
@@ -170,10 +175,14 @@ class _Probabilities:
             self._out = query.new_empty(shape.numel())
         out = self._out[: shape.numel()].view(shape)
         if inputs.position_key is not None:
-            bias = None if self._bias is None else self._bias[:, :, -tile.keys :]
-            positioned = tile.select_biased_queries(inputs.query, inputs.position_bias)
-            buffer.multiply(positioned, _dense(self._position_key[:, -tile.keys :]), bias, scratch=out)
-        torch.baddbmm(buffer.by_key, query, _dense(tile.select_keys(inputs.key)).mT, out=out)
+            position_query = tile.select_biased_queries(inputs.query, inputs.position_bias)
+            position_key = _dense(self._position_key[:, -tile.keys :])
+            bias = self._bias
+            if bias is not None:
+                bias = bias[:, :, -tile.keys :]
+            buffer.multiply(position_query, position_key, bias, scratch=out)
+        key = _dense(tile.select_keys(inputs.key))
+        torch.baddbmm(buffer.by_key, query, key.mT, out=out)
         if inputs.unseen is not None:
             unseen = inputs.unseen[tile.sequences, :, tile.queries, : tile.keys]  # (b, 1, l, k)
             out.unflatten(0, (len(unseen), -1)).masked_fill_(unseen, -math.inf)
@@ -190,7 +199,9 @@ def _attend(
     """Return the output (B, H, L, D), each tile's probabilities (b*H, l, k) if `save`, and the dropout mask."""
     tiling = Tiling.of(inputs, buffers)
     probabilities = _Probabilities(inputs, tiling, buffers)
-    mask = keep_mask(_score_shape(inputs), dropout, inputs.key.device) if dropout else None
+    mask: Tensor | None = None
+    if dropout:
+        mask = keep_mask(_score_shape(inputs), dropout, inputs.key.device)
     out = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
     saved: list[Tensor] = []
     for tile in tiling.tiles(inputs):
@@ -220,7 +231,9 @@ class _Attention(torch.autograd.Function):
         ctx.tiled = tiled
         ctx.reach = reach
         ctx.dropout = dropout
-        ctx.rng_state = generator_state(inputs.key.device) if tiled.recompute and dropout else None
+        ctx.rng_state = None
+        if tiled.recompute and dropout:
+            ctx.rng_state = generator_state(inputs.key.device)
         out, probabilities, mask = _attend(inputs, tiled.buffers, dropout=dropout, save=not tiled.recompute)
         if tiled.recompute:
             mask = None
@@ -236,7 +249,9 @@ class _Attention(torch.autograd.Function):
         saved_probabilities = kept[INPUT_TENSORS + 1 :]
         buffers = ctx.tiled.buffers
         tiling = Tiling.of(inputs, buffers)
-        recomputed = _Probabilities(inputs, tiling, buffers) if ctx.tiled.recompute else None
+        recomputed: _Probabilities | None = None
+        if ctx.tiled.recompute:
+            recomputed = _Probabilities(inputs, tiling, buffers)
         if ctx.rng_state is not None:
             mask = _sample_again(ctx.rng_state, _score_shape(inputs), ctx.dropout, inputs.key.device)
         grad_all = grad_outputs[0]
@@ -244,17 +259,20 @@ class _Attention(torch.autograd.Function):
             grad_all = grad_all * (1 / (1 - ctx.dropout))  # the scale of dropout, applied to rows of D, not of K
         grads = _Gradients(inputs, tiling, buffers)
         for number, tile in enumerate(tiling.tiles(inputs)):
-            grad_out = tile.select_queries(grad_all)  # (b*H, l, D)
             probability = recomputed.compute(tile) if recomputed else saved_probabilities[number]  # (b*H, l, k)
+            grad_out = tile.select_queries(grad_all)  # (b*H, l, D)
+            value = _dense(tile.select_keys(inputs.value))  # (b*H, k, D)
+            grad_probability = torch.bmm(_dense(grad_out), value.mT)
             used = probability
-            grad_probability = torch.bmm(_dense(grad_out), _dense(tile.select_keys(inputs.value)).mT)
             if mask is not None:
-                used = probability * tile.select_scores(mask)
-                grad_probability.mul_(tile.select_scores(mask))
-            grads.add(tile, softmax_backward(grad_probability, probability), used, grad_out)
+                kept = tile.select_scores(mask)
+                used = probability * kept
+                grad_probability.mul_(kept)
+            grad_score = softmax_backward(grad_probability, probability)
+            grads.add(tile, grad_score, used, grad_out)
         if recomputed is not None:
             recomputed.release()
-        return None, None, None, *grads.of_tensors()
+        return None, None, None, *grads.collect()
 
 
 INPUT_TENSORS = len(AttentionInputs._fields) - 1
@@ -270,9 +288,9 @@ class _Gradients:
         keys_dtype = key.dtype
         if tiling.queries != inputs.query.shape[2]:
             keys_dtype = torch.promote_types(key.dtype, torch.float32)  # sums over tiles need more than 16 bits
-        self._of_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
-        self._of_key = key.new_empty(key.shape, dtype=keys_dtype)
-        self._of_value = key.new_empty(key.shape, dtype=keys_dtype)
+        self._grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
+        self._grad_key = key.new_empty(key.shape, dtype=keys_dtype)
+        self._grad_value = key.new_empty(key.shape, dtype=keys_dtype)
         self._position: _PositionGradients | None = None
         if inputs.position_key is not None:
             self._position = _PositionGradients(inputs, tiling, buffers)
@@ -287,20 +305,24 @@ class _Gradients:
             grad_out: gradient of its outputs, (b*H, l, D).
         """
         inputs = self._inputs
-        _multiply_into(tile.select_queries(self._of_query), grad_score, _dense(tile.select_keys(inputs.key)))
+        key = _dense(tile.select_keys(inputs.key))
+        _multiply_into(tile.select_queries(self._grad_query), grad_score, key)
         query = tile.select_biased_queries(inputs.query, inputs.content_bias)
-        _accumulate(tile, self._of_key, grad_score.mT, query)
-        _accumulate(tile, self._of_value, used.mT, _dense(grad_out))
+        _accumulate(tile, self._grad_key, grad_score.mT, query)
+        _accumulate(tile, self._grad_value, used.mT, _dense(grad_out))
         if self._position is not None:
             self._position.add(grad_score, tile)
 
-    def of_tensors(self) -> tuple[Tensor | None, ...]:
+    def collect(self) -> tuple[Tensor | None, ...]:
         """Return the gradients in the order of the fields of `AttentionInputs`, and release the buffers."""
-        of_content_bias = None if self._inputs.content_bias is None else _sum_over_queries(self._of_query)
-        if self._position is None:
-            return self._of_query, self._of_key, self._of_value, of_content_bias, None, None, None, None
-        of_query = self._of_query.add_(self._position.grad_query)
-        return of_query, self._of_key, self._of_value, of_content_bias, *self._position.release(), None
+        grad_content_bias: Tensor | None = None
+        if self._inputs.content_bias is not None:
+            grad_content_bias = _sum_over_queries(self._grad_query)
+        of_position: tuple[Tensor | None, ...] = (None, None, None)
+        if self._position is not None:
+            self._grad_query.add_(self._position.grad_query)
+            of_position = self._position.release()
+        return self._grad_query, self._grad_key, self._grad_value, grad_content_bias, *of_position, None
 
 
 def _sum_over_queries(grad_query: Tensor) -> Tensor:
@@ -319,7 +341,8 @@ def _accumulate(tile: ScoreTile, grad: Tensor, left: Tensor, right: Tensor) -> N
 
 def _sample_again(state: Tensor, shape: torch.Size, rate: float, device: torch.device) -> Tensor:
     """Return the mask that was sampled from this state of the generator, without changing its present state."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    cuda_devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(cuda_devices):
         set_generator_state(state, device)
         return keep_mask(shape, rate, device)
 
@@ -338,9 +361,9 @@ class _PositionGradients:
         self.grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
         exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over tiles need more than 16 bits
         self._grad_key = torch.zeros(position_key.shape, dtype=exact, device=position_key.device)
-        self._grad_bias: Tensor | None = None
+        self._grad_distance_bias: Tensor | None = None
         if inputs.distance_bias is not None and inputs.distance_bias.requires_grad:
-            self._grad_bias = torch.zeros_like(inputs.distance_bias, dtype=exact)
+            self._grad_distance_bias = torch.zeros_like(inputs.distance_bias, dtype=exact)
 
     def add(self, grad_score: Tensor, tile: ScoreTile) -> None:
         """Add the gradient of the scores of a tile (b*H, l, k)."""
@@ -348,15 +371,16 @@ class _PositionGradients:
         buffer.write_by_key(grad_score)
         by_distance = _dense(buffer.by_distance)  # (b*H, l, n)
         query = tile.select_biased_queries(self._inputs.query, self._inputs.position_bias)
-        _multiply_into(tile.select_queries(self.grad_query), by_distance, _dense(self._key_rows[:, -tile.keys :]))
+        key_rows = _dense(self._key_rows[:, -tile.keys :])
+        _multiply_into(tile.select_queries(self.grad_query), by_distance, key_rows)
         grad_key = self._grad_key[:, -tile.keys :]  # (H, n, D), or the k nearest of n distances
         if len(by_distance) == self._heads and grad_key.is_contiguous() and grad_key.dtype == query.dtype:
             torch.baddbmm(grad_key, by_distance.mT, query, out=grad_key)
         else:
             grad_key += self._over_sequences(torch.bmm(by_distance.mT, query))  # of (b*H, n, D)
-        if self._grad_bias is not None:
-            sums = by_distance.sum(1, keepdim=True, dtype=self._grad_bias.dtype)
-            self._grad_bias[:, :, -tile.keys :] += self._over_sequences(sums)
+        if self._grad_distance_bias is not None:
+            sums = by_distance.sum(1, keepdim=True, dtype=self._grad_distance_bias.dtype)
+            self._grad_distance_bias[:, :, -tile.keys :] += self._over_sequences(sums)
 
     def _over_sequences(self, by_row: Tensor) -> Tensor:
         """Add up the sequences of a tile: (b*H, x, y) -> (H, x, y)."""
@@ -367,5 +391,7 @@ class _PositionGradients:
     def release(self) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """Release the buffer; return the gradients of position bias (H, 1, D), keys (H, n, D) and distance bias."""
         self._buffers.release(self._buffer)
-        of_bias = None if self._inputs.position_bias is None else _sum_over_queries(self.grad_query)
-        return of_bias, self._grad_key, self._grad_bias
+        grad_position_bias: Tensor | None = None
+        if self._inputs.position_bias is not None:
+            grad_position_bias = _sum_over_queries(self.grad_query)
+        return grad_position_bias, self._grad_key, self._grad_distance_bias

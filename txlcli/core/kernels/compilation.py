@@ -63,7 +63,9 @@ def _triton_target() -> object:
 def gpu_problem(capability: tuple[int, int], find_target: Callable[[], object]) -> str | None:
     """Return why Triton cannot launch a kernel on a GPU of a compute capability; None if it can."""
     if capability < AMPERE:
-        return "the GPU has compute capability {}.{}, and they need {}.{}".format(*capability, *AMPERE)
+        found = "{}.{}".format(*capability)
+        needed = "{}.{}".format(*AMPERE)
+        return f"the GPU has compute capability {found}, and they need {needed}"
     try:
         find_target()
     except ModuleNotFoundError:
@@ -75,7 +77,8 @@ def gpu_problem(capability: tuple[int, int], find_target: Callable[[], object]) 
 
 def first_line(error: Exception) -> str:
     """Return the beginning of an error message of a compiler or of a kernel."""
-    return shorten(str(error).partition("\n\n")[0] or type(error).__name__, 160)
+    first_paragraph = str(error).partition("\n\n")[0]
+    return shorten(first_paragraph or type(error).__name__, 160)
 
 
 @constant_for_compiler
@@ -119,7 +122,8 @@ def check_compiler(device: torch.device, instead: str) -> None:
 
     Functions that could not be compiled for an earlier model are compiled again.
     """
-    if problem := compiler_problem(device):
+    problem = compiler_problem(device)
+    if problem is not None:
         raise UsageError(f"compile: {problem}, or {instead}")
     _failures.clear()
 
@@ -127,8 +131,10 @@ def check_compiler(device: torch.device, instead: str) -> None:
 def path_in_words(attention: str | None, *, compiled: bool, captured: bool) -> str:
     """Describe the path that was taken, as "triton, compiled, captured"; see `LanguageModel.attention_kernels`."""
     is_compiled = compiled and all(count < MAX_FAILURES for count in _failures.values())
-    words = [attention, "compiled" if is_compiled else "not compiled", "captured" if captured else "not captured"]
-    return ", ".join(filter(None, words))
+    words = [] if attention is None else [attention]
+    words.append("compiled" if is_compiled else "not compiled")
+    words.append("captured" if captured else "not captured")
+    return ", ".join(words)
 
 
 def compiled(function: Callable[P, R], compiles: bool = True) -> Callable[P, R]:

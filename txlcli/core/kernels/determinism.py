@@ -40,7 +40,8 @@ def deterministic_kernels(
     memory: Any = torch.utils.deterministic
     was_enabled = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn_before = (cudnn.deterministic, cudnn.benchmark)
+    was_deterministic = cudnn.deterministic
+    was_benchmark = cudnn.benchmark
     filled_before = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     cudnn.deterministic = True
@@ -55,5 +56,6 @@ def deterministic_kernels(
         raise UsageError(f"train.deterministic: {operation}{NO_KERNEL}; {WITHOUT}") from error
     finally:
         torch.use_deterministic_algorithms(was_enabled, warn_only=only_warned)
-        cudnn.deterministic, cudnn.benchmark = cudnn_before
+        cudnn.deterministic = was_deterministic
+        cudnn.benchmark = was_benchmark
         memory.fill_uninitialized_memory = filled_before

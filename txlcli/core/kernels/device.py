@@ -90,8 +90,11 @@ def check_precision(precision: str, device: torch.device) -> None:
 def check_tf32(capability: tuple[int, int]) -> None:
     """Check that a GPU of this compute capability multiplies in TF32."""
     if capability < AMPERE:
-        needed = "precision tf32 needs a GPU of compute capability {}.{} or higher".format(*AMPERE)
-        raise UsageError(f"{needed}, not {{}}.{{}}; use fp32 or fp16".format(*capability))
+        needed = "{}.{}".format(*AMPERE)
+        found = "{}.{}".format(*capability)
+        raise UsageError(
+            f"precision tf32 needs a GPU of compute capability {needed} or higher, not {found}; use fp32 or fp16"
+        )
 
 
 def describe_precision(precision: str, device: torch.device, has_bf16: Callable[[], bool] = processor_has_bf16) -> str:
@@ -142,7 +145,9 @@ def row_multiple(device: torch.device) -> int:
     chosen = chosen_row_multiple()
     if chosen is not None:
         return chosen
-    return 1 if device.type == "cpu" else CUDA_MULTIPLE
+    if device.type == "cpu":
+        return 1
+    return CUDA_MULTIPLE
 
 
 def row_multiple_of_products(operand: Tensor) -> int:
@@ -183,7 +188,9 @@ def useful_threads(model: torch.nn.Module, tokens: int) -> int:
 
 def generator_state(device: torch.device) -> Tensor:
     """Return the state of PyTorch's random generator of a device."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
 
 
 def set_generator_state(state: Tensor, device: torch.device) -> None:
@@ -220,7 +227,8 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     count = torch.get_num_threads()
-    return f"cpu ({count} threads)" if count > 1 else f"cpu ({count} thread)"
+    threads = "thread" if count == 1 else "threads"
+    return f"cpu ({count} {threads})"
 
 
 def describe_machine(device: torch.device) -> str:

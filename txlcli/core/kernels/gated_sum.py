@@ -41,9 +41,11 @@ class _GatedSum(torch.autograd.Function):
         keep, sums, before = ctx.saved_tensors
         # A gated sum from the end: the gradient of c_t is grad_t + keep_(t+1) * the gradient of c_(t+1).
         keep_after = torch.cat([keep[:, :1], keep[:, 1:].flip(1)], dim=1)
-        total = _scan(keep_after, grad.flip(1)).flip(1)
-        earlier = torch.cat([before[:, None], sums[:, :-1]], dim=1)
-        return total * earlier, total, total[:, 0] * keep[:, 0]
+        grad_sums = _scan(keep_after, grad.flip(1)).flip(1)
+        earlier = torch.cat([before[:, None], sums[:, :-1]], dim=1)  # c_(t-1)
+        grad_keep = grad_sums * earlier
+        grad_before = grad_sums[:, 0] * keep[:, 0]
+        return grad_keep, grad_sums, grad_before
 
 
 def _scan(keep: Tensor, new: Tensor) -> Tensor:
@@ -51,13 +53,17 @@ def _scan(keep: Tensor, new: Tensor) -> Tensor:
     length = keep.shape[1]
     if length == 1:
         return new
-    paired = slice(0, length - 1, 2)  # 1, 3, ..., each with its successor; an odd last one has no partner
+    first = slice(0, length - 1, 2)  # positions 1, 3, ..., each with its successor; an odd last one has no partner
+    second = slice(1, None, 2)  # 2, 4, ...
     # The c at the second of each pair is a gated sum over pairs.
-    keep_of_pair = keep[:, 1::2] * keep[:, paired]  # (B, L // 2, W)
-    new_of_pair = torch.addcmul(new[:, 1::2], keep[:, 1::2], new[:, paired])
-    seconds = _scan(keep_of_pair, new_of_pair)
+    keep_of_pair = keep[:, second] * keep[:, first]  # (B, L // 2, W)
+    new_of_pair = torch.addcmul(new[:, second], keep[:, second], new[:, first])
+    sums_of_pairs = _scan(keep_of_pair, new_of_pair)
+    # The c at the first of each pair follows the c at the second of the pair before.
+    later_first = slice(2, None, 2)  # 3, 5, ...
+    before = sums_of_pairs[:, : (length - 1) // 2]
     sums = torch.empty_like(new)
     sums[:, 0] = new[:, 0]
-    sums[:, 1::2] = seconds
-    sums[:, 2::2] = torch.addcmul(new[:, 2::2], keep[:, 2::2], seconds[:, : (length - 1) // 2])
+    sums[:, second] = sums_of_pairs
+    sums[:, later_first] = torch.addcmul(new[:, later_first], keep[:, later_first], before)
     return sums

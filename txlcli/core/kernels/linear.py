@@ -88,7 +88,9 @@ def by_onednn(weight: Tensor, dtype: torch.dtype) -> bool:
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the values of a weight (out, in) for reading in a dtype, in oneDNN's layout where that is faster."""
     values = weight.detach().to(dtype)
-    return onednn_reorder(values) if by_onednn(weight, dtype) else values
+    if by_onednn(weight, dtype):
+        return onednn_reorder(values)
+    return values
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -127,8 +129,11 @@ def _multiply_aligned(rows: Tensor, weight: Tensor, bias: Tensor | None, multipl
 def pad_columns(matrix: Tensor, dtype: torch.dtype, multiple: int, *, rows: bool = False) -> Tensor:
     """Cast a matrix (..., T, in) and append zeros to each row up to a multiple, and rows of zeros if `rows`."""
     height, width = matrix.shape[-2:]
-    padded_height = height + -height % multiple if rows else None
-    return aligned(matrix.to(dtype), width + -width % multiple, padded_height)
+    padded_width = width + -width % multiple
+    padded_height = height
+    if rows:
+        padded_height += -height % multiple
+    return aligned(matrix.to(dtype), padded_width, padded_height)
 
 
 def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
@@ -141,10 +146,10 @@ def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
         if not recast or torch.get_autocast_dtype("cpu") != torch.bfloat16:
             return None
         dtype = torch.bfloat16
-    else:
-        if rows.dtype != torch.float32:
-            return None
+    elif rows.dtype == torch.float32:
         dtype = torch.float32
+    else:
+        return None
     return dtype if by_onednn(weight, dtype) else None
 
 

@@ -68,9 +68,9 @@ class SpareGradient:
         """Return uninitialized memory for the gradient of this tensor."""
         spare = self._tensor
         self._tensor = None
-        if spare is None or spare.shape != like.shape or spare.dtype != like.dtype or spare.device != like.device:
-            return torch.empty_like(like)
-        return spare
+        if spare is not None and (spare.shape, spare.dtype, spare.device) == (like.shape, like.dtype, like.device):
+            return spare
+        return torch.empty_like(like)
 
     def release(self, gradient: Tensor | None) -> None:
         """Keep the memory of a gradient that is no longer in use."""
@@ -113,7 +113,8 @@ def normalize(
     rows = rows or _fast_rows(hidden.device, dtype)
     blocks = list(size.blocks(hidden, len(table)))
     if rows.spends_logits:
-        recompute = recompute or len(hidden) * len(table) * dtype.itemsize > size.kept_bytes
+        logit_bytes = len(hidden) * len(table) * dtype.itemsize
+        recompute = recompute or logit_bytes > size.kept_bytes
         if not recompute:  # logits that are kept, and overwritten by their gradients, are one block
             blocks = [(slice(0, len(hidden)), slice(0, len(table)))]
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias))
@@ -205,7 +206,9 @@ class _Normalizer(torch.autograd.Function):
 
 def _joined(parts: list[Tensor]) -> Tensor:
     """Return the gradient of all blocks from its parts, one after the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts)
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

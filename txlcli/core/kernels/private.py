@@ -4,7 +4,8 @@ import os
 import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import Any, ParamSpec, TypeVar
+from types import SimpleNamespace
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,15 +19,17 @@ class DispatchMode(TorchDispatchMode):
     """Calls its `__torch_dispatch__` in place of every operator inside its block."""
 
 
-class _Foreach:
-    """PyTorch's operations on lists of tensors, a few kernels for all of them: `foreach.mul_(tensors, 0.5)`."""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        operation: Callable[..., Any] = getattr(torch, f"_foreach_{name}")
-        return operation
-
-
-foreach = _Foreach()
+foreach = SimpleNamespace(
+    add_=torch._foreach_add_,
+    addcmul_=torch._foreach_addcmul_,
+    copy_=torch._foreach_copy_,
+    lerp=torch._foreach_lerp,
+    lerp_=torch._foreach_lerp_,
+    mul_=torch._foreach_mul_,
+    norm=torch._foreach_norm,
+    sub_=torch._foreach_sub_,
+)
+"""PyTorch's operations on lists of tensors, a few kernels for all of them: `foreach.mul_(tensors, 0.5)`."""
 
 
 def softmax_backward(grad: Tensor, probability: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ class _RandomNumbers(DispatchMode):
 
     def __init__(self, copies: list[Tensor], *, is_repeated: bool) -> None:
         super().__init__()
-        self._copies, self._is_repeated = copies, is_repeated
+        self._copies = copies
+        self._is_repeated = is_repeated
 
     def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in operator.tags:

@@ -1,6 +1,6 @@
 """Layout of parameters that kernels update in one pass: buffers that are divided into chunks.
 
-Axes: n numbers of a buffer, c chunks, p parameters.
+Axes: n elements of a buffer, c chunks, p parameters.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 CHUNK = 4096
-"""Most numbers that a program of a kernel updates."""
+"""Most elements that a program of a kernel updates."""
 UNIT = 16
-"""Kernels access memory in wide units if all chunks begin and end at multiples of this many numbers."""
+"""Kernels access memory in wide units if all chunks begin and end at multiples of this many elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
