@@ -4,6 +4,7 @@ Earlier files are complete, the next command works and gives the result of an un
 temporary file is left.
 """
 
+import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -208,6 +209,7 @@ class Rehearsal:
         return State(self.job, directory, self.before, self.after, self.result, outcome)
 
 
+@functools.cache
 def rehearse(sample):
     """Run each job to its end, and return it with its result, duration and number of file changes."""
     rehearsals = []

@@ -3,7 +3,6 @@
 import collections
 import json
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from txlcli.config import recipe
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
 
-TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
+FAILS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
 ONE_HANGS = "import time\n\ndef test_quick():\n    pass\n\ndef test_slow():\n    time.sleep(600)\n"
 
 
@@ -44,24 +43,28 @@ def run(directory, *options):
     return code, json.loads(file.read_text())
 
 
-@pytest.fixture
-def only_listed_packages(tmp_path, monkeypatch):
-    """Let processes that start now find no package but those that `wheels` lists for every part."""
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Rows of a call, by name, in processes that find no package but those that `wheels` lists for every part."""
+    directory = tmp_path_factory.mktemp("call")
     listed = test_wheels.with_needs(test_wheels.names_of(EVERY_PART))
     hidden = []
     for module, owners in metadata.packages_distributions().items():
         if module not in test_wheels.OWN and not listed & set(map(test_wheels.name_of, owners)):
             hidden.append(module)
-    (tmp_path / "sitecustomize.py").write_text(HIDING.format(hidden))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (directory / "sitecustomize.py").write_text(HIDING.format(hidden))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(directory))
+        code, found = run(directory, "smoke", "enwik8", "reading", "bf16")
+    assert (code, found["complete"]) == (0, True)
+    return {row["row"]: row for row in found["rows"]}
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_a_test_that_fails_or_cannot_be_imported_fails_the_row(tmp_path, name):
-    file = tmp_path / f"{name}.py"
-    file.write_text(TEXTS[name])
-    with pytest.raises(AssertionError, match="1 of 1 tests failed"):
-        list(parallel_tests.run([file], 60))
+def test_a_test_that_fails_or_cannot_be_imported_fails_the_row(tmp_path):
+    for name, text in FAILS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(AssertionError, match="2 of 2 tests failed"):
+        list(parallel_tests.run(list(tmp_path.glob("*.py")), 60))
 
 
 @pytest.mark.slow
@@ -75,39 +78,31 @@ def test_tests_that_have_ended_are_results_when_the_limit_stops_another(tmp_path
     assert [test.partition("::")[2] for test in found[-1]["running"]] == ["test_slow"]
 
 
-def test_each_release_of_pytorch_has_its_own_cache(tmp_path):
-    for folder in command.cache_variables(tmp_path).values():
-        assert f"torch-{metadata.version('torch')}" in Path(folder).relative_to(tmp_path).parts[0]
-
-
 def test_tests_of_cuda_see_the_gpu():
     files = list(command.DIRECTORY.glob("test_cuda_*.py"))
     assert len(files) > 2
     assert not hides_gpus(list(map(str, files)))
 
 
-def test_rows_of_training_and_reading_have_the_lengths_and_kernels_of_their_recipe(tmp_path, only_listed_packages):
-    code, found = run(tmp_path, "enwik8", "reading", "--only", "enwik8")
-    assert (code, found["complete"]) == (0, True)
-    _, training, segments, _, tokens, _ = found["rows"]
+def test_rows_of_training_and_reading_have_the_lengths_and_kernels_of_their_recipe(rows):
+    training = rows["training enwik8"]
     assert training["tokens_per_step"] == 3 * 8
     assert (training["graphs"], training["graphs_in_timed_steps"], training["replays_per_timed_step"]) == (2, 0, 2)
     assert sum(training["ms_by_kind"].values()) == pytest.approx(training["profiled_ms"])
+    segments, tokens = rows["evaluation enwik8, B 10"], rows["single tokens enwik8, M 1600"]
     assert (segments["tokens_per_step"], tokens["tokens_per_step"]) == (24, 1)
     assert segments["path"] == tokens["path"] == "tiles, not compiled, not captured"
 
 
-def test_the_default_path_equals_eager_steps_and_the_definition(tmp_path):
-    code, found = run(tmp_path, "smoke")
-    smoke = found["rows"][1]
-    assert (code, smoke["path"]) == (0, "tiles, not compiled, captured")
+def test_the_default_path_equals_eager_steps_and_the_definition(rows):
+    smoke = rows["smoke"]
+    assert smoke["path"] == "tiles, not compiled, captured"
     assert 0 < smoke["errors"]["loss from reference"] < 1e-3
 
 
-def test_bf16_is_as_far_from_float64_as_autocast(tmp_path):
-    code, found = run(tmp_path, "bf16")
-    steps = found["rows"][1]
-    assert (code, steps["steps"]) == (0, 12)
+def test_bf16_is_as_far_from_float64_as_autocast(rows):
+    steps = rows["losses in bf16"]
+    assert steps["steps"] == 12
     assert 0 < steps["difference_nats"] < steps["spread_of_seeds_nats"]
     assert 1e-3 < steps["gradient_errors"]["default"] < 1e-2  # three digits
     assert steps["gradient_errors"]["float64"] == 0

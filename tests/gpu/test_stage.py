@@ -17,10 +17,6 @@ def number(value):
     return {"value": value, "process": os.getpid()}
 
 
-def rated(rate):
-    return {"tokens_per_s": rate}
-
-
 def parts():
     yield {"first": 1}
     yield {"second": 2}
@@ -65,33 +61,27 @@ def test_a_failure_is_recorded_with_the_parts_before_it_and_the_next_row_runs(st
     assert stage.run("parts", parts) is None
     assert stage.run("killed", killed) is None
     assert stage.run("nan", number, value=float("nan")) is None
+    assert stage.run("hang", hang, at_most_s=0.5) is None
     assert stage.run("next", number, value=7)["value"] == 7
-    parts_, killed_, nan, _ = written(tmp_path)["rows"]
+    parts_, killed_, nan, hang_, _ = written(tmp_path)["rows"]
     assert (parts_["first"], parts_["second"], parts_["status"]) == (1, 2, "failed")
     assert "ValueError" in parts_["reason"]
     assert parts_["frames"][-1].endswith("in parts")
     assert "-9" in killed_["reason"]
     assert "JSON" in nan["reason"]
+    assert "longer" in hang_["reason"]
     assert stage.end() == 1
-    assert written(tmp_path)["failed"] == 3
+    assert written(tmp_path)["failed"] == 4
 
 
-def test_rows_that_failed_or_fell_back_are_looked_at_first_then_those_that_are_farthest_from_their_goal(stage, capsys):
-    for row, rate in (("near", 9.0), ("far", 2.0), ("farther", 1.0), ("reached", 11.0)):
-        stage.run(row, rated, rate=rate, goal=("tokens_per_s", 10.0))
-    assert [row["row"] for row in first_rows(stage.rows)] == ["farther", "far", "near"]
-    stage.run("fallen", warn)
-    stage.run("killed", killed)
-    assert [row["row"] for row in first_rows(stage.rows)] == ["killed", "fallen", "farther"]
-    stage.end()
-    last = capsys.readouterr().out.splitlines()[-4:]
-    assert [line.split()[3] for line in last[:3]] == ["killed:", "fallen:", "farther:"]
-
-
-def test_a_row_that_takes_too_long_fails_and_the_next_one_runs(stage):
-    assert stage.run("hang", hang, at_most_s=0.5) is None
-    assert stage.rows[0]["status"] == "failed"
-    assert stage.run("next", number, value=7)["value"] == 7
+def test_rows_that_failed_or_fell_back_are_looked_at_first_then_those_that_are_farthest_from_their_goal():
+    rows = [
+        {"row": row, "status": "passed", "tokens_per_s": rate, "goal": ("tokens_per_s", 10.0)}
+        for row, rate in (("near", 9.0), ("far", 2.0), ("farther", 1.0), ("reached", 11.0))
+    ]
+    assert [row["row"] for row in first_rows(rows)] == ["farther", "far", "near"]
+    rows += [{"row": "fallen", "status": "passed", "fell_back": ["a reason"]}, {"row": "killed", "status": "failed"}]
+    assert [row["row"] for row in first_rows(rows)] == ["killed", "fallen", "farther"]
 
 
 def test_a_process_that_a_row_started_ends_with_it(stage):

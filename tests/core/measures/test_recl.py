@@ -53,21 +53,6 @@ def test_the_relative_gain_is_worked_on_positions_chosen_anew_at_each_context():
     assert first[0].ppl_gain == pytest.approx(math.exp(4.25) - math.exp(3.75))
 
 
-def test_the_hardest_positions_move_with_the_context():
-    losses = np.array([[[5.0, 1.0], [2.0, 1.0], [2.0, 0.5]]])  # one model; position 0 is the harder one to the end
-    assert gains(losses, CONTEXTS, 0.5)[0][1].baseline_nats == 2.0
-    losses = np.array([[[5.0, 4.0], [2.0, 3.0], [2.0, 0.5]]])  # at 20 position 1 is
-    (at_10, at_20) = gains(losses, CONTEXTS, 0.5)[0]
-    assert (at_10.baseline_nats, at_10.relative_loss_nats) == (5.0, 2.0)
-    assert (at_20.baseline_nats, at_20.relative_loss_nats) == (3.0, 0.5)
-
-
-def test_a_model_alone_is_its_own_baseline():
-    alone = gains(LOSSES[:1], CONTEXTS, 1.0)[0][0]
-    assert alone.baseline_nats == pytest.approx(15 / 5)
-    assert alone.relative_loss_nats == pytest.approx((3 + 1 + 1 + 2 + 5) / 5)
-
-
 def steps(*relative):
     """Gains of 100 tokens each."""
     return [gain((100 * n, 100 * n + 100), 3.0, 3.0 + math.log1p(-each)) for n, each in enumerate(relative, 1)]

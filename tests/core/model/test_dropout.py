@@ -33,13 +33,6 @@ def test_a_variational_mask_is_shared_by_positions_and_differs_between_lanes_and
     assert len(channels) > 1
 
 
-def test_a_variational_mask_is_shared_by_distances():
-    torch.manual_seed(17)
-    out = Dropout(0.5, variational=True)(torch.ones(L, 101))
-    assert torch.equal(out, out[:1].expand_as(out))
-    assert set(out[0].tolist()) == {0.0, 2.0}
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.6])
 def test_variational_dropout_keeps_the_expectation(rate):
     torch.manual_seed(23)

@@ -140,21 +140,6 @@ def test_variational_dropout_applies_to_every_place(variational):
     assert {place.variational for place in places} == {variational}
 
 
-def test_a_dropped_channel_is_zero_at_all_positions_and_all_distances():
-    torch.manual_seed(3)
-    model = small_model(dropout=0.5, variational_dropout=True).train()
-    model.encoding.w_k_position[0].weight.data = torch.eye(model.settings.d_model).double()[:11].repeat(3, 1)
-    hidden, encoding, out = first_inputs_and_output(model, draw_tokens(B, L))
-    for tensor in (hidden, out):
-        zero = tensor == 0  # (B, L, d)
-        assert 0 < zero.sum() < zero.numel()
-        assert torch.equal(zero, zero[:, :1].expand_as(zero))
-    # Distance 0, the last row, is the only one whose sines are 0; the projection copies 11 channels into each head.
-    zero = encoding[:, :-1] == 0  # (H, n - 1, D)
-    assert 0 < zero.sum() < zero.numel()
-    assert torch.equal(zero, zero[:1, :1].expand_as(zero))
-
-
 @pytest.mark.parametrize("cutoffs", [(), (5, 11)])
 def test_a_word_is_dropped_at_every_occurrence_but_not_in_the_softmax(cutoffs):
     torch.manual_seed(5)

@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from tests.core import tape
-from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.core.builders import (
+    assert_close,
+    cut,
+    decoded,
+    draw_tokens,
+    make_decoder,
+    model_settings,
+    read_segments,
+    small_model,
+)
 from tests.extensions import SlopesEncoding, registered_encoding, registered_slopes
 from txlcli.core.architectures.registry import new_model
 from txlcli.core.backend import ScoreTerms
@@ -29,25 +38,15 @@ class RampEncoding(SlopesEncoding):
             self.log_factors.copy_(torch.arange(1, len(self.log_factors) + 1).log())
 
 
-@pytest.fixture
-def ramp():
+def test_a_new_run_begins_with_the_parameters_of_its_encoding_and_others_stay_as_they_are():
     with registered_encoding("ramp", RampEncoding):
-        yield
-
-
-def test_a_new_run_begins_with_the_parameters_of_its_encoding(ramp):
-    model = new_model(model_settings(position="ramp"), 19, seed=5, device=torch.device("cpu"))
-    torch.testing.assert_close(model.encoding.log_factors.exp(), torch.arange(1.0, H + 1))
-
-
-def test_the_initialization_of_an_encoding_leaves_all_other_parameters_alone(ramp):
-    slopes, ramps = (
-        dict(new_model(model_settings(position=name), 19, seed=5, device=torch.device("cpu")).named_parameters())
-        for name in ("slopes", "ramp")
-    )
-    others = [name for name in slopes if not name.startswith("encoding.")]
-    assert len(others) == len(slopes) - 1
-    assert all(torch.equal(slopes[name], ramps[name]) for name in others)
+        slopes, ramps = (
+            dict(new_model(model_settings(position=name), 19, seed=5, device=torch.device("cpu")).named_parameters())
+            for name in ("slopes", "ramp")
+        )
+    torch.testing.assert_close(ramps.pop("encoding.log_factors").exp(), torch.arange(1.0, H + 1))
+    assert ramps.keys() == slopes.keys() - {"encoding.log_factors"}
+    assert all(torch.equal(slopes[name], ramp) for name, ramp in ramps.items())
 
 
 class NearEncoding(Encoding):
@@ -89,18 +88,15 @@ def near_and_repeating():
 @pytest.mark.parametrize("seg_len", [1, L])
 def test_one_position_key_may_stand_for_all_farther_distances(near_and_repeating, seg_len, max_distance):
     near, repeating = near_and_repeating
-    tokens = draw_tokens(B, 23)
-    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
+    tokens, options = draw_tokens(B, 23), {"mem_len": M, "max_distance": max_distance}
+    lengths = cut(23, seg_len)
     with torch.no_grad():
-        expected, _ = read_segments(repeating, tokens, lengths, mem_len=M, max_distance=max_distance)
-        given, _ = read_segments(near, tokens, lengths, mem_len=M, max_distance=max_distance)
-    torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+        expected, _ = read_segments(repeating, tokens, lengths, **options)
+        given, _ = read_segments(near, tokens, lengths, **options)
+    assert_close(given, expected)
     for capture_graph in (None, tape.call_again):
-        options = {"mem_len": M, "seg_len": seg_len, "max_distance": max_distance, "capture_graph": capture_graph}
-        decoder = make_decoder(near, batch_size=B, **options)
-        with torch.no_grad():
-            given = torch.cat([near.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+        decoder = make_decoder(near, batch_size=B, seg_len=seg_len, **options, capture_graph=capture_graph)
+        assert_close(decoded(near, tokens, decoder, lengths), expected)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

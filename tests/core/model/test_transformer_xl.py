@@ -14,8 +14,6 @@ from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
 
 B, L, M = 2, 5, 7
-SEGMENTS = [L, L, 3, 1, L]  # the memory grows 0, 5, 7, 7, 7
-
 KINDS = [
     {"norm": "post", "tie_biases": True},
     {"norm": "post", "tie_biases": False},
@@ -23,7 +21,6 @@ KINDS = [
     {"norm": "pre", "tie_biases": False},
 ]
 LIMITS = [
-    {},
     {"max_distance": 3},
     {"key_limit": 4},
     {"key_limit": M},
@@ -32,20 +29,18 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_segments_with_growing_memory_equal_the_oracle(kind):
-    assert_equals_oracle(small_model(**kind), draw_tokens(B, sum(SEGMENTS)), SEGMENTS, mem_len=M)
-
-
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_limits_on_distance_equal_the_oracle(norm, limits):
-    assert_equals_oracle(small_model(norm=norm), draw_tokens(B, 13), [L, L, 3], mem_len=M, **limits)
-
-
-@pytest.mark.parametrize("mem_len", [0, 2, L])
-def test_any_memory_length_equals_the_oracle(mem_len):
-    assert_equals_oracle(small_model(), draw_tokens(B, 13), [L, L, 3], mem_len=mem_len)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {"mem_len": M}) for kind in KINDS),
+        *(({"norm": norm}, {"mem_len": M, **limits}) for norm in ("post", "pre") for limits in LIMITS),
+        *(({}, {"mem_len": mem_len}) for mem_len in (0, 2, L)),
+    ],
+    ids=str,
+)
+def test_segments_with_memory_equal_the_oracle(kind, options):
+    tokens, lengths = draw_tokens(B, 14), [L, L, 3, 1]  # the memory grows 0, 5, 7, 7
+    assert_equals_oracle(small_model(**kind), tokens, lengths, **options)
 
 
 def test_losses_are_the_cross_entropy_in_token_order():

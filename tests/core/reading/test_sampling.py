@@ -94,7 +94,7 @@ def test_graphs_sample_the_same_text(changes, options):
         assert first(30, generate(captured, context, options, seed=seed)) == expected
 
 
-@pytest.mark.parametrize("length", [1, 4, L, 12, 31])
+@pytest.mark.parametrize("length", [1, L, 12])
 def test_each_token_is_drawn_from_the_model_with_its_memory(length):
     model, context = small_model(), draw_tokens(1, length)[0]
     tokens = first(60, generate(decoder(model), context, Sampling(greedy=True), seed=0))
