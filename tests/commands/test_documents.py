@@ -75,16 +75,6 @@ def test_blank_lines_are_found_whatever_the_blocks(tmp_path, block):
     ]
 
 
-def test_dropped_bytes_do_not_move_the_documents(untouched):
-    for number, text in enumerate(DOCUMENTS):
-        (untouched / "many").mkdir(exist_ok=True)
-        (untouched / f"many/{number:02}.txt").write_text(text.replace("\u8a9e", "x"))
-    letters = {"kind": "byte", "boundary": None, "unknown": None, "bytes": [*range(33, 127)], "dropped": [10, 32]}
-    (untouched / "letters.json").write_text(json.dumps(letters))
-    done("prepare", "many", "--documents", "files", "--vocab", "letters.json", "--split", "100,0,0", "--name", "many")
-    assert stored("many", "train") == ["".join(text.replace("\u8a9e", "x").split()) for text in DOCUMENTS]
-
-
 def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here):
     write_files(here / "many")
     done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "60,20,20")

@@ -204,19 +204,6 @@ def test_the_loss_of_every_token_is_written_in_order(here):
         }
 
 
-def test_losses_of_windows_are_named_by_window_length(here):
-    options = ["--attn-len", "4,7", "--stride", 2, "--positions", 61, "--precision", "bf16", "--max-distance", "none"]
-    short, long = json_of("eval", "byte", *options, "--text", "novel/valid.txt", "--losses", "losses.h5")["rows"]
-    with h5py.File("losses.h5") as file:
-        assert set(file) == {"tokens", "attn_len_4", "attn_len_7"}
-        assert dict(file["attn_len_4"].attrs) == {"attn_len": 4, "stride": 2}
-        for row, name in ((short, "attn_len_4"), (long, "attn_len_7")):
-            assert file[name].shape == (61,)
-            assert file[name][()].mean(dtype=np.float64) == pytest.approx(row["loss_nats"], rel=1e-6)
-        assert (file.attrs["text"], file.attrs["precision"]) == (b"novel/valid.txt", b"bf16")
-        assert not {"store", "split", "max_distance"} & set(file.attrs)  # not a split, no limit
-
-
 @pytest.mark.parametrize("options", [["--mem-len", "0,5,11"], ["--attn-len", "4,7", "--stride", 2]])
 def test_the_definition_of_attention_gives_the_same_loss_but_for_rounding(here, options):
     fast = json_of("eval", "byte", *options)

@@ -7,10 +7,9 @@ import h5py
 import pytest
 
 from tests.commands.novel import HERE, done, json_of, refusal, train
-from txlcli.config.settings import EvalSettings
 from txlcli.errors import UsageError
 from txlcli.workflows.evaluation import evaluate
-from txlcli.workflows.evaluation.adapted import best_dynamic_settings, cache_positions, dynamic_positions
+from txlcli.workflows.evaluation.adapted import best_dynamic_settings
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.workspace import Workspace
 
@@ -25,12 +24,6 @@ def test_windows_are_evaluated_by_length(here):
     strided = json_of("eval", "byte", "--attn-len", "7", "--stride", 3, *SHORT)["rows"][0]
     assert (strided["attn_len_min"], strided["attn_len_max"]) == (5, 7)
     assert "each window is recomputed" in done("eval", "byte", "--attn-len", "3,7", *SHORT).stdout
-
-
-def test_one_window_over_the_whole_text_is_one_segment(here):
-    window = json_of("eval", "byte", "--attn-len", "60", "--positions", 60, "--batch-size", 1)["rows"][0]
-    segment = json_of("eval", "byte", "--mem-len", 0, "--seg-len", 60, "--positions", 60, "--batch-size", 1)["rows"][0]
-    assert window["loss_nats"] == pytest.approx(segment["loss_nats"], rel=1e-6)
 
 
 def test_a_run_with_a_window_sees_that_many_keys_at_most(here):
@@ -94,22 +87,6 @@ def test_the_parameters_are_searched_on_valid_for_every_split(here):
     assert (test.in_sample, valid.in_sample) == (False, True)
 
 
-def test_a_choice_on_valid_marks_a_result_on_valid_as_in_sample(here):
-    chosen = ["--temperature", "auto", *SHORT]
-    assert "in-sample" in done("eval", "word", "--split", "valid", *chosen).stdout
-    assert json_of("eval", "word", "--split", "valid", *chosen)["in_sample"]
-    assert not json_of("eval", "word", *chosen)["in_sample"]
-    assert not json_of("eval", "word", "--split", "valid", *SHORT)["in_sample"]
-
-
-def test_the_search_scores_as_many_tokens_as_its_parameters_need():
-    settings = EvalSettings(seg_len=500, mem_len=0, batch_size=3)
-    assert cache_positions(settings, 10_000) == 2 * 10_000 * 3  # each of three lanes fills the cache twice
-    assert dynamic_positions(settings) == 50 * 500 * 3
-    settings = dataclasses.replace(settings, seg_len=5)
-    assert (cache_positions(settings, 5), dynamic_positions(settings)) == (50_000, 10_000)
-
-
 def test_larger_learning_rates_are_tried_until_the_loss_increases_or_is_nan():
     tried = []
 
@@ -155,13 +132,6 @@ def test_auto_searches_for_the_window_of_a_model_without_memory(here):
         ("--attn-len 4,6", "learned 5 positions"),
     ):
         assert telling in refusal("eval", "windows", *words.split())
-
-
-def test_memory_beyond_the_learned_positions_has_no_slowdown(here):
-    train("model.position=learned", "model.n_positions=5", name="memory")
-    output = json_of("eval", "memory", "--no-same-length", *SHORT)
-    assert output["rows"][0]["attn_len_max"] == 10
-    assert output["rows"][0]["slowdown"] is None
 
 
 def test_a_cache_longer_than_a_lane_and_dynamic_evaluation_in_fp16_are_rejected(here):

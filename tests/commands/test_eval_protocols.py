@@ -1,7 +1,6 @@
 """txl eval --protocols: the same weights and tokens by windows of each kind and with memory."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -60,16 +59,6 @@ def test_change_is_that_of_the_metric_from_the_first_row(here):
         assert rows[0]["change"] == 0
 
 
-def test_words_include_line_ends_so_that_tokenizers_can_be_compared(here):
-    text = (here / "novel/test.txt").read_text()
-    words = len(text.split()) + text.count("\n")
-    for run in ("byte", "char", "word"):
-        for row in json_of("eval", run, "--protocols", "disjoint,recurrence")["rows"]:
-            total_nats = row["loss_nats"] * row["tokens"]
-            assert row["ppl_per_word"] == pytest.approx(math.exp(total_nats / words), rel=1e-6)
-            assert ("bits_per_byte" in row) == (run == "byte")
-
-
 def test_rows_are_recorded_with_their_protocol(here):
     done("eval", "byte", "--protocols", "recurrence,disjoint", "--positions", 97)
     *_, disjoint, recurrence = map(json.loads, Path("runs/byte/evals.jsonl").read_text().splitlines())
@@ -78,13 +67,6 @@ def test_rows_are_recorded_with_their_protocol(here):
     assert (recurrence["protocol"], recurrence["mem_len"], recurrence["seg_len"]) == ("recurrence", 5, 5)
     assert recurrence["same_length"] == "m"
     assert "change" not in disjoint
-
-
-def test_a_users_text_is_compared_as_the_same_split(here):
-    of_text = compared("byte", "--text", "novel/test.txt", "--batch-size", 3)["rows"]
-    of_split = compared("byte", "--batch-size", 3)["rows"]
-    names = ["protocol", "loss_nats", "ppl_per_word", "bits_per_byte"]
-    assert [[row[name] for name in names] for row in of_text] == [[row[name] for name in names] for row in of_split]
 
 
 def test_a_model_without_memory_lacks_recurrence(here):
@@ -97,15 +79,6 @@ def test_a_model_without_memory_lacks_recurrence(here):
     assert reason in refusal("eval", "vanilla", "--protocols", "disjoint,recurrence")
     assert "exceeds the window length 5" in refusal("eval", "vanilla", "--protocols", "strided", "--stride", 6)
     assert "learned 5 positions" in refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
-
-
-def test_a_memory_can_be_given_to_a_model_without_one(here):
-    train(*VANILLA, name="vanilla")
-    reason = "runs/vanilla was trained without memory; give a memory length to evaluate it with one"
-    assert compared("vanilla", "--positions", 97)["lacking"] == {"recurrence": reason}
-    output = compared("vanilla", "--positions", 97, "--mem-len", 4)
-    assert output["lacking"] == {}
-    assert [row["mem_len"] for row in output["rows"] if row["protocol"] == "recurrence"] == [4]
 
 
 def test_a_recurrent_state_is_read_in_windows_and_along_the_text(here):

@@ -35,7 +35,7 @@ def test_the_text_continues_the_prompt(here):
     assert generated.stdout == ("the quagga\n\n" if symbol == "<eos>" else f"the quagga {symbol}\n")
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", ["byte", "word"])
 def test_the_same_seed_gives_the_same_text(here, kind):
     options = ["generate", kind, "--prompt", "the", "--tokens", 40, "--temperature", 2]
     one, again, other = (done(*options, "--seed", seed).stdout for seed in (3, 3, 4))
@@ -109,9 +109,9 @@ def test_greedy_selects_the_likeliest_token(here, kind, count):
     assert generated == likeliest(kind, context, count)  # the buffer of five keys slides
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", ["char", "sentencepiece"])
 def test_the_reference_is_the_continuation_of_the_split(here, kind):
-    store = TokenStore.open(here / f"data/{'novel' if kind == 'byte' else kind}.h5")
+    store = TokenStore.open(here / f"data/{kind}.h5")
     ids = store.ids("test")
     options = ["generate", kind, "--at", 50, "--context", 30, "--tokens", 17, "--reference"]
     output = json_of(*options)
@@ -228,7 +228,7 @@ def test_a_text_ends_before_the_stop_that_is_complete_first_however_its_pieces_d
     assert "".join(until_stop(pieces, stops)) in expected
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", ["byte", "word"])
 def test_a_text_ends_before_a_stop_text_and_its_tokens_with_it(here, kind):
     options = ["generate", kind, "--prompt", "the", "--tokens", 60]
     (whole,) = json_of(*options)["samples"]

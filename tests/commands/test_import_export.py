@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal
 from tests.core.builders import V
@@ -94,24 +94,6 @@ def test_an_export_notes_that_the_memory_started_empty(here):
     ours, back, theirs = (json_of("eval", run, *EVALUATION)["rows"][0]["loss_nats"] for run in ("word", "hf", "theirs"))
     assert back == pytest.approx(ours, rel=1e-6)
     assert theirs != pytest.approx(ours, rel=1e-9)
-
-
-def test_the_export_has_hugging_face_s_keys_and_names(here):
-    done("export", "adaptive", "hf", "--format", "hf")
-    config = json.loads((here / "hf/config.json").read_text())
-    shape = ("model_type", "n_layer", "d_model", "n_head", "d_head", "d_inner", "cutoffs", "div_val", "d_embed")
-    assert [config[key] for key in shape] == ["transfo-xl", 2, 8, 3, 5, 11, [5, 11], 2, 16]
-    reading = ("mem_len", "tgt_len", "clamp_len", "same_length", "untie_r", "eos_token_id")
-    assert [config[key] for key in reading] == [5, 5, 10, True, True, vocabulary(here)["boundary"]]
-    tensors = load_file(here / "hf/model.safetensors")
-    assert tensors["crit.cluster_weight"].shape == (2, 16)
-    assert tensors["transformer.layers.1.dec_attn.qkv_net.weight"].shape == (45, 8)
-    words = (here / "hf/vocab.txt").read_text(encoding="utf-8")
-    assert words.splitlines() == vocabulary(here)["symbols"]
-
-
-def vocabulary(here):
-    return json.loads((here / "runs/word/vocab.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "sentencepiece"])
@@ -309,17 +291,15 @@ def test_force_replaces_a_run_after_a_successful_import_only(foreign):
     assert not list((foreign / "runs").glob("*.replaced"))
 
 
-@pytest.mark.parametrize("case", ["os.system", "eval", "a_function_of_the_attacker"])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.bin", "vocab.pkl"])
-def test_no_code_of_a_hostile_directory_is_run(foreign, name, case):
-    thing, name_of_code = HOSTILE[case]
+def test_no_code_of_a_hostile_directory_is_run(foreign, name):
+    thing, name_of_code = HOSTILE["os.system"]
     torch.save({"idx2sym": ["a"], "more": thing}, foreign / "folder" / name)
     if name == "vocab.pkl":
         (foreign / "folder" / name).write_bytes(pickle.dumps(thing))
     error = refused("folder")
     assert error.startswith(f"folder/{name}: ")
-    assert name_of_code.removeprefix("builtins.") in error
-    assert "nothing of it was run" in error
+    assert name_of_code in error
 
 
 # --- exports that are refused ----------------------------------------------------------------------------------------
@@ -363,20 +343,15 @@ def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
         assert files_of(here / "mine") == before
 
 
-@pytest.mark.parametrize("file", ["notes.txt", "plots/a.png", "figures/mine.png", "link"])
-def test_a_run_with_files_of_the_user_is_not_replaced(foreign, file):
-    path = foreign / "runs/word" / file
-    path.parent.mkdir(exist_ok=True)
-    if file == "link":
-        path.symlink_to(foreign / "data", target_is_directory=True)
-    else:
-        path.write_text("mine")
+def test_a_run_with_files_of_the_user_is_not_replaced(foreign):
+    path = foreign / "runs/word/figures/mine.png"
+    path.parent.mkdir()
+    path.write_text("mine")
     for command in (["import", "folder"], ["train", "tiny.toml", "--max-steps", 1]):
         before = files_of(Path("runs"))
-        assert f"runs/word/{file} was not written by txl" in refusal(*command, "--name", "word", "--force", code=1)
+        assert f"{path.name} was not written by txl" in refusal(*command, "--name", "word", "--force", code=1)
         assert files_of(Path("runs")) == before
     path.unlink()
-    (foreign / "runs/word/figures").mkdir(exist_ok=True)
     (foreign / "runs/word/figures/figure5.png").touch()
     (foreign / "runs/word/events.out.tfevents.1.host").touch()
     done("import", "folder", "--name", "word", "--force")

@@ -98,18 +98,6 @@ def test_blank_lines_and_an_unterminated_last_line_end_in_eos(txl, tmp_path):
     assert (wt103.info("valid").words, wt103.info("valid").unknown) == (8, 0)
 
 
-def test_words_missing_from_train_are_unknown_and_counted(txl, tmp_path):
-    (tmp_path / "wiki.train.tokens").write_text("a b\n")
-    (tmp_path / "wiki.valid.tokens").write_text("a c d\n")
-    result = txl("wt103", "--source", tmp_path)
-    wt103 = store(tmp_path, "wt103")
-    assert wt103.vocab.decode(wt103.ids("valid")) == "a <unk> <unk>\n"
-    assert wt103.info("valid").unknown == 2
-    assert "note: no test split in this source" in result.stdout
-    assert txl("wt103", "--source", tmp_path / "wiki.valid.tokens", "--name", "part").exit_code == 0
-    assert store(tmp_path, "part").conventions["vocabulary"] == "words of valid by frequency"
-
-
 def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(txl, tmp_path):
     data = b"abcdefghi\t" * 4 + b"\n" * 20 + b"x\n" * 20
     (tmp_path / "enwik8").write_bytes(data)
@@ -125,15 +113,6 @@ def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(txl, tmp
     assert released.vocab.size == kept.vocab.size - 1
     assert not released.every_byte_scored
     assert "newlines" in released.conventions
-
-
-def test_text8_is_cut_by_characters_without_stripping(txl, tmp_path):
-    (tmp_path / "text8").write_text(" ab" * 40)
-    assert txl("text8", "--source", tmp_path / "text8").exit_code == 0
-    text8 = store(tmp_path, "text8")
-    assert [text8.info(split).tokens for split in text8.splits] == [108, 6, 6]
-    assert text8.vocab.symbols == [" ", "a", "b"]
-    assert (text8.unit, text8.metric) == ("char", "bpc")
 
 
 def lm1b_directory(tmp_path) -> Path:

@@ -62,28 +62,12 @@ def test_losses_of_windows_equal_those_of_eval(here):
     assert model["loss_nats"][1] == pytest.approx(by_eval[positions_of(100, longest=7)].mean(), rel=1e-5)
 
 
-def change_eval(name, **changes):
-    path = Path("runs", name, "run.json")
-    card = read_card(path.parent)
-    card["settings"]["eval"] |= changes
-    path.write_text(json.dumps(card))
-
-
 def test_a_model_alone_gains_what_its_losses_fall(here):
     (model,) = json_of("recl", "byte", *SMALL)["models"]
     steps = itertools.pairwise(model["loss_nats"])
     for (shorter, longer), gain in zip(steps, model["recl"][-1]["gains"], strict=True):
         assert gain["baseline_nats"] == pytest.approx(shorter)
         assert gain["relative_gain"] >= 1 - math.exp(longer - shorter) - 1e-6  # only lower losses count
-
-
-def test_a_run_trained_without_memory_is_evaluated_by_windows_whose_max_distance_matters(here):
-    train("train.mem_len=0", name="vanilla")
-    (before,) = json_of("recl", "vanilla", *SMALL)["models"]
-    change_eval("vanilla", max_distance=2)
-    (after,) = json_of("recl", "vanilla", *SMALL)["models"]
-    assert (before["context"], before["max_distance"], after["max_distance"]) == ("window", 5, 2)
-    assert before["loss_nats"] != after["loss_nats"]
 
 
 def positions_of(count, longest=15):

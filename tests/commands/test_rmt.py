@@ -29,12 +29,6 @@ def test_it_generates_compresses_and_adapts(run):
     check_other_uses(["--cache", 10], ["--dynamic"])
 
 
-def test_a_forecast_has_no_memory_length(run):
-    changes = [part for one in RMT for part in ("--set", one)]
-    forecast = json_of("train", "tiny.toml", "--dry-run", *changes)
-    assert forecast["mem_len"] is None
-
-
 def test_what_memory_tokens_cannot_do_is_rejected_in_one_line(run):
     for option in ("--mem-len", "--max-distance"):
         assert f"leave out {option}" in refusal("eval", "run", option, 5)

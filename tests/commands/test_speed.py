@@ -67,16 +67,6 @@ def test_timing_a_smaller_batch_size_is_reported(here):
     assert "training, 204 of 300 lanes, L 5, M 5" in timed.stdout  # 1,024 tokens at most, in segments of five
 
 
-def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):
-    output = json_of("speed", "tiny.toml", "--set", "train.mem_len=0", "--set", "eval.mem_len=0", *QUICK)
-    assert [row["work"] for row in output["throughput"]] == [
-        "evaluation, 1 lane, L 5, M 0",
-        "evaluation, 3 lanes, L 5, M 0",
-        "one token at a time, a window of 5 each",
-        "training, 3 lanes, L 5, M 0",
-    ]
-
-
 # One layer of tiny.toml for one token: four projections, two matrices of the feed-forward block; a key costs three
 # products with 15 numbers. The softmax scores 256 symbols.
 LAYER, KEY, ENDS = 4 * 8 * 15 + 2 * 8 * 11, 3 * 15, 8 * 256

@@ -15,7 +15,6 @@ import pytest
 import txlcli
 from tests.browser import PROGRAM, browser
 from tests.commands.novel import done, json_of, refusal
-from tests.commands.test_recurrent import recipe_of
 from txlcli.report.pages import text_page
 from txlcli.workflows.evaluation.annotated import AnnotatedText
 
@@ -74,13 +73,6 @@ def test_without_lengths_the_page_compares_the_memory_of_the_recipe_with_none(he
     assert "out.html exists" in refusal("eval", "byte", "--html", "out.html")
     assert len(json_of("eval", "byte", "--html", "split.html", "--positions", 30)["rows"]) == 2
     assert facts_of(Path("split.html").read_text(encoding="utf-8"))["title"] == "byte on novel test"
-
-
-def test_a_state_has_one_row(here):
-    Path("lstm.toml").write_text(recipe_of("lstm"))
-    done("train", "lstm.toml")
-    page, _ = page_of("lstm")
-    assert [row["mem_len"] for row in facts_of(page)["rows"]] == [None]
 
 
 def annotated(pieces):

@@ -183,18 +183,6 @@ def test_no_cut_leaves_a_split_with_little_text(tmp_path, text):
     assert [round(20 * len(part) / len(text)) for part in parts.values()] == [18, 1, 1]
 
 
-def test_json_is_read_as_text_and_noted(tmp_path):
-    (tmp_path / "a.txt").write_text("a line\n" * 99)
-    assert own.read(tmp_path, PLAIN).notes == ()
-    (tmp_path / "b.jsonl").write_text('{"text": "a line"}\n' * 99)
-    for source in (tmp_path, tmp_path / "b.jsonl"):
-        (note,) = own.read(source, PLAIN).notes
-        assert note.startswith("b.jsonl: read as plain text")
-    (tmp_path / "a.txt").rename(tmp_path / "train.txt")
-    (tmp_path / "b.jsonl").rename(tmp_path / "test.JSON")
-    assert own.read(tmp_path, PLAIN).notes[-1].startswith("test.JSON: read as plain text")
-
-
 @pytest.mark.parametrize(
     ("shares", "names"),
     [
