@@ -49,9 +49,9 @@ def diff_of(heading):
 
 
 def changed_source(directory, diff):
-    """Copy the source into a directory and apply a diff to it."""
+    """Copy the source, with what Python has compiled, into a directory and apply a diff to it."""
     for name in ("txlcli", "corpora", "recipes"):
-        shutil.copytree(ROOT / name, directory / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, directory / name, symlinks=True)
     subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=directory, check=True)
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, train, txl
+from tests.commands.novel import done, json_of, train, txl
 
 SHORT = [
     *("--set", "train.max_steps=3", "--set", "train.valid_every=3", "--set", "train.seg_len=7"),
@@ -37,17 +37,6 @@ def test_a_store_without_test_is_evaluated_on_valid(here, missing, given, follow
     (command,) = re.findall(r"next +│ txl (.*?) +│", shown)
     assert command == "eval runs/part" + (f" --split {following}" if following else "")
     done(*command.split())
-
-
-def test_a_store_without_train_has_no_next_step_and_a_folder_called_like_a_benchmark_is_noted(untouched):
-    (untouched / "parts").mkdir()
-    (untouched / "parts/test.txt").write_text("the fox\n" * 9)
-    assert "next:" not in done("prepare", "parts").stdout
-    (untouched / "ptb").mkdir()
-    for split in ("train", "valid", "test"):
-        (untouched / f"ptb/{split}.txt").write_text("the fox\n" * 9)
-    assert "benchmark" in refusal("prepare", "./ptb")
-    assert "ptb is the benchmark" not in done("prepare", "ptb", "--source", "ptb").stderr
 
 
 WORDS_OF = {"byte": [], "char": [], "word": [], "sentencepiece": ["--vocab-size", "271"]}

@@ -65,15 +65,6 @@ def test_a_dataset_gives_the_tokens_of_its_lines(dataset):
     }
 
 
-def test_other_files_of_a_directory_are_named_as_left_out(untouched):
-    (untouched / "mixed").mkdir()
-    write_rows(untouched / "mixed/train.parquet", ["the fox"] * 40)
-    (untouched / "mixed/valid.txt").write_text("the dog")
-    told = json_of("prepare", "mixed")
-    assert told["notes"][-1].endswith("left out: valid.txt")
-    assert "no valid and no test split in this source" in told["notes"]
-
-
 def test_a_single_file_is_cut_at_line_ends(untouched):
     rows = [f"line {number} of many" for number in range(400)]
     write_rows(untouched / "stories.parquet", [*rows, None], column="story")

@@ -13,7 +13,7 @@ from tests.commands.novel import done, json_of, refusal
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.workflows.evaluation.annotated import Pieces
-from txlcli.workflows.probe import copy_texts, default_distances, recall_texts, word_losses
+from txlcli.workflows.probe import copy_texts, recall_texts, word_losses
 
 RUN, SEED, TEXTS, DISTANCES = "char", 3, 5, (2, 7)
 
@@ -96,11 +96,6 @@ def test_words_are_joined_and_their_distances_counted_in_tokens():
     words = Vocab("word", ["<unk>", "a,"], unknown=0)
     back, nats = word_losses(Pieces("", ["a,", " <unk>", " a,"], np.array([0, 1, 2])), losses[:, :3], words)
     assert (back.tolist(), nats.tolist()) == ([0, 2], [[1.0, 4.0]])
-
-
-def test_the_default_distances_end_beyond_the_keys_of_a_query():
-    assert default_distances(10) == (4, 8, 16)
-    assert default_distances(128) == (4, 8, 16, 32, 64, 128, 256)
 
 
 def test_a_distance_has_at_least_two_tokens(here):

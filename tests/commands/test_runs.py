@@ -140,16 +140,6 @@ def test_an_evaluation_is_recorded_in_the_run_directory(here):
     assert entry["test_mem_len"] == next(row["mem_len"] for row in rows if row["loss_nats"] == best)
 
 
-def test_the_list_shows_the_number_of_test_scores_unless_valid_was_evaluated(here):
-    done("eval", "byte", "--mem-len", "0,5")
-    assert listed()["byte"]["test_readings"] == 2
-    assert shown("byte")["test"].endswith("the best of 2 (valid was not evaluated)")
-    done("eval", "byte", "--mem-len", "0", "--split", "valid")  # decides for that setting
-    entry = listed()["byte"]
-    assert (entry["test_readings"], entry["test_mem_len"]) == (1, 0)
-    assert shown("byte")["test"].endswith(" bpc with M = 0")
-
-
 def test_a_result_that_cannot_be_recorded_is_reported(here):
     (here / "runs/byte/evals.jsonl").mkdir()
     result = done("eval", "byte", "--json")
@@ -343,11 +333,6 @@ def test_a_run_without_reports_is_not_plotted(two):
 def test_wrong_options_of_compare_are_rejected(here, words, telling):
     assert telling in refusal("runs", "compare", *words.split())
     assert not list(here.glob("c.*"))
-
-
-def test_a_longer_schedule_reports_the_jump_of_the_learning_rate(here):
-    said = done("train", "--resume", "byte", "--set", "train.max_steps=14").stderr
-    assert "jumps from 0.0015 to 0.015" in said
 
 
 def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):

@@ -34,6 +34,7 @@ def losses(run):
     return [(line["kind"], line["step"], pytest.approx(line["loss_nats"], abs=1e-4)) for line in reports(f"runs/{run}")]
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_run_as_one(here):
     stdout, stderr = ended(start("train", "tiny.toml", "--processes", 2, "--name", "two", *NOTHING_RANDOM), 0)
     done("train", "tiny.toml", "--name", "one", *NOTHING_RANDOM)
@@ -99,11 +100,12 @@ def test_processes_of_a_cluster_form_one_training(here, free_port):
     assert losses("two") == losses("one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error"),
     [
         (["--data-dir", "other"], "error: the train split (SHA-256) is "),
-        pytest.param(["--data-dir", "nowhere"], "error: rank 1 on ", marks=pytest.mark.slow),
+        (["--data-dir", "nowhere"], "error: rank 1 on "),
     ],
 )
 def test_processes_that_differ_end_with_one_line(here, free_port, change, error):

@@ -1,7 +1,5 @@
 """The scales: every model can be built, and the parts are the same at all of them."""
 
-import dataclasses
-
 import pytest
 
 from txlcli.core.architectures.registry import count_parameters
@@ -63,18 +61,6 @@ def test_without_recurrence_max_distance_is_the_segment_length(name):
     for settings in (model.settings() for key, model in EVERY[name].models.items() if "alone" in key):
         trained = settings.train.seg_len if settings.model.position in ("relative", "shaw") else None
         assert settings.evaluation_settings().max_distance == trained
-
-
-def test_the_small_scale_has_a_third_of_the_layers_and_no_more_than_20_000_steps():
-    for key, model in EVERY["small"].models.items():
-        small, paper = model.settings(), EVERY["paper"].models[key].settings()
-        assert small.train.max_steps == min(20_000, paper.train.max_steps)
-        share = paper.train.warmup_steps / paper.train.max_steps
-        assert small.train.warmup_steps == pytest.approx(share * small.train.max_steps, abs=1)
-        if not paper.model.recurrent_state:
-            assert small.model.n_layers == -(-paper.model.n_layers // 3)
-        same = dataclasses.replace(small.model, n_layers=paper.model.n_layers)
-        assert same == paper.model
 
 
 def test_parts_with_the_same_model_share_a_run():
