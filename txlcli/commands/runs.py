@@ -148,7 +148,8 @@ def _delete(directories: Sequence[Path], options: DeleteOptions, *, json: bool) 
     for directory in directories:
         kept[str(directory)] = list(map(str, lifecycle.delete(directory)))
     if json:
-        console.show_json({"deleted": list(kept), "kept": list(itertools.chain(*kept.values()))})
+        all_kept = itertools.chain(*kept.values())
+        console.show_json({"deleted": list(kept), "kept": list(all_kept)})
         return
     for name, paths in kept.items():
         line = f"deleted {name}"

@@ -164,7 +164,9 @@ def section(name: str, keys: Any) -> Any:
     for key, field in fields.items():
         if field.default is dataclasses.MISSING and key not in keys:
             raise RecipeError(f'[{name}] needs the key "{key}"', setting=f"{name}.{key}")
-    values = {key: FieldType.of(fields[key].type).read(value) for key, value in keys.items()}
+    values = {}
+    for key, value in keys.items():
+        values[key] = FieldType.of(fields[key].type).read(value)
     return cls(**values)
 
 

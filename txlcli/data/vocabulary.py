@@ -304,7 +304,8 @@ class Vocab:
         kind = facts["kind"]
         named = {"boundary": facts["boundary"], "unknown": facts["unknown"]}
         if kind == "byte":
-            vocab = cls.of_bytes(bytes(list(facts["bytes"])), dropped=bytes(list(facts["dropped"])))
+            dropped = bytes(list(facts["dropped"]))
+            vocab = cls.of_bytes(bytes(list(facts["bytes"])), dropped)
         elif kind == "sentencepiece":
             from txlcli.data import sentencepiece_model
 

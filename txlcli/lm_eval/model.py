@@ -112,7 +112,8 @@ class HarnessModel(LM):
         for request in requests:
             context, continuation = request.args
             ids = self._vocab.encode(context + continuation)
-            texts.append((ids, len(ids) - len(self._vocab.encode(context.rstrip()))))
+            context_len = len(self._vocab.encode(context.rstrip()))
+            texts.append((ids, len(ids) - context_len))
         return self._log_likelihoods(texts, compare=True)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
@@ -135,10 +136,11 @@ class HarnessModel(LM):
             documents.append(Document(inputs, targets, compared))
         results = []
         for (_, count), document, score in zip(texts, documents, self._score(documents), strict=True):
-            known = min(count, len(document.targets))
-            losses = score.losses_nats[len(score.losses_nats) - known :]
-            nats = float(losses.sum(dtype=np.float64)) + (count - known) * math.log(self._vocab.size)
-            results.append((-nats, score.is_likeliest and known == count))
+            predicted = min(count, len(document.targets))
+            losses = score.losses_nats[len(score.losses_nats) - predicted :]
+            nats = float(losses.sum(dtype=np.float64))
+            nats += (count - predicted) * math.log(self._vocab.size)
+            results.append((-nats, score.is_likeliest and predicted == count))
         return results
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
@@ -152,7 +154,8 @@ class HarnessModel(LM):
             generation = normalize_gen_kwargs(options)
             ids = np.array(self._context_ids(context))
             tokens = sampling.generate(reader, torch.from_numpy(ids), _sampling(generation), seed=SEED)
-            pieces = self._vocab.spell(itertools.islice(tokens, generation["max_gen_toks"]), after=int(ids[-1]))
+            first_tokens = itertools.islice(tokens, generation["max_gen_toks"])
+            pieces = self._vocab.spell(first_tokens, after=int(ids[-1]))
             stops = [stop for stop in generation["until"] if stop]
             texts.append("".join(until_stop(pieces, stops)))
         return texts

@@ -59,8 +59,8 @@ def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) ->
     highest = max(float(term.max()) for term in terms.values())
     # From well below uniform attention to the maximum.
     scale = LogNorm(vmin=min(uniform, highest) / FAINTEST, vmax=max(highest, 2 * uniform), clip=True)
-    for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
-        image = _show_heads(axes, attention, scale, labelled=number == 0)
+    for axes, (name, attention) in zip(row, terms.items(), strict=True):
+        image = _show_heads(axes, attention, scale, labelled=axes is row[0])
         axes.set_title(TERM_TITLES.get(name, ""), fontsize=12)
     figure.suptitle(plots.literal(title), fontsize=13)
     bar = figure.colorbar(image, ax=list(row), pad=0.01, fraction=0.05)

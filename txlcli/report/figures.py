@@ -34,7 +34,8 @@ def plot_evaluation(path: Path, result: "EvalResult") -> None:
     rows = sorted(result.rows, key=lambda row: row.attn_len or row.mem_len)
     lengths = [row.attn_len or row.mem_len for row in rows]
     losses = [row.measures[opened.metric] for row in rows]
-    panels: dict[str, plots.Curves] = {metrics.METRIC_TITLES[opened.metric]: {opened.name: (lengths, losses)}}
+    loss_curve: plots.Curves = {opened.name: (lengths, losses)}
+    panels = {metrics.METRIC_TITLES[opened.metric]: loss_curve}
     timed = [row for row in rows if row.slowdown is not None]
     if timed:
         mem_lens = [row.mem_len for row in timed]

@@ -64,7 +64,8 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
         raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
     _check_card_is_own(directory)
     others = files_of_user(directory)
-    if not is_run and (others or any(not DRAFT.fullmatch(path.name) for path in directory.iterdir())):
+    only_drafts = all(DRAFT.fullmatch(path.name) for path in directory.iterdir())
+    if not is_run and (others or not only_drafts):
         raise RunError(f"{directory} exists and is not a run; choose another `name`")
     if others:
         raise RunError(f"{others[0]} was not written by txl; move it out of the run first, or choose another `name`")

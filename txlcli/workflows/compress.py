@@ -209,8 +209,10 @@ def _check_target(target: Path, source: Path, options: DecompressOptions) -> Non
 def _encode(vocab: Vocab, data: bytes, source: Path) -> Ids:
     """Return the ids (T,) of a file."""
     if vocab.tokenizer in CODECS:
+        ids_of = vocab.ids_of
         symbols = data.decode(*CODECS[vocab.tokenizer])
-        return np.array([vocab.ids_of.get(symbol, vocab.size + ord(symbol)) for symbol in symbols], dtype=np.int64)
+        known_or_escaped = [ids_of.get(symbol, vocab.size + ord(symbol)) for symbol in symbols]
+        return np.array(known_or_escaped, dtype=np.int64)
     with contextlib.suppress(UnicodeError):
         ids: Ids = vocab.encode(data.decode("utf-8"))
         if vocab.decode(ids).encode("utf-8") == data:

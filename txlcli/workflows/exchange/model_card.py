@@ -84,5 +84,6 @@ def _results(evals: tuple[Record, ...], metric: str) -> list[str]:
         result = metrics.format_measure(line[metric]) if metric in line else "-"
         protocol = [line.get(key, "-") for key in ("mem_len", "seg_len", "same_length", "temperature")]
         cells = [line.get("text", "-"), f"{line['tokens']:,}", *protocol, result]
-        rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+        escaped = [str(cell).replace("|", "\\|") for cell in cells]
+        rows.append(f"| {' | '.join(escaped)} |")
     return [*rows, "", "Each row is a pass of `txl eval` over the text; M is the memory and L the segment, in tokens."]

@@ -72,7 +72,8 @@ def _names(content: Any) -> list[str]:
     by_id = {number: name for name, number in content.items()}
     if not all(type(number) is int and 0 <= number < MAX_IDS for number in by_id):
         raise ValueError(f"an id is not a number below {MAX_IDS:,}")
-    names = [by_id.get(number, str(number)) for number in range(1 + max(by_id, default=-1))]
+    size = 1 + max(by_id, default=-1)
+    names = [by_id.get(number, str(number)) for number in range(size)]
     "".join(names).encode()  # names are texts without unpaired surrogates
     if len(by_id) != len(content) or not 0 < len(names) == len(set(names)):
         raise ValueError("no names, or one of them or of their ids twice")

@@ -43,7 +43,9 @@ def read(path: Path) -> dict[str, Tensor]:
 
     An index of shards gives the tensors of all shards. The names are those of the bare model, without wrappers.
     """
-    bare = {WRAPPERS.sub("", name).removesuffix(":0"): tensor for name, tensor in _load(path).items()}
+    bare = {}
+    for name, tensor in _load(path).items():
+        bare[WRAPPERS.sub("", name).removesuffix(":0")] = tensor
     matches = [EMBEDDING.match(name) for name in bare]
     outer = next((match[1] for match in matches if match), "")
     # Hugging Face's model has the softmax next to `transformer`, any other has it inside.

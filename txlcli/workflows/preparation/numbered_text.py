@@ -61,8 +61,11 @@ def cut_into_chunks(slices: Slices, size: int = CHUNK) -> Iterator[Slices]:
 
 def _character_end(piece: Slice, offset: int) -> int:
     """Return the first offset, from `offset` on, that is not inside a UTF-8 character."""
-    following = piece.read(offset, offset + 3)
-    return offset + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
+    for byte in piece.read(offset, offset + 3):
+        if byte & 0xC0 != 0x80:
+            break
+        offset += 1
+    return offset
 
 
 def align_to_characters(slices: Slices) -> Slices:

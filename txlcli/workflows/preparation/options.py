@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from txlcli.config.ranges import AtLeastTwo, NotNegativeFloat, PositiveInt
+from txlcli.corpora.corpus import SHARES
 from txlcli.errors import UsageError
 from txlcli.workflows.options import (
     Options,
@@ -61,8 +62,9 @@ class PrepareOptions(Options):
     def _check(self) -> None:
         check_encoding(self.encoding)
         check_documents(self.documents)
-        shares = self.split
-        if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
+        shares = self.split or SHARES
+        is_whole = abs(sum(shares) - 100) < 1e-6
+        if len(shares) != 3 or shares[0] == 0 or not is_whole:
             raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
         if self.ids:
             self.exclude(

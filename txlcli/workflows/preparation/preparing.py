@@ -71,7 +71,8 @@ class PreparedStore:
 
     def excerpt(self, split: str) -> str:
         """Return the beginning of a split as one line."""
-        text = " ".join(self.store.vocab.decode(self.store.ids(split)[:EXCERPT_TOKENS]).split())
+        ids = self.store.ids(split)[:EXCERPT_TOKENS]
+        text = " ".join(self.store.vocab.decode(ids).split())
         if len(text) <= EXCERPT_CHARACTERS:
             return text
         return text[: EXCERPT_CHARACTERS - 3] + "..."

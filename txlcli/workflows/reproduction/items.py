@@ -46,7 +46,8 @@ def benchmark(runner: Runner, item: str) -> ReportSection:
         if row.name in ours:
             own = ours[row.name]
             cells = [f"{own.parameters:,}", str(own.valid), str(own.test)]
-        rows.append([row.label, *cells, row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"])
+        paper_cells = [row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"]
+        rows.append([row.label, *cells, *paper_cells])
     settings = {part: runner.settings(part) for part in parts(item)}
     (store,) = {model.corpus.store for model in settings.values()}
     text = "" if store == paper.corpus else f" ({store})"  # the text, if it is not the paper's
@@ -89,7 +90,8 @@ def frontier(runner: Runner, item: str) -> ReportSection:
         for name, measured in zip(names, trained, strict=True):
             data[name] = {"parameters": runner.run(name).parameters, "trained": measured, "longer": None}
         data[names[0]]["longer"] = with_longer
-        rows.append([block, position, str(trained[0]), str(with_longer), *map(str, trained[1:])])
+        with_recurrence, *with_others = trained
+        rows.append([block, position, *map(str, (with_recurrence, with_longer, *with_others))])
     first, *others = MEMORIES
     columns = ["block", "positions", first, f"{first}, M = {longer}", *others]
     caption = f"Bits per character of the test split; lower is better; {runner.averaged}."

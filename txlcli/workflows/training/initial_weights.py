@@ -63,12 +63,13 @@ class InitialWeights:
     @property
     def origin(self) -> Origin:
         """Where the new run begins, for its card."""
+        copied = sum(len(rows) for _, rows, _, _ in self._rows())
         return Origin(
             run=str(self.run.directory),
             weights=self.run.best_or_last.name,
             step=self.checkpoint.state["step"],
             weights_sha256=self.checkpoint.weights_digest(),
-            new_symbols=len(self.old_ids) - sum(len(rows) for _, rows, _, _ in self._rows()),
+            new_symbols=len(self.old_ids) - copied,
         )
 
     @torch.no_grad()

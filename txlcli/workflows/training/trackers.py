@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,7 +18,7 @@ from txlcli.config import recipe
 from txlcli.config.settings import LogSettings
 from txlcli.errors import UsageError
 from txlcli.runs.run_directory import Run
-from txlcli.system.atomic_files import replacing
+from txlcli.system.atomic_files import write_text
 from txlcli.system.input_files import MAX_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
 
@@ -35,9 +36,9 @@ def tensorboard(run: Run, after: int) -> Iterator[Log]:
     """Write event files to the run directory; points beyond the step at which training begins are replaced."""
     from torch.utils.tensorboard import SummaryWriter
 
-    settings = json.dumps({"run": run.name, **recipe.to_table(run.settings)}, indent=2).replace("\n", "\n    ")
+    settings = json.dumps({"run": run.name, **recipe.to_table(run.settings)}, indent=2)
     with SummaryWriter(str(run.directory), purge_step=after + 1) as writer:
-        writer.add_text("settings", f"    {settings}", after + 1)  # Markdown: an indented block is code
+        writer.add_text("settings", textwrap.indent(settings, "    "), after + 1)  # Markdown: an indented block is code
 
         def log(values: dict[str, float], step: int) -> None:
             for name, value in values.items():
@@ -69,8 +70,8 @@ def tracked_id(run: Run) -> str:
     """Return the id of a run in Weights & Biases, which its directory keeps from its first start on."""
     path = run.directory / IDS
     if not path.exists():
-        with replacing(path) as draft:
-            draft.write_text(json.dumps({"wandb": secrets.token_hex(4)}, indent=2) + "\n", encoding="utf-8")
+        ids = {"wandb": secrets.token_hex(4)}
+        write_text(path, json.dumps(ids, indent=2) + "\n")
     return str(parse_json(read_text(path, MAX_SETTINGS))["wandb"])
 
 

@@ -328,7 +328,10 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden):
         inner = self.ff_1(hidden)
-        inner = F.relu(inner) if self.ff_gate is None else F.silu(self.ff_gate(hidden)) * inner
+        if self.ff_gate is None:
+            inner = F.relu(inner)
+        else:
+            inner = F.silu(self.ff_gate(hidden)) * inner
         return self.ff_2(self.dropout(inner))
 
 
@@ -374,7 +377,8 @@ class Layer(nn.Module):
         hidden = self.join(hidden, branch, self.dropout, self.attention_gate)
         if not pre_norm:
             hidden = self.attention_norm(hidden)
-        branch = self.feed_forward(self.ff_norm(hidden) if pre_norm else hidden)
+        inner = self.ff_norm(hidden) if pre_norm else hidden
+        branch = self.feed_forward(inner)
         hidden = self.join(hidden, branch, self.feed_forward_dropout, self.feed_forward_gate)
         return hidden if pre_norm else self.ff_norm(hidden)
 
@@ -393,9 +397,11 @@ class AdaptiveEmbedding(nn.Module):
         super().__init__()
         self.config = config
         self.tables = nn.ParameterList(torch.empty(band["end"] - band["first"], band["width"]) for band in config.bands)
-        widths = {str(band["projection"]): band["width"] for band in config.bands if band["projection"] is not None}
-        projections = {name: nn.Parameter(torch.empty(config.d_model, width)) for name, width in widths.items()}
-        self.projections = nn.ParameterDict(projections)
+        self.projections = nn.ParameterDict()
+        for band in config.bands:  # several may share a projection
+            if band["projection"] is not None:
+                matrix = nn.Parameter(torch.empty(config.d_model, band["width"]))
+                self.projections[str(band["projection"])] = matrix
 
     def forward(self, tokens):
         """Embed ids (B, T) -> (B, T, d), not yet scaled."""
@@ -421,13 +427,12 @@ class AdaptiveSoftmax(nn.Module):
         self.config = config
         self.biases = nn.ParameterList(torch.empty(band["end"] - band["first"]) for band in config.bands)
         self.tables = nn.ParameterList()
-        if not config.tie_embeddings:
-            sizes = [(band["end"] - band["first"], band["width"]) for band in config.bands]
-            self.tables.extend(nn.Parameter(torch.empty(size)) for size in sizes)
-        own = [band for band in config.bands if band["projection"] is not None and not band["shared"]]
-        numbers = [str(config.bands.index(band)) for band in own]
-        matrices = [nn.Parameter(torch.empty(config.d_model, band["width"])) for band in own]
-        self.projections = nn.ParameterDict(dict(zip(numbers, matrices, strict=True)))
+        self.projections = nn.ParameterDict()
+        for number, band in enumerate(config.bands):
+            if not config.tie_embeddings:
+                self.tables.append(nn.Parameter(torch.empty(band["end"] - band["first"], band["width"])))
+            if band["projection"] is not None and not band["shared"]:
+                self.projections[str(number)] = nn.Parameter(torch.empty(config.d_model, band["width"]))
         tails = len(config.bands) - 1
         if tails:
             self.cluster_weight = nn.Parameter(torch.empty(tails, config.bands[0]["width"]))
@@ -438,11 +443,12 @@ class AdaptiveSoftmax(nn.Module):
         tables = self.tables if len(self.tables) else embedding.tables
         projected = []
         for number, band in enumerate(self.config.bands):
-            matrix = None
-            if band["projection"] is not None:
-                shared = embedding.projections if band["shared"] else self.projections
-                matrix = shared[str(band["projection"] if band["shared"] else number)]
-            projected.append(hidden if matrix is None else hidden @ matrix)
+            if band["projection"] is None:
+                projected.append(hidden)
+            elif band["shared"]:
+                projected.append(hidden @ embedding.projections[str(band["projection"])])
+            else:
+                projected.append(hidden @ self.projections[str(number)])
         bands = zip(projected, tables, self.biases, strict=True)
         temperature = self.config.softmax_temperature
         head, *tails = [at_least_float32(F.linear(*of_band)) / temperature for of_band in bands]
@@ -507,8 +513,10 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: number of last positions whose logits are computed; 0 for all.
             past_key_values: `cache`, by its earlier name.
         """
-        use_cache = (not self.training) if use_cache is None else use_cache
-        cache = past_key_values if cache is None else cache
+        if use_cache is None:
+            use_cache = not self.training
+        if cache is None:
+            cache = past_key_values
         if cache is None:  # a call of several segments needs one in any case
             cache = DynamicCache(config=self.config)
         read = cache.get_seq_length()
