@@ -1,4 +1,4 @@
-"""Builds what a training run needs: the processes, the text, the run directory, the model and its optimizer."""
+"""Builds what a training run needs: the processes, the run directory, the model and its optimizer."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,8 +16,6 @@ from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.documents import document_spans
-from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training import checkpoint, distributed
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World
@@ -27,8 +25,7 @@ from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidationText
 from txlcli.data.token_store import TokenStore
-from txlcli.data.vocabulary import Ids
-from txlcli.errors import RecipeError, RunError, StoreError, TrainingError, UsageError
+from txlcli.errors import RecipeError, RunError, StoreError, UsageError
 from txlcli.runs import lifecycle, run_directory
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.run_directory import Run
@@ -39,6 +36,7 @@ from txlcli.workflows.training import initial_weights, out_of_memory
 from txlcli.workflows.training.initial_weights import InitialWeights
 from txlcli.workflows.training.plan import Plan, decide_compile
 from txlcli.workflows.training.resolve import Request
+from txlcli.workflows.training.text import read_splits
 from txlcli.workflows.workspace import Workspace, explain_attention
 
 Beginning = Checkpoint | InitialWeights | None
@@ -229,69 +227,6 @@ def new_run(request: Request, directory: Path, store: TokenStore | None, weights
         parameters=registry.count_parameters(settings.model, vocab_size),
         metric=metric,
         origin=weights.origin if weights else None,
-    )
-
-
-def read_splits(
-    settings: Settings, store: TokenStore, reporter: Reporter
-) -> tuple[TrainingSegments, ValidationText | None]:
-    """Read the segments of the train split, and the valid split; None for a store without one."""
-    train = settings.train
-    starts, shuffles = _train_starts(settings, store)
-    segments = TrainingSegments(store.ids("train"), train, starts, shuffles=shuffles)
-    if segments.lane_len <= train.seg_len:
-        reporter.say(
-            f"each of the {train.batch_size} parallel parts of the text has {segments.lane_len:,} tokens, no more than "
-            "a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
-        )
-    if "valid" not in store.splits:
-        _check_without_valid(train, store)
-        reporter.say(f"{store.path} has no valid split: training without validation")
-        return segments, None
-    inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, train.valid_tokens)
-    if not len(targets):
-        raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
-    spans: list[tuple[int, int]] = []
-    if train.reset_at_documents:
-        documents = _starts(store, "valid", "documents", "train.reset_at_documents")
-        spans = document_spans(documents, store.vocab.boundary, len(targets))
-    return segments, ValidationText(inputs, targets, spans)
-
-
-def _train_starts(settings: Settings, store: TokenStore) -> tuple[Ids | None, bool]:
-    """Return where the sentences or documents of the train split start, if the recipe needs it, and if it shuffles."""
-    if settings.corpus.shuffle_sentences:
-        return _starts(store, "train", "sentences", "corpus.shuffle_sentences"), True
-    if settings.corpus.shuffle_documents:
-        return _starts(store, "train", "documents", "corpus.shuffle_documents"), True
-    if settings.train.reset_at_documents:
-        return _starts(store, "train", "documents", "train.reset_at_documents"), False
-    return None, False
-
-
-def _starts(store: TokenStore, split: str, unit: str, setting: str) -> Ids:
-    """Return where the units of a split start, which a setting needs."""
-    starts = store.sentence_starts(split)
-    if starts is None:
-        message = f"{setting}: {store.path} does not record where {unit} start; set it to false"
-        if unit == "documents":
-            message += ", or prepare the store again with `documents`"
-        raise RecipeError(message, setting=setting)
-    return starts
-
-
-def _check_without_valid(train: TrainSettings, store: TokenStore) -> None:
-    """Reject settings that need a validation split."""
-    if train.schedule == "plateau":
-        key = "schedule"
-    elif train.average == "asgd":
-        key = "average"
-    else:
-        return
-    raise RecipeError(
-        f'train.{key} = "{getattr(train, key)}" needs a valid split, and {store.path} has none; prepare a text with '
-        f"one, or set another train.{key}",
-        setting=f"train.{key}",
     )
 
 

@@ -36,11 +36,12 @@ from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.training import initial_weights, out_of_memory
-from txlcli.workflows.training.build import check_device, new_directories, new_run, read_splits
+from txlcli.workflows.training.build import check_device, new_directories, new_run
 from txlcli.workflows.training.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.plan import Plan
 from txlcli.workflows.training.resolve import Request, resolve
+from txlcli.workflows.training.text import read_splits
 from txlcli.workflows.workspace import Workspace
 
 MAX_TIMED_S = 4.0
