@@ -58,7 +58,7 @@ class CompressedFile(io.RawIOBase):
                 raise
             size = self._path.stat().st_size
             raise CorpusError(
-                f"{self._path}: damaged, or not {self._compression} ({error}; reached byte {self._file.tell():,} of "
+                f"{self._path}: damaged, or not {self._compression} ({error}, reached byte {self._file.tell():,} of "
                 f"{size:,}); fetch or write it again"
             ) from error
         buffer[: len(data)] = data

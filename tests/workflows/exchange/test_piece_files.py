@@ -36,7 +36,14 @@ def test_an_archive_has_a_piece_for_each_array(tmp_path):
     assert lists(tmp_path / "all.npz") == PIECES[:2]
 
 
-@pytest.mark.parametrize("wrapped", [lambda ids: ids, lambda ids: {"ids": ids, "ids_encoded": False}])
+def test_an_archive_that_names_its_ids_has_no_other_pieces(tmp_path):
+    np.savez(tmp_path / "all.npz", lengths=[3, 2], input_ids=PIECES[0])
+    assert lists(tmp_path / "all.npz") == PIECES[:1]
+
+
+@pytest.mark.parametrize(
+    "wrapped", [lambda ids: ids, lambda ids: {"ids": ids, "tokens": [[1]]}, lambda ids: {"tokens": ids}]
+)
 def test_json_is_one_list_or_several_also_as_miditok_saves_it(tmp_path, wrapped):
     assert lists(write(tmp_path / "one.json", wrapped(PIECES[0]))) == [PIECES[0]]
     assert lists(write(tmp_path / "all.json", wrapped([*PIECES, []]))) == PIECES
@@ -58,7 +65,7 @@ def test_pieces_are_joined_in_the_order_of_their_files_and_begin_documents(tmp_p
 @pytest.mark.parametrize(
     ("name", "content", "word"),
     [
-        ("a.json", {"tokens": [1]}, '"ids"'),
+        ("a.json", {"notes": [1]}, '"ids"'),
         ("a.json", "text", '"ids"'),
         ("a.json", [1, 2.5], "float64"),
         ("a.json", [True], "bool"),
@@ -90,6 +97,11 @@ def test_an_id_that_the_vocabulary_does_not_have_is_refused_with_its_file(tmp_pa
 def test_a_damaged_file_is_refused(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     assert name in rejection(CorpusInputError, piece_files.read_pieces, tmp_path / name)
+
+
+def test_ids_without_a_header_that_are_named_like_an_array_are_renamed(tmp_path):
+    (tmp_path / "train.npy").write_bytes(bytes(range(1, 200)))
+    assert "train.bin" in rejection(CorpusInputError, piece_files.read_pieces, tmp_path / "train.npy")
 
 
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):

@@ -11,7 +11,7 @@ from tests.errors import rejection
 from txlcli.corpora import OWN_TEXT, signatures
 from txlcli.corpora.corpus import CorpusError, ReadOptions
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.exchange import token_files
+from txlcli.workflows.exchange import containers, token_files
 from txlcli.workflows.exchange.token_files import IdType
 
 IDS = [5, 0, 40_000, 7, 7, 12, 65_499]
@@ -293,6 +293,13 @@ def test_indexes_of_sequences_and_older_ones_are_read(tmp_path, index, format, s
     assert tokens.documents.starts(tokens.splits["train"]).tolist() == starts
 
 
+def test_a_type_that_cannot_hold_the_vocabulary_of_an_export_is_rejected(tmp_path):
+    (tmp_path / "train.bin").write_bytes(packed("H", IDS))
+    with pytest.raises(CorpusInputError, match="too many for uint8"):
+        token_files.find(tmp_path, IdType("uint8", 257, is_export=True))
+    assert token_files.find(tmp_path, IdType("uint8", 256, is_export=True)) is not None
+
+
 def test_an_older_index_of_another_file_is_named(tmp_path):
     (tmp_path / "train.bin").write_bytes(packed("i", [1, 2]))
     (tmp_path / "train.idx").write_bytes(old_index([2, 1]))
@@ -332,6 +339,7 @@ def test_files_of_ids_with_other_names_are_named_even_next_to_a_description(tmp_
     (tmp_path / name).write_bytes(data)
     (tmp_path / "index.json").write_text("{}")
     for source in (tmp_path, tmp_path / name):
+        assert containers.find(source, column=None, encoding=None) == ()
         with pytest.raises(CorpusError, match=r"streaming samples|NumPy"):
             OWN_TEXT.read(source, ReadOptions())
 

@@ -22,7 +22,7 @@ from txlcli.corpora.compressed import COMPRESSIONS, open_compressed
 from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.directory import select_text
 from txlcli.corpora.locate import is_companion, text_files
-from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of, reject_other_than_text
+from txlcli.corpora.signatures import HEAD, OF_IDS, encoding_of, format_in, format_of, reject_other_than_text
 from txlcli.corpora.unpack import DAMAGE, max_bytes, too_large
 from txlcli.errors import CorpusInputError, UsageError, shortened
 from txlcli.system.input_files import check_size, read_bytes
@@ -32,6 +32,7 @@ BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CS
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
+FOR_IDS = "token ids are read with `ids`, from .json, .npy, .npz and .bin"
 MAX_COLUMNS_LISTED = 10
 BLOCK = 1 << 20  # bytes or characters that are read at once
 MAX_ROW_LEN = 64 << 20
@@ -75,13 +76,18 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     """Return the user files whose text must be extracted, in the order of their names; none for plain text.
 
     If files of a directory have rows, only these are read. CSV and JSON in a directory that also has text are plain
-    text, unless `column` is given; JSON documents next to JSON lines or CSV describe these.
+    text, unless `column` is given; JSON documents next to JSON lines, CSV or token ids describe these.
     """
     files = []
+    others = set()
     for path in text_files(source):
-        is_other = source.is_dir() and format_of(path, "other")
-        if path.exists() and path.stat().st_size and not is_other:
+        other = format_of(path, "other") if source.is_dir() else None
+        if other:
+            others.add(other)
+        elif path.exists() and path.stat().st_size:
             files.append(_describe(path, encoding))
+    if not OF_IDS.isdisjoint(others) and all(is_companion(file.path) for file in files):
+        return ()  # the reader of text names the format of the ids
     with_rows = [file for file in files if file.format in ("Parquet", "Arrow")]
     if not with_rows and (column is not None or not any(map(_is_plain_text, files))):
         records = [file for file in files if file.format in BY_ENDING.values()]
@@ -115,8 +121,7 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     names, is_pieces = _columns(file)
     if not names:
         raise CorpusInputError(
-            f"{file.path}: no column has text; write the text as a column of strings, or as a text file; give "
-            "`ids` for token ids"
+            f"{file.path}: no column has text; write the text as a column of strings, or as a text file; {FOR_IDS}"
         )
     if file.format in DELIMITERS and column not in names and (column or TEXT not in names):
         return _with_numbered_column(file, column, names)
@@ -224,9 +229,7 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[in
         values = _json_lines(stream)
     for number, value in values:
         if not isinstance(value, dict):
-            raise CorpusInputError(
-                f"{file.path}: {unit} {number:,} is not a JSON object; repair it, or give `ids` for token ids"
-            )
+            raise CorpusInputError(f"{file.path}: {unit} {number:,} is not a JSON object; repair it; {FOR_IDS}")
         yield number, value
 
 

@@ -1,14 +1,14 @@
 """Files of token ids that hold one piece of music or one document each: NumPy arrays, and lists in JSON.
 
 .npy    one piece of shape (T,), or a piece in each row of (n, T)
-.npz    arrays of these shapes, in the order in which they were saved
-.json   one list of ids or a list of lists; or an object with such a list as "ids", as MidiTok saves it
+.npz    an array of these shapes called "ids", "input_ids" or "tokens"; without one, all arrays in the order of saving
+.json   one list of ids or a list of lists; or an object with such a list under one of these names, as MidiTok saves it
 """
 
 import itertools
 import zipfile
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from txlcli.corpora.corpus import Slice
 from txlcli.corpora.directory import files_by_split
 from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import text_files
+from txlcli.corpora.signatures import head_of
 from txlcli.data.vocabulary import MAX_IDS
 from txlcli.errors import CorpusInputError
 from txlcli.system.input_files import MAX_TEXT, check_size, read_bytes
@@ -30,6 +31,9 @@ from txlcli.workflows.exchange.token_files import VOCABULARY, TokenFiles
 ENDINGS = (".npy", ".npz", ".json")
 TOKENIZER = "tokenizer.json"
 """File with the settings of MidiTok's tokenizer, which `save_pretrained` writes next to the pieces."""
+NAMES = ("ids", "input_ids", "tokens")
+"""Names of the ids next to other content, such as an attention mask; the first one counts."""
+NUMPY = b"\x93NUMPY"
 FORMAT = "one file a piece"
 DTYPE = np.dtype("<u4")
 Piece = NDArray[np.integer]
@@ -102,7 +106,7 @@ def _pieces(path: Path) -> Iterator[Piece]:
         return
     content = parse_json(read_bytes(path, MAX_TEXT))
     if isinstance(content, dict):
-        content = content.get("ids")
+        content = content.get(_name_of_ids(content))
     if not isinstance(content, list):
         raise ValueError('neither a list nor an object with a list "ids"')
     if not any(isinstance(item, list) for item in content):
@@ -116,12 +120,24 @@ def _arrays(path: Path) -> Iterator[NDArray[Any]]:
     """Yield the arrays of a .npy or .npz; those of Python's objects, which could run code, are rejected by NumPy."""
     check_size(path.stat().st_size, MAX_TEXT, str(path))
     if path.suffix.lower() == ".npy":
+        if not head_of(path).startswith(NUMPY):
+            raise CorpusInputError(
+                f"{path}: not a NumPy array; if it holds ids without a header, rename it to {path.stem}.bin and give "
+                "their `dtype`"
+            )
         yield np.load(path, mmap_mode="r")
         return
     check_zip(path)
     with np.load(path) as archive:
-        for name in archive.files:
+        name_of_ids = _name_of_ids(archive.files)
+        names = archive.files if name_of_ids is None else [name_of_ids]
+        for name in names:
             yield archive[name]
+
+
+def _name_of_ids(names: Collection[str]) -> str | None:
+    """Return the name under which an archive or an object has its ids; None if it does not say."""
+    return next((name for name in NAMES if name in names), None)
 
 
 def _check(ids: NDArray[Any], limit: int) -> None:

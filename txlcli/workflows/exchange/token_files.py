@@ -160,6 +160,11 @@ def _open(path: Path, id_type: IdType) -> _TokenFile:
 def _without_header(path: Path, id_type: IdType) -> _TokenFile:
     size = path.stat().st_size
     ids = type_named(id_type.name)
+    if id_type.is_export and np.iinfo(ids).max < (id_type.vocab_size or 0) - 1:
+        raise CorpusInputError(
+            f"{path}: txl wrote the ids of a vocabulary of {id_type.vocab_size:,}, too many for {ids.name}; leave out "
+            "`dtype`"
+        )
     if format_of(path) == "zip":
         raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
     known = format_of_header(path)
