@@ -178,12 +178,6 @@ def _message_of(error: BaseException) -> str | None:
     return None
 
 
-def _write_end(message: str, code: int) -> None:
-    """Write the last line: a signal is not an error."""
-    write = console.warn if code - 128 in signals.WORDS else console.complain
-    write(message)
-
-
 def _complain_once(error: TxlError) -> None:
     """Report an error; other processes than rank 0 wait, since it reports most errors of all and then ends them."""
     if isinstance(error, ReportedError):
@@ -192,7 +186,10 @@ def _complain_once(error: TxlError) -> None:
         time.sleep(SECONDS_FOR_RANK_0)
         if isinstance(error, DisagreementError):
             return
-    _write_end(str(error), error.exit_code)
+    if error.exit_code - 128 in signals.WORDS:  # a signal is not an error
+        console.warn(str(error))
+    else:
+        console.complain(str(error))
 
 
 def _explain(error: typer.TyperException) -> str:

@@ -6,7 +6,7 @@ Axes: T tokens, V vocabulary.
 import operator
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -218,8 +218,7 @@ class LoadedRun:
         else:
             source = UserText("text", to_bytes(text) if isinstance(text, str) else text, label="text")
         encoded = read_user_text(self._opened, EvalOptions(text=(source,)), self._workspace.reporter)
-        settings = one_lane(self._opened.run, mem_len=mem_len)
-        settings = replace(settings, temperature=self.settings.eval.temperature)
+        settings = one_lane(self._opened.run, mem_len=mem_len, temperature=self.settings.eval.temperature)
         scoring = Scoring(self._opened, encoded, settings, self._workspace)
         read = partial(score, setting=RowSetting(mem_len=settings.mem_len))
         scoring = with_temperature(scoring, read)

@@ -260,11 +260,8 @@ def format_value(value: Any) -> str:
 
 def facts(settings: Settings) -> dict[str, str]:
     """Return the value of each setting in words, by full name."""
-    words = {}
-    for section, keys in to_table(settings).items():
-        for key, value in keys.items():
-            words[f"{section}.{key}"] = format_value(value)
-    return words
+    values = _full_names(to_table(settings))
+    return {name: format_value(value) for name, value in values.items()}
 
 
 def classes_of(section: str) -> dict[str, Any]:

@@ -124,7 +124,9 @@ def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> Los
     files = [words_file.read(path) for path in (first, second)]
     shared = set(files[0].places) & set(files[1].places)
     firsts = [_numbers(file, shared) for file in files]
-    texts = [[file.words[number] for number in numbers] for file, numbers in zip(files, firsts, strict=True)]
+    texts = []
+    for file, numbers in zip(files, firsts, strict=True):
+        texts.append([file.words[number] for number in numbers])
     if texts[0] != texts[1] or 2 * len(shared) < max(len(file.words) for file in files):
         raise UsageError(f"{first} and {second} have words of different texts; evaluate both models on the same text")
     lengths = options.mem_len or (None,)

@@ -73,8 +73,7 @@ def _rows_of_table(table: Table[Result], *, released: bool | None) -> tuple[list
         marks = row.mark
         if released is not None and row.ours != released:
             marks += OTHER_SYMBOLS
-        cells = [f"  {row.label} {marks}".rstrip(), row.parameters or "-", str(row.valid or "-"), f"{row.test}"]
-        rows.append((row.test, cells))
+        rows.append((row.test, _published_cells(row, marks)))
         all_marks += marks
     return rows, all_marks
 
@@ -82,9 +81,12 @@ def _rows_of_table(table: Table[Result], *, released: bool | None) -> tuple[list
 def _rows_of_others(others: Sequence[OtherResult]) -> list[Ranked]:
     rows = []
     for row in others:
-        cells = [f"  {row.label}", row.parameters or "-", str(row.valid or "-"), f"{row.test}"]
-        rows.append((row.test, [*cells, row.protocol or "-", row.source]))
+        rows.append((row.test, [*_published_cells(row), row.protocol or "-", row.source]))
     return rows
+
+
+def _published_cells(row: Result | OtherResult, marks: str = "") -> list[str]:
+    return [f"  {row.label} {marks}".rstrip(), row.parameters or "-", str(row.valid or "-"), f"{row.test}"]
 
 
 def _ranked(rows: Sequence[Ranked], run: Run, results: Results) -> list[list[str]]:

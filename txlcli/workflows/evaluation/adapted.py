@@ -31,10 +31,14 @@ from txlcli.workflows.evaluation.search import with_temperature
 
 RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients
 TITLE = "dynamic evaluation"
-CACHE_TOKENS, CACHE_FILLS = 50_000, 2
-"""Fewest tokens of valid to search with a cache, and how often the tokens of one lane fill it, at least."""
-DYNAMIC_TOKENS, DYNAMIC_STEPS = 10_000, 50
-"""Fewest tokens and steps of the search for dynamic evaluation; with fewer steps, the decay has no effect."""
+CACHE_TOKENS = 50_000
+"""Fewest tokens of valid to search with a cache."""
+CACHE_FILLS = 2
+"""How often the tokens of one lane fill the cache in a search, at least."""
+DYNAMIC_TOKENS = 10_000
+"""Fewest tokens of the search for dynamic evaluation."""
+DYNAMIC_STEPS = 50
+"""Fewest steps of it; with fewer, the decay has no effect."""
 LEARNING_RATES = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
 """Candidates that are all tried."""
 LARGER_LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
@@ -60,7 +64,7 @@ def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
         rms = gradient_rms(scoring.opened.model, train, settings, RMS_SEGMENTS)
     score_model = partial(with_memory, mem_len=settings.mem_len)
     tempered = with_temperature(scoring, score_model)
-    yield replace(score_model(tempered), method="model")
+    yield score_model(tempered).by_method("model", {})
     if cache:
         yield _with_cache(tempered, for_cache.changed(temperature=tempered.settings.temperature), cache)
     if options.dynamic:
@@ -87,7 +91,7 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     losses = mixed_losses(scores.losses_nats, cached[0], share)
     row = make_row(scoring, replace(scores, losses_nats=losses), next_step="leave out `cache`")
     parameters = {"theta": theta, "lambda": share, "searched_on": len(valid.text.targets)}
-    return replace(row, method=f"cache {size:,}", adaptation=parameters)
+    return row.by_method(f"cache {size:,}", parameters)
 
 
 def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterator[EvalRow]:
@@ -107,11 +111,11 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterato
         scoring.reporter.say("every learning rate tried increases the loss on valid: dynamic evaluation is not applied")
     parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
     row = score_with_best(scoring.changed(temperature=1.0))
-    yield replace(row, method="dynamic", adaptation=parameters)
+    yield row.by_method("dynamic", parameters)
     tempered = with_temperature(scoring, score_with_best, valid)
     if tempered.settings.temperature != 1:
         row = score_with_best(tempered)
-        yield replace(row, method="dynamic, temperature", adaptation=parameters | {"temperature": row.temperature})
+        yield row.by_method("dynamic, temperature", parameters | {"temperature": row.temperature})
 
 
 def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> DynamicSettings:
@@ -127,9 +131,9 @@ def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> 
     for lr in LARGER_LEARNING_RATES:
         if best is not tried[-1]:
             break
-        tried.append(replace(best, lr=lr))
+        tried.append(DynamicSettings(lr=lr, decay=FIRST_DECAY))
         best = min(best, tried[-1], key=loss)
     if not best.lr:
         return best
-    decays = [replace(best, decay=decay) for decay in DECAYS]
+    decays = [DynamicSettings(lr=best.lr, decay=decay) for decay in DECAYS]
     return min(decays, key=loss)

@@ -84,7 +84,7 @@ def evaluate(
     """Evaluate an open model, in the processes of `world`, without recording the result; see `run`."""
     check_options(opened, options)
     if options.attention is not None:
-        opened = replace(opened, model=opened.model.on(attention=options.attention))
+        opened = opened.on(attention=options.attention)
     opened = compile_reading(opened, options, options.compile)
     workspace.reporter.say(f"evaluating {opened.subject} ({opened.weights_title})")
 

@@ -88,6 +88,10 @@ class EvalRow(Result):
         """True unless other programs used the processors so much that times and slowdowns mean little."""
         return is_trusted(self.processor_share)
 
+    def by_method(self, method: str, parameters: dict[str, float]) -> "EvalRow":
+        """Return the row as the result of a way of adaptation with these parameters."""
+        return replace(self, method=method, adaptation=parameters)
+
     def to_json(self) -> dict[str, Any]:
         """Return the row of `--json`, which has the keys of its kind of evaluation only."""
         absent = {"losses_nats", "measures"}
@@ -196,12 +200,11 @@ def _times(scoring: Scoring) -> tuple[float, float] | None:
     None if the text is shorter than the memory, or if the model has fewer learned positions.
     """
     model = scoring.opened.model
-    settings = scoring.settings
     tokens = len(scoring.text.targets)
-    one_lane = replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
+    one_lane = scoring.changed(batch_size=1, seg_len=min(scoring.settings.seg_len, tokens)).settings
     _, attn_len = attention_span(model, one_lane)
     longest = model.settings.longest_window
-    if settings.mem_len == 0 or settings.mem_len > tokens:
+    if one_lane.mem_len == 0 or one_lane.mem_len > tokens:
         return None
     if longest is not None and attn_len > longest:
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import Stream
@@ -45,6 +45,10 @@ class Scoring:
     def on_valid(self, positions: int | None = None) -> "Scoring":
         """Return the first positions of the validation split, scored with the same settings."""
         text = first_positions(self.opened.as_run, "valid", positions or self.positions, self.workspace)
+        return self.on_text(text)
+
+    def on_text(self, text: ScoredText) -> "Scoring":
+        """Return another text, scored with the same settings."""
         return replace(self, text=text)
 
     def changed(self, **settings: Any) -> "Scoring":
@@ -52,11 +56,13 @@ class Scoring:
         return replace(self, settings=replace(self.settings, **settings))
 
 
-def one_lane(run: Run, *, mem_len: int | None, seg_len: int | None = None) -> EvalSettings:
-    """Return the run's evaluation settings with one lane, temperature 1, and these lengths if they are given."""
+def one_lane(
+    run: Run, *, mem_len: int | None, seg_len: int | None = None, temperature: float | Literal["auto"] = 1.0
+) -> EvalSettings:
+    """Return the run's evaluation settings with one lane, a temperature, and these lengths if they are given."""
     settings = run.settings
     if mem_len is None:
         mem_len = settings.eval.mem_len
     settings.check_memory(mem_len, run=run.directory, instead="give `mem_len` 0")
     seg_len = seg_len or settings.eval.seg_len
-    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=seg_len, temperature=1.0)
+    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=seg_len, temperature=temperature)

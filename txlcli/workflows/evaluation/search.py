@@ -12,7 +12,8 @@ from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
 
 STEP = 0.05
-COLDEST, HOTTEST = -10, 20
+COLDEST = -10
+HOTTEST = 20
 """Limits of the temperature, in steps from 1."""
 SEARCH_STEPS = 16
 """The resolution of the search for a length is the trained length divided by this."""

@@ -64,6 +64,10 @@ class ScoredText:
         """The documents, or the text itself if it has none."""
         return self.documents or (self,)
 
+    def with_notes(self, *notes: str) -> "ScoredText":
+        """Return the text with further remarks."""
+        return replace(self, notes=(*self.notes, *notes))
+
     @property
     def spans(self) -> list[tuple[int, int]]:
         """First target of each part, and the one after its last."""
@@ -87,7 +91,7 @@ def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) 
     else:
         text = _read_documents(opened, options, reporter)
     data = b"".join(part.data for part in text.parts)
-    return replace(text, notes=(*text.notes, *opened.remarks(data)))
+    return text.with_notes(*opened.remarks(data))
 
 
 def _read_documents(opened: OpenModel, options: EvalOptions, reporter: Reporter) -> ScoredText:
@@ -233,7 +237,8 @@ def _encode_documents(
                 break
     if not texts:
         raise VocabularyError(f"{title}: no token to predict; give longer texts")
-    notes = list(dict.fromkeys(note for text in texts for note in text.notes))
+    all_notes = itertools.chain.from_iterable(text.notes for text in texts)
+    notes = list(dict.fromkeys(all_notes))
     if left_out:
         notes.append(f"{left_out:,} documents have no token to predict and were left out")
     words = [text.words for text in texts if text.words is not None]
@@ -294,7 +299,7 @@ def _with_unknown(text: ScoredText, vocab: Vocab, reporter: Reporter) -> ScoredT
     reporter.say(remark)
     if 2 * unknown <= len(text.targets):
         return text
-    return replace(text, notes=(*text.notes, remark))
+    return text.with_notes(remark)
 
 
 def _unknown(targets: NDArray[np.integer], vocab: Vocab) -> int:

@@ -13,6 +13,7 @@ Axes: W words, T scored tokens, V vocabulary.
 """
 
 import csv
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -286,5 +287,6 @@ def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
                 table.writerow([text, start, end, count, int(missing), *document, *written])
     count = sum(len(part.texts) for part in words)
     scoring.reporter.say(f"the bits of {count:,} words written to {path}")
-    for note in dict.fromkeys(note for part in words for note in part.notes):
+    all_notes = itertools.chain.from_iterable(part.notes for part in words)
+    for note in dict.fromkeys(all_notes):
         scoring.reporter.say(note)

@@ -64,7 +64,7 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
         write = transformers_folder.write
         notes = transformers_folder.notes_of(opened)
     elif options.format == "pt2":
-        _check_architecture(opened)
+        transformers_folder.check_architecture(opened)
         write = _write_program
         if opened.vocab.tokenizer not in ("byte", "char", "word"):
             notes = (ONLY_IDS,)
@@ -83,12 +83,6 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
         parameters=opened.run.parameters,
         notes=notes,
     )
-
-
-def _check_architecture(opened: OpenRun) -> None:
-    arch = opened.model.settings.arch
-    if arch != "transformer":
-        raise RunError(f'{opened.run.directory}: only arch = "transformer" can be exported, not "{arch}"')
 
 
 def _check_settings(opened: OpenRun) -> None:

@@ -29,12 +29,18 @@ FEED_FORWARDS = ("relu", "swiglu")
 AUTO_TEMPERATURE = "eval.temperature = auto is exported as 1; set softmax_temperature in config.json to another"
 
 
+def check_architecture(opened: OpenRun) -> None:
+    """Reject a run whose model is not a Transformer-XL."""
+    arch = opened.model.settings.arch
+    if arch != "transformer":
+        raise RunError(f'{opened.run.directory}: only arch = "transformer" can be exported, not "{arch}"')
+
+
 def check(opened: OpenRun) -> None:
     """Reject a run whose model the code in the folder does not compute."""
-    settings = opened.model.settings
+    check_architecture(opened)
+    settings = opened.transformer.settings
     run = opened.run.directory
-    if not isinstance(settings, TransformerSettings) or settings.arch != "transformer":
-        raise RunError(f'{run}: only arch = "transformer" can be exported, not "{settings.arch}"')
     if settings.position not in POSITIONS:
         raise RunError(f'{run}: position = "{settings.position}" is an encoding of your own, which cannot be exported')
     if settings.parts.feed_forward not in FEED_FORWARDS:
