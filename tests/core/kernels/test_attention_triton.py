@@ -4,6 +4,7 @@ Run with TRITON_INTERPRET=1, which Triton reads when it is imported; several til
 """
 
 import dataclasses
+import itertools
 import math
 import os
 from functools import partial
@@ -62,36 +63,33 @@ def largest_differences(given, expected):
     return differences
 
 
-def compare(names, sizes, *, position_keys=None, dtype=torch.float32, splits=0, **limits):
+def assert_equals_definition(names, sizes, *, tolerance=2e-5, position_keys=None, dtype=torch.float32, **how):
+    """Compare output and gradients with those of the definition in float64."""
     seg_len, key_len, reach, width = sizes
+    splits = how.pop("splits", 0)
     tensors = arguments(names, seg_len=seg_len, key_len=key_len, reach=reach, width=width, position_keys=position_keys)
-    expected = with_gradients(attention.attend, tensors, reach=reach, **limits)
+    expected = with_gradients(attention.attend, tensors, reach=reach, **how)
     triton_attend = partial(attention_triton.attend, splits=splits)
-    given = with_gradients(triton_attend, cast(tensors, dtype), reach=reach, **limits)
-    return largest_differences(given, expected)
+    given = with_gradients(triton_attend, cast(tensors, dtype), reach=reach, **how)
+    for name, difference in largest_differences(given, expected).items():
+        assert difference < tolerance, name
 
 
-@pytest.mark.parametrize(("terms", "sizes"), sampled(2, TERMS, SMALL))
+EVERY_LARGE = [pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(TERMS, LARGE)]
+
+
+@pytest.mark.parametrize(("terms", "sizes"), [*sampled(2, TERMS, SMALL), *EVERY_LARGE])
 def test_output_and_gradients_equal_the_definition_in_float64(terms, sizes):
-    for name, difference in compare(TERMS[terms], SMALL[sizes]).items():
-        assert difference < 2e-5, name
+    assert_equals_definition(TERMS[terms], {**SMALL, **LARGE}[sizes])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("terms", TERMS)
-@pytest.mark.parametrize("sizes", LARGE)
-def test_output_and_gradients_of_several_tiles_equal_the_definition_in_float64(terms, sizes):
-    for name, difference in compare(TERMS[terms], LARGE[sizes]).items():
-        assert difference < 2e-5, name
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float16, 0.05)], ids=str)
 @pytest.mark.parametrize(("terms", "sizes"), sampled(2, TERMS, SMALL))
-def test_each_query_may_have_a_farthest_distance_of_its_own(terms, sizes, dtype):
+def test_each_query_may_have_a_farthest_distance_of_its_own(terms, sizes, dtype, tolerance):
+    """In fp16, too: Triton's interpreter has no bf16."""
     seg_len, key_len, _, _ = SMALL[sizes]
     farthest = equality.farthest_of(B, seg_len, key_len)
-    for name, difference in compare(TERMS[terms], SMALL[sizes], dtype=dtype, farthest=farthest).items():
-        assert difference < (2e-5 if dtype == torch.float32 else 0.05), name
+    assert_equals_definition(TERMS[terms], SMALL[sizes], tolerance=tolerance, dtype=dtype, farthest=farthest)
 
 
 @pytest.mark.slow
@@ -99,21 +97,13 @@ def test_each_query_may_have_a_farthest_distance_of_its_own(terms, sizes, dtype)
 @pytest.mark.parametrize("terms", ["all terms", "no positions"])
 def test_tiles_of_keys_that_a_query_does_not_see_add_nothing(terms, splits):
     farthest = equality.farthest_of(B, 130, 203) % 9
-    for name, difference in compare(TERMS[terms], LARGE["several tiles"], splits=splits, farthest=farthest).items():
-        assert difference < 2e-5, name
-
-
-def test_fp16_differs_by_its_rounding():
-    """Triton's interpreter has no bf16."""
-    for name, difference in compare(RELATIVE, SMALL["reach below K"], dtype=torch.float16).items():
-        assert difference < 0.02, name
+    assert_equals_definition(TERMS[terms], LARGE["several tiles"], splits=splits, farthest=farthest)
 
 
 @pytest.mark.parametrize(("with_distance_bias", "position_keys"), sampled(2, [False, True], [1, 9, 33]))
 def test_distances_without_a_position_key_score_as_the_farthest_with_one(position_keys, with_distance_bias):
     names = (*RELATIVE, "distance_bias") if with_distance_bias else RELATIVE
-    for name, difference in compare(names, (21, 75, 50, 64), position_keys=position_keys).items():
-        assert difference < 2e-5, name
+    assert_equals_definition(names, (21, 75, 50, 64), position_keys=position_keys)
 
 
 @pytest.mark.parametrize("position_keys", [1, 9, 50])
@@ -138,8 +128,7 @@ def test_a_gpu_with_idle_processors_divides_the_keys():
 @pytest.mark.parametrize("splits", [2, 8])
 def test_several_programs_divide_the_keys_of_the_same_queries(sizes, splits):
     """As on a GPU with that many idle processors: the output, and the gradients, which read the log normalizers."""
-    for name, difference in compare(RELATIVE, SMALL[sizes], splits=splits).items():
-        assert difference < 2e-5, name
+    assert_equals_definition(RELATIVE, SMALL[sizes], splits=splits)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])

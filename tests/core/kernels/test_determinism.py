@@ -29,18 +29,15 @@ def test_a_block_for_cuda_has_deterministic_kernels_and_restores_the_settings():
     assert settings_of_torch() == before
 
 
-@pytest.mark.parametrize(("device", "enabled"), [(CPU, True), (CUDA, False)])
-def test_on_a_cpu_or_without_the_setting_nothing_changes(device, enabled):
-    before, environ = settings_of_torch(), {}
-    with deterministic_kernels(device, enabled=enabled, environ=environ):
-        assert settings_of_torch() == before
-    assert environ == {}
-
-
-def test_the_workspaces_that_the_user_has_fixed_are_kept():
-    environ = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
-    with deterministic_kernels(CUDA, enabled=True, environ=environ):
-        assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+@pytest.mark.parametrize(
+    ("device", "enabled", "environ"),
+    [(CPU, True, {}), (CUDA, False, {}), (CUDA, True, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})],
+)
+def test_on_a_cpu_or_without_the_setting_nothing_changes_and_workspaces_of_the_user_are_kept(device, enabled, environ):
+    before, given = settings_of_torch(), dict(environ)
+    with deterministic_kernels(device, enabled=enabled, environ=given):
+        assert given == environ
+        assert (settings_of_torch() == before) != bool(environ)
 
 
 def test_an_operation_without_a_deterministic_kernel_is_rejected_in_one_line():

@@ -9,7 +9,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from tests.core.builders import small_model, small_rnn
+from tests.core.builders import cut, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures import timing
@@ -85,39 +85,30 @@ def slides(calls):
     return sum(after.key_address <= before.key_address for before, after in itertools.pairwise(calls))
 
 
-def test_evaluation_is_timed_with_a_full_memory():
-    model, calls = observed_model()
-    timing.time_evaluation(model, NEAR, Repetitions(2))
-    scored = calls[2:]  # two segments fill the memory
-    assert set(sizes(scored)) == {(B, L, M)}
-    assert {(call.distances, call.reach) for call in scored} == {(5, M + 1)}
-
-
 @pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (L, 160), (1, 160), (300, M)])
-def test_a_repetition_includes_the_slide_of_the_buffer(seg_len, mem_len):
-    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
+def test_evaluation_is_timed_with_a_full_memory_and_a_slide_of_the_buffer_in_each_repetition(seg_len, mem_len):
     model, calls = observed_model()
-    timing.time_evaluation(model, settings, Repetitions(2))
+    timing.time_evaluation(model, dataclasses.replace(NEAR, seg_len=seg_len, mem_len=mem_len), Repetitions(2))
     period = -(-max(seg_len, mem_len // 4) // seg_len)  # segments
-    assert len(calls) == -(-mem_len // seg_len) + 3 * period  # the memory, the warm-up, two repetitions
+    filling = -(-mem_len // seg_len)
+    timed = calls[filling:]
+    assert sizes(timed) == [(B, seg_len, mem_len)] * 3 * period  # the warm-up, two repetitions
+    assert {(call.distances, call.reach) for call in timed} == {(5, mem_len + 1)}
     for repetition in (calls[-2 * period - 1 : -period], calls[-period - 1 :]):
         assert slides(repetition) >= 1
 
 
 @pytest.mark.parametrize("mem_len", [M, 160])
-def test_a_repetition_of_single_tokens_includes_the_slide_of_the_buffer(mem_len):
+def test_single_tokens_are_timed_with_a_full_memory_and_a_slide_of_the_buffer_in_each_repetition(mem_len):
     model, calls = observed_model()
-    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=mem_len), Repetitions(2))
+    timing.time_single_tokens(model, dataclasses.replace(NEAR, mem_len=mem_len, batch_size=1), Repetitions(2))
     period = max(L, mem_len // 4)  # tokens
+    filling = cut(mem_len, L)  # the memory, in segments
+    assert sizes(calls[: len(filling)]) == [(1, length, L * number) for number, length in enumerate(filling)]
+    timed = calls[len(filling) :]
+    assert sizes(timed) == [(1, 1, mem_len)] * (1 + 2 * period)
+    assert {(call.distances, call.reach) for call in timed} == {(5, mem_len + 1)}
     assert [slides(calls[-2 * period - 1 : -period]), slides(calls[-period - 1 :])] == [1, 1]
-
-
-def test_single_tokens_are_timed_with_a_full_memory():
-    model, calls = observed_model()
-    timing.time_single_tokens(model, dataclasses.replace(NEAR, batch_size=1), Repetitions(3))
-    assert sizes(calls[:2]) == [(1, L, 0), (1, M - L, L)]  # the memory, in segments
-    assert sizes(calls[2:]) == [(1, 1, M)] * (1 + 3 * L)  # L is more than a quarter of M
-    assert {(call.distances, call.reach) for call in calls[2:]} == {(5, M + 1)}
 
 
 def test_single_tokens_without_memory_are_timed_with_a_window_for_each():
