@@ -219,6 +219,14 @@ def test_auxiliary_classifiers_and_recurrent_models_have_logits_of_their_own():
     assert logit_bytes(rnn_settings("lstm"), V, train) == 4 * B * L * V
 
 
+@pytest.mark.parametrize(
+    ("changed", "sign"), [({"reread_len": 3}, 1), ({"seg_len_jitter": True}, 1), ({"loss_part": "half"}, -1)]
+)
+def test_tokens_that_are_read_again_padded_or_not_predicted_change_what_is_kept(changed, sign):
+    plain, other = (activations(model_settings(), seg_len=6, **more) for more in ({}, changed))
+    assert (other > plain) - (other < plain) == sign
+
+
 def test_recomputing_layers_keeps_their_inputs_and_on_cuda_all_of_one_layer():
     layers = (deep(), dataclasses.replace(deep(), n_layers=6))
     kept, again = (
