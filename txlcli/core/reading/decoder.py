@@ -6,9 +6,9 @@ carries is `core.model.layer.HiddenMemory`.
 
 On CUDA, graphs read single tokens and whole segments, from the embedding to the final norm, and compute the losses of
 segments: they repeat the same kernels on the same memory. For a token, its slot in the buffers and how far it sees are
-numbers on the device; it scores up to a quarter more keys. A segment finds
-the keys of the past in one of a few places of the sliding buffer, its phases, once the memory is full: the slack of the
-buffer is a multiple of the segment, so that they recur.
+on the device; it scores up to a quarter more keys. Once the memory is full, a segment finds the keys of the past at one
+of a few offsets in the sliding buffer, its phases: the slack of the buffer is a multiple of the segment, so that they
+recur.
 
 Axes: B batch, C capacity of the buffers, L segment, M memory, H heads, D head width, d model width, n distances.
 """
@@ -77,9 +77,9 @@ class SlidingBuffer(Past):
         self, shape: tuple[int, int, int, int], buffer_range: BufferRange, device: torch.device, dtype: torch.dtype
     ) -> None:
         *outer, width = shape
-        padded = -(-width // row_multiple(device)) * row_multiple(device)
-        self.keys = torch.zeros(*outer, padded, dtype=dtype, device=device)
-        self.values = torch.zeros(*outer, padded, dtype=dtype, device=device)
+        padded_width = width + -width % row_multiple(device)
+        self.keys = torch.zeros(*outer, padded_width, dtype=dtype, device=device)
+        self.values = torch.zeros(*outer, padded_width, dtype=dtype, device=device)
         self._range = buffer_range
 
     def extend(self, keys: Tensor, values: Tensor, layer: Layer, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
@@ -118,16 +118,19 @@ class FixedSlots(Past):
 
     def extend(self, keys: Tensor, values: Tensor, layer: Layer, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H, 1, D) of the token; return the whole buffers (B, H, C, D)."""
-        for buffer, new in ((self._buffer.keys, keys), (self._buffer.values, values)):
-            buffer[..., : new.shape[3]].index_copy_(2, self._at, new.to(buffer.dtype))
-        return self._buffer.keys, self._buffer.values
+        all_keys = self._buffer.keys
+        all_values = self._buffer.values
+        width = keys.shape[3]
+        all_keys[..., :width].index_copy_(2, self._at, keys.to(all_keys.dtype))
+        all_values[..., :width].index_copy_(2, self._at, values.to(all_values.dtype))
+        return all_keys, all_values
 
 
 class Replays:
     """A function of tensors that is captured as CUDA graphs, which read their inputs from the same memory.
 
     Args:
-        run: of tensors whose shapes and dtypes are the same in each call, and of numbers (n,), if there are any.
+        run: of tensors whose shapes and dtypes are the same in each call, and of integers (n,), if there are any.
         capture_graph: makes a graph; on a CPU it may return the function that it gets.
     """
 
@@ -139,21 +142,13 @@ class Replays:
         self.has_captured = False
         """True if there is a graph; a function that could not be captured is called as it is."""
 
-    def __call__(self, phase: int, *tensors: Tensor, numbers: Sequence[int] = ()) -> Tensor:
-        """Return a copy of the result for tensors on the device, and numbers (n,) that change with each call.
+    def __call__(self, phase: int, *tensors: Tensor, integers: Sequence[int] = ()) -> Tensor:
+        """Return a copy of the result for tensors on the device, and integers (n,) that change with each call.
 
         There is one graph for each phase, captured when the phase occurs for the second time.
         """
         device = tensors[0].device
-        given = list(tensors)
-        if numbers:
-            on_host = torch.tensor(numbers)
-            given.append(on_host.pin_memory() if device.type == "cuda" else on_host)
-        if not self._inputs:
-            self._inputs = [tensor.to(device, copy=True) for tensor in given]
-        else:
-            for own, tensor in zip(self._inputs, given, strict=True):
-                own.copy_(tensor, non_blocking=True)
+        self._write_inputs(device, tensors, integers)
         run = partial(self._run, *self._inputs)
         if phase not in self._replays:
             self._replays[phase] = None
@@ -164,6 +159,18 @@ class Replays:
             self._replays[phase] = replay
             self.has_captured |= replay is not run
         return replay().clone()
+
+    def _write_inputs(self, device: torch.device, tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
+        """Copy tensors and integers to the memory that the graphs read."""
+        given = list(tensors)
+        if integers:
+            on_host = torch.tensor(integers)
+            given.append(on_host.pin_memory() if device.type == "cuda" else on_host)
+        if not self._inputs:
+            self._inputs = [tensor.to(device, copy=True) for tensor in given]
+            return
+        for own, tensor in zip(self._inputs, given, strict=True):
+            own.copy_(tensor, non_blocking=True)
 
 
 class Decoder(Reader):
@@ -178,13 +185,12 @@ class Decoder(Reader):
         return model.for_reading(compiles=should_compile(model, tokens))
 
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
-        settings = self.settings
         sizes = self.model.settings
-        self.mem_len = sizes.visible_memory(settings.mem_len)
-        """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
-        self._limit = smallest_limit(settings.key_limit, sizes.window)
         self.model.encoding.check_positions(self.seg_len)
+        self.mem_len = sizes.visible_memory(self.settings.mem_len)
+        """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         key_len = self.mem_len + self.seg_len
+        self._limit = smallest_limit(self.settings.key_limit, sizes.window)
         self.reach = min(key_len, self._limit or key_len)
         """The largest number of keys that a query sees."""
         if capture_graph is None and self.device.type == "cuda" and self.model.attention_backend != "reference":
@@ -194,7 +200,9 @@ class Decoder(Reader):
         slack = max(self.seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
         phases = math.ceil(slack / self.seg_len)
         self._replays_segments = self.replays_tokens and phases <= MAX_PHASES
-        self.housekeeping_interval = phases * self.seg_len if self._replays_segments else slack
+        if self._replays_segments:
+            slack = phases * self.seg_len
+        self.housekeeping_interval = slack
         self.capacity = self.mem_len + self.housekeeping_interval
         """Positions that the buffer holds before it slides."""
         self._range = BufferRange()
@@ -255,6 +263,7 @@ class Decoder(Reader):
         with self._autocast:
             hidden = self._read(tokens, count)
         self._read_before += length
+        # What leaves the memory is forgotten at the end of a segment.
         mem_len = self.capacity if self._in_segment else self.mem_len
         self._range.advance(length, mem_len=mem_len)
         return hidden
@@ -264,13 +273,14 @@ class Decoder(Reader):
         length = tokens.shape[1]
         remembered = self._range.count
         before = self._read_before
-        reach = min(remembered + length, self._limit or remembered + length)
+        key_len = remembered + length
+        reach = min(key_len, self._limit or key_len)
         if length == 1 and self.replays_tokens:
             # `count` is 0 or 1.
-            return self._token(0, tokens, numbers=(before, self._range.end, reach))[:, 1 - count :]
+            return self._token(0, tokens, integers=(before, self._range.end, reach))[:, 1 - count :]
         recurs = length == count == self.seg_len and remembered == self.mem_len  # a phase of the buffer
         if recurs and self._replays_segments:
-            return self._segment(self._range.start, tokens, numbers=(before,))
+            return self._segment(self._range.start, tokens, integers=(before,))
         # A segment that is not complete has a length that occurs once.
         is_usual = length == self.seg_len or not self.model.backend.compiles_parts
         compiler = contextlib.nullcontext() if is_usual else self.model.uncompiled()
@@ -285,12 +295,12 @@ class Decoder(Reader):
         terms = [layer_terms.nearest(reach) for layer_terms in self._terms]
         return self._through_layers(tokens, self._buffers, terms, stream, positions, count)
 
-    def _read_token(self, tokens: Tensor, numbers: Tensor) -> Tensor:
+    def _read_token(self, tokens: Tensor, integers: Tensor) -> Tensor:
         """Return the last hidden states (B, 1, d) of tokens (B, 1).
 
-        `numbers` (3,) are the position since the text began, the slot in the buffers, and the distances that are seen.
+        `integers` (3,) are the position since the text began, the slot in the buffers, and how many distances are seen.
         """
-        stream, at, reach = numbers.split(1)
+        stream, at, reach = integers.split(1)
         attend = SlotAttention(at - self._slots, reach)
         pasts = [FixedSlots(buffer, at, attend) for buffer in self._buffers]
         positions = self._positions(stream, torch.zeros_like(stream))
@@ -308,8 +318,8 @@ class Decoder(Reader):
         """Return the last hidden states (B, count, d) of tokens (B, l), at positions (l,) of the stream and segment."""
         terms = rotated(terms, self.model.encoding.rotation(stream))
         embedded = self.model.embed(tokens, positions)
-        hidden = last_output(self.model.run_layers(embedded, pasts, terms, positions, count=count))
-        normed: Tensor = self.model.final_norm(hidden)
+        outputs = self.model.run_layers(embedded, pasts, terms, positions, count=count)
+        normed: Tensor = self.model.final_norm(last_output(outputs))
         return normed
 
     def _positions(self, stream: Tensor, offsets: Tensor) -> Tensor:
@@ -317,7 +327,9 @@ class Decoder(Reader):
 
         Without memory every call reads a new segment, except by tokens.
         """
-        return stream % self.seg_len if self.mem_len or self.by_tokens else offsets
+        if self.mem_len or self.by_tokens:
+            return stream % self.seg_len
+        return offsets
 
     @torch.inference_mode()
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ class Reader(ABC):
 
     housekeeping_interval = 1
     """Tokens between two slides of a buffer, or the like; a fair timing covers a multiple of it."""
+    replays_tokens = False
+    """True if CUDA graphs read single tokens."""
     _read_before = 0
     """Tokens since the text began."""
 
@@ -91,9 +93,6 @@ class Reader(ABC):
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         """Read a segment or a part of it (B, l); return the last hidden states of its last `count` positions."""
 
-    replays_tokens = False
-    """True if CUDA graphs read single tokens."""
-
     def repeated(self, function: Callable[..., Tensor], options: Hashable) -> Callable[..., Tensor]:
         """Return a function of tensors that calls another one with this reader, options, and them.
 
@@ -116,10 +115,13 @@ class Reader(ABC):
         hidden = []
         after = tokens.shape[1]
         for part in self._parts(tokens):
-            after -= part.shape[1]  # positions after this part
-            run = partial(self._run, part, count=min(part.shape[1], max(0, count - after)))
-            hidden.append(self._on_fast_path(run))
-        return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
+            length = part.shape[1]
+            after -= length  # positions after this part
+            of_part = min(length, max(0, count - after))
+            hidden.append(self._on_fast_path(partial(self._run, part, count=of_part)))
+        if len(hidden) == 1:
+            return hidden[0]
+        return torch.cat(hidden, dim=1)
 
     def _on_fast_path(self, compute: Callable[[], Tensor]) -> Tensor:
         """Call a function; if a kernel of Triton fails in it, say so, and call it again without these kernels."""
@@ -149,7 +151,9 @@ class Reader(ABC):
     @property
     def _in_segment(self) -> int:
         """Number of tokens of the present segment that were read by earlier calls."""
-        return self._read_before % self.seg_len if self.by_tokens else 0
+        if not self.by_tokens:
+            return 0
+        return self._read_before % self.seg_len
 
     @torch.inference_mode()
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -192,7 +196,8 @@ class StateReader(Reader):
     """Reads text with any model, and carries the memory that it returns: the state of an LSTM or a QRNN, which covers
     everything read before, or what another model keeps of the last segments.
 
-    By tokens, the memory changes at the end of a segment only; see the contract of memory in `LanguageModel`."""
+    By tokens, the memory changes at the end of a segment only; see the contract of memory in `LanguageModel`.
+    """
 
     state: Memory | None = None
     """The model's memory after the last complete segment, or after the last token; None before the first token."""
@@ -206,8 +211,8 @@ class StateReader(Reader):
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         self._read_before += tokens.shape[1]
+        memory = self.state or self._first_memory()
         with self._autocast:
-            memory = self.state or self._first_memory()
             if self.by_tokens:
                 hidden, self.state, self._before = self.model.read_part(
                     tokens,

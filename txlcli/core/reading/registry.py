@@ -38,7 +38,8 @@ def make_reader(
         mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
         settings = replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)
         tokens = tokens or settings.batch_size * length
-    how = model.own_reader or ARCHITECTURES[model.settings.arch].reader
-    make = READERS[how] if isinstance(how, str) else how
-    reader: Reader = make(model, settings, by_tokens=by_tokens, tokens=tokens)
+    new_reader = model.own_reader or ARCHITECTURES[model.settings.arch].reader
+    if isinstance(new_reader, str):
+        new_reader = READERS[new_reader]
+    reader: Reader = new_reader(model, settings, by_tokens=by_tokens, tokens=tokens)
     return reader

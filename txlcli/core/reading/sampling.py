@@ -81,7 +81,8 @@ def continue_text(reader: Reader, context: Tensor, options: Sampling, generator:
     """Read more context (T,) after all that was read, then yield sampled tokens, each of which is read, too."""
     hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
     exact = torch.promote_types(hidden.dtype, torch.float32)
-    noise = torch.empty(options.candidates(reader.model.vocab_size), dtype=exact, device=reader.device)
+    candidates = options.candidates(reader.model.vocab_size)
+    noise = torch.empty(candidates, dtype=exact, device=reader.device)
     choose = reader.repeated(sample_next, options)
     few = useful_threads(reader.model, tokens=1)
     while True:

@@ -56,8 +56,9 @@ def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -
     predicted; without, for bytes and characters, the first token has no context and is only read.
     """
     if boundary is None:
-        read = ids if count is None else ids[: count + 1]
-        tokens = read.astype(np.int64)
+        if count is not None:
+            ids = ids[: count + 1]
+        tokens = ids.astype(np.int64)
         return tokens[:-1], tokens[1:]
     targets = ids[:count].astype(np.int64)
     return np.insert(targets[:-1], 0, boundary), targets
@@ -151,8 +152,10 @@ def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np
                 all_values.append(values)
                 all_ids.append(ids)
         shape = hidden.shape[:2]
-        segment_ids.append(torch.cat(all_ids).unflatten(0, shape).cpu())
-        segment_probabilities.append(torch.cat(all_values).unflatten(0, shape).exp().float().cpu())
+        ids_of_segment = torch.cat(all_ids).unflatten(0, shape)
+        log_probs = torch.cat(all_values).unflatten(0, shape)
+        segment_ids.append(ids_of_segment.cpu())
+        segment_probabilities.append(log_probs.exp().float().cpu())
 
     def in_order(parts: list[Tensor]) -> Tensor:
         return stream.lanes().join(torch.cat(parts, dim=1).movedim(-1, 0))

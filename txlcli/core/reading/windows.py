@@ -53,7 +53,8 @@ def score_windows(
     length = min(stream.settings.seg_len, count)
     losses = torch.zeros(count, device=stream.model.device)
     first_batch, processes = share
-    batches = islice(_batches(count, length, stream.settings.batch_size, stride), first_batch, None, processes)
+    all_batches = _batches(count, length, stream.settings.batch_size, stride)
+    batches = islice(all_batches, first_batch, None, processes)
     tokens = count * length // stride
     for scored, window_losses in read_windows(stream, batches, length, tokens=tokens, on_hidden=on_hidden):
         losses[scored] = window_losses
@@ -124,7 +125,8 @@ class WindowReader(Reader):
         if count > 1:  # a window for each position that counts
             first = tokens.shape[1] - count + 1
             parts = [tokens[:, :first], *tokens[:, first:].split(1, dim=1)]
-            return torch.cat([self._run(part, count=1) for part in parts], dim=1)
+            hidden = [self._run(part, count=1) for part in parts]
+            return torch.cat(hidden, dim=1)
         window_len = self._window.shape[1]
         self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
         if window_len + tokens.shape[1] <= self.seg_len:  # the window still grows: what was read stays valid
