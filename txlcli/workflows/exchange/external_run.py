@@ -12,6 +12,7 @@ from txlcli.config.settings import CorpusSettings, EvalSettings, Settings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.kernels.modes import DTYPES
+from txlcli.data.vocabulary import count_words
 from txlcli.errors import ExternalModelError
 from txlcli.runs.loading import OpenModel
 from txlcli.workflows.exchange.external_model import TRIED, ExternalModel
@@ -85,7 +86,13 @@ class OpenExternal(OpenModel):
     def remarks(self, data: bytes) -> tuple[str, ...]:
         conditions = self.facts()["conditions"]
         listed = "; ".join(f"{name.replace('_', ' ')} ({how})" for name, how in conditions.items())
-        remarks = [f"Conditions that hold: {listed}."]
+        words, lines = count_words(data, 0, self.vocab.tokenizer, has_boundary=True)
+        characters = len(data.decode())
+        remarks = [
+            f"Conditions that hold: {listed}.",
+            f"The text has {words:,} words and {lines:,} line ends (ppl/word counts both), {characters:,} characters, "
+            f"{len(data):,} bytes.",
+        ]
         boundary = self.vocab.boundary
         if boundary is None:
             remarks.append("Nothing precedes the first token, which is not scored.")
