@@ -97,7 +97,9 @@ class Encoding(nn.Module):
 def _distances(reach: int, max_distance: int | None, like: Tensor) -> Tensor:
     """Return the distances n - 1 down to 0, (n,), those beyond `max_distance` clamped to it."""
     distances = torch.arange(reach - 1, -1, -1, device=like.device)
-    return distances if max_distance is None else distances.clamp(max=max_distance)
+    if max_distance is None:
+        return distances
+    return distances.clamp(max=max_distance)
 
 
 def encode(dropout: Dropout, reach: int, max_distance: int | None, like: Tensor, width: int) -> Tensor:

@@ -91,7 +91,9 @@ class HiddenMemory(Past):
 
     def whole_segment(self, kept: Tensor) -> Tensor:
         """Return the inputs of the layer (B, L, d) since the segment began, given those of its last tokens."""
-        return kept if self.segment is None else torch.cat([self.segment, kept], dim=1)
+        if self.segment is None:
+            return kept
+        return torch.cat([self.segment, kept], dim=1)
 
     def extend(self, keys: Tensor, values: Tensor, layer: "Layer", rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         if not self.length:

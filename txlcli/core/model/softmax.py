@@ -59,7 +59,8 @@ def split(
         own = of_band.clamp(max=len(targets) - 1)
         # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
         of_tail = softmax.operands(number, softmax.project(number, hidden.index_select(0, own)))
-        operands.append((*of_tail, (targets.index_select(0, own) - band.first).clamp(0, band.size - 1)))
+        in_band = targets.index_select(0, own) - band.first
+        operands.append((*of_tail, in_band.clamp(0, band.size - 1)))
     return operands, clusters
 
 
@@ -133,27 +134,34 @@ class AdaptiveSoftmax(nn.Module):
             rows = list(tail_rows)
         compiles = self.backend.compiles and self.has_fixed_rows(tail_rows)
         operands, clusters = compiled(split, compiles)(self, hidden, targets, rows)
-        bands = [
-            normalize(*of_band, spare=spare, recompute=bool(self.backend.recompute))
-            for of_band, spare in zip(operands, self.spare, strict=True)
-        ]
+        recompute = bool(self.backend.recompute)
+        bands = []
+        for of_band, spare in zip(operands, self.spare, strict=True):
+            bands.append(normalize(*of_band, spare=spare, recompute=recompute))
         return Normalized(targets, rows, clusters, bands)
 
     def join(self, normalized: "Normalized") -> Tensor:
         """Return the losses (T,)."""
-        targets, rows, clusters, ((head_total, head), *tails) = normalized
+        (head_total, head), *tails = normalized.bands
+        clusters = normalized.clusters
         if clusters is None:
             return head_total - head
-        within = [total - logit for total, logit in tails]  # losses given the band
-        in_band = head.new_zeros(len(head) + 1).index_copy(0, torch.cat(rows), torch.cat(within))[:-1]
+        within = torch.cat([total - logit for total, logit in tails])  # losses given the band
+        in_band = head.new_zeros(len(head) + 1)  # the row after the last takes what fills up the rows
+        in_band = in_band.index_copy(0, torch.cat(normalized.rows), within)[:-1]
         chosen = head
         for number, band in enumerate(self.bands[1:]):
-            chosen = torch.where(targets >= band.first, clusters[:, number], chosen)
-        return torch.logaddexp(head_total, clusters.logsumexp(-1)) - (chosen - in_band)
+            chosen = torch.where(normalized.targets >= band.first, clusters[:, number], chosen)
+        total = torch.logaddexp(head_total, clusters.logsumexp(-1))
+        return total - (chosen - in_band)
 
     def rows_of_tails(self, targets: Tensor) -> list[Tensor]:
         """Return the rows (n,) of the targets (T,) in each tail."""
-        return [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
+        rows = []
+        for band in self.bands[1:]:
+            is_own = (targets >= band.first) & (targets < band.end)
+            rows.append(is_own.nonzero()[:, 0])
+        return rows
 
     def operands(self, number: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what a product of a band reads: hidden states (T, w), table (n, w), bias (n,).

@@ -133,7 +133,9 @@ class Step:
         with float32_products(self.model.device, self.settings.precision):
             self.scaler.scale(loss).backward(torch.full_like(loss, share * self.parallel.gradient_factor))
         losses = torch.stack([reported, loss - reported]).detach()
-        return losses * share if share < 1 else losses
+        if share < 1:
+            losses = losses * share
+        return losses
 
     def _objective(self, batch: Batch) -> Objective:
         return Objective(
