@@ -46,14 +46,16 @@ def cached_probabilities(
         size: C.
         thetas: flatnesses.
     """
+    seg_len = targets.shape[1]
     entry = torch.arange(tokens.shape[1], device=states.device)
-    query = entry[-targets.shape[1] :, None]
+    query = entry[-seg_len:, None]
     visible = (entry < query) & (entry >= query - size)  # (L, C + L)
-    scores = states[:, -targets.shape[1] :] @ states.mT  # (B, L, C + L)
+    products = states[:, -seg_len:] @ states.mT  # h_t . h_i, (B, L, C + L)
     matches = tokens[:, None, :] == targets[:, :, None]
     probabilities = []
     for theta in thetas:
-        weights = (theta * scores).masked_fill(~visible, -torch.inf).softmax(-1)
+        scores = (theta * products).masked_fill(~visible, -torch.inf)
+        weights = scores.softmax(-1)
         probabilities.append((weights * matches).sum(-1))
     return torch.stack(probabilities)
 
@@ -85,7 +87,8 @@ def score_with_cache(stream: Stream, *, size: int, thetas: Sequence[float]) -> t
 
 def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], share: float) -> NDArray[np.float32]:
     """Return -log((1 - share) p_model + share p_cache) of each token, (T,)."""
-    mixture = (1 - share) * np.exp(-losses_nats.astype(np.float64)) + share * cached
+    model = np.exp(-losses_nats.astype(np.float64))
+    mixture = (1 - share) * model + share * cached
     with np.errstate(divide="ignore"):
         return np.asarray(-np.log(mixture), dtype=np.float32)
 
@@ -96,7 +99,7 @@ def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSetting
     reader = make_reader(model, settings.with_batch_size(1), length=length)
     tokens = torch.from_numpy(np.asarray(inputs[:length], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
-    earlier = torch.tril_indices(len(hidden), len(hidden), -1).unbind()
+    earlier = torch.tril_indices(len(hidden), len(hidden), -1).unbind()  # pairs (t, i) with i < t
     products = (hidden @ hidden.mT)[earlier]
     deviation = float(products.std()) if len(products) > 1 else 1.0
     return [step / max(deviation, 1e-6) for step in FLATNESS_STEPS]
@@ -145,7 +148,8 @@ def gradient_rms(model: LanguageModel, ids: Tokens, settings: EvalSettings, coun
     for part in parts:
         inputs = lanes.cut(ids, model.device, part)
         targets = lanes.cut(ids[1:], model.device, part)
-        hidden, memory = _read_segment(model, inputs, memory, settings)
+        with _without_cudnn():
+            hidden, memory = read_segment(model, inputs, memory, settings)
         loss = model.losses(hidden, targets).mean()
         for square, gradient in zip(squares, _gradients(loss, parameters), strict=True):
             square.addcmul_(gradient, gradient)
@@ -176,11 +180,14 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     started = time.perf_counter()
     for part in lanes.parts(settings.seg_len):
         with autocast(device, precision):
-            hidden, memory = _read_segment(model, inputs[:, part], memory, settings)
+            with _without_cudnn():
+                hidden, memory = read_segment(model, inputs[:, part], memory, settings)
             scored = model.losses(hidden, targets[:, part])
-            with torch.no_grad():
-                reported = scored if temperature == 1 else scorer.losses(hidden, targets[:, part])
-                losses[:, part] = reported.float()
+            reported = scored.detach()
+            if temperature != 1:
+                with torch.no_grad():
+                    reported = scorer.losses(hidden, targets[:, part])
+            losses[:, part] = reported.float()
         with float32_products(device, precision):
             step(scored[is_token[:, part]].mean())
         stream.on_tokens(min(part.stop * lanes.number, lanes.count))
@@ -192,7 +199,8 @@ def _dynamic_step(
 ) -> Callable[[Tensor], None]:
     """Return a function that changes the weights by the gradient of a loss (0-d), then decays to the trained ones."""
     parameters = model.predicting_weights
-    mean = max(float(torch.cat([size.flatten() for size in rms]).mean()), torch.finfo(torch.float32).tiny)
+    all_rms = torch.cat([size.flatten() for size in rms])
+    mean = max(float(all_rms.mean()), torch.finfo(torch.float32).tiny)
     scales = [size + mean for size in rms]
     decays = [(dynamic.decay * size / mean).clamp(max=1.0) for size in rms]
 
@@ -218,9 +226,6 @@ def _without_cudnn() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.enabled = before
-
-
-_read_segment = _without_cudnn()(read_segment)
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -51,9 +51,10 @@ def term_scores(query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
     terms = terms.nearest(reach).to(dtype)
     own = torch.arange(keys.shape[1] - queries, keys.shape[1], device=keys.device)[:, None]
     key = own - torch.arange(reach, device=keys.device)  # (l, n), negative without a key
+    column = key.clamp(min=0)
 
     def by_distance(score: Tensor) -> Tensor:  # (H, l or 1, K) -> (H, l, n)
-        return score.expand(-1, queries, -1).gather(2, key.clamp(min=0).expand(len(score), -1, -1))
+        return score.expand(-1, queries, -1).gather(2, column.expand(len(score), -1, -1))
 
     scores = {"a": by_distance(query @ keys.mT)}
     if terms.position_key is not None:
@@ -153,9 +154,9 @@ def observe(stream: Stream, *, at: int, rows: int) -> AttentionMaps:
     assert first <= at < len(inputs), (first, at, len(inputs))
     decoder = Decoder(model.on(attention="reference"), settings)
     sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at))
-    begin = 0
+    begin = 0  # of the segment that is read
 
-    def observed(
+    def observe_layer(
         number: int, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0
     ) -> Tensor:
         if begin >= first:
@@ -164,11 +165,12 @@ def observe(stream: Stream, *, at: int, rows: int) -> AttentionMaps:
         return attend(query, key, value, terms, dropout=dropout)
 
     for number, layer in enumerate(decoder.model.layers):
-        layer.backend = replace(layer.backend, attend=partial(observed, number))
+        layer.backend = replace(layer.backend, attend=partial(observe_layer, number))
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
-    for begin in range(0, len(inputs), settings.seg_len):
-        decoder.read(tokens[:, begin : begin + settings.seg_len])
-        stream.on_tokens(min(begin + settings.seg_len, len(inputs)))
+    for segment in tokens.split(settings.seg_len, dim=1):
+        decoder.read(segment)
+        begin += segment.shape[1]
+        stream.on_tokens(begin)
     return sums.averages(first, len(inputs) - first)
 
 
@@ -180,28 +182,38 @@ class _Sums:
         shape = (settings.n_layers, settings.n_heads)
         self._at = at
         zeros = partial(torch.zeros, dtype=torch.float64, device=decoder.device)
-        self._by_distance = {name: zeros(*shape, decoder.reach) for name in (TOTAL, *settings.encoding.score_terms)}
+        names = (TOTAL, *settings.encoding.score_terms)
+        self._by_distance = {name: zeros(*shape, decoder.reach) for name in names}
         self._shares = zeros(2, *shape)  # entropy, and attention to the memory
         self._rows = np.full((*shape, rows, decoder.reach), np.nan, dtype=np.float32)
 
     def add(self, layer: int, begin: int, scores: TermScores) -> None:
         """Add the scores of a segment that begins at position `begin`."""
-        weights = {name: scores[name].softmax(-1) for name in self._by_distance}
-        attention = weights[TOTAL]  # (H, l, n)
+        attention = scores[TOTAL].softmax(-1)  # (H, l, n)
         _, length, reach = attention.shape
         for name, sums in self._by_distance.items():
-            sums[layer, :, :reach] += weights[name].sum(1)
+            weights = attention if name == TOTAL else scores[name].softmax(-1)
+            sums[layer, :, :reach] += weights.sum(1)
         distance = torch.arange(reach, device=attention.device)
-        before = torch.arange(length, device=attention.device)
+        place = torch.arange(length, device=attention.device)[:, None]  # of the query in its segment
+        is_in_memory = distance > place  # (l, n)
         entropy = torch.special.entr(attention).sum((1, 2))
-        in_memory = (attention * (distance > before[:, None])).sum((1, 2))
-        self._shares[:, layer] += torch.stack([entropy, in_memory])
-        by_position = attention.masked_fill(scores[TOTAL].isneginf(), math.nan).flip(2)  # up to each query
-        count, context = self._rows.shape[2:]
-        for query in range(max(0, self._at - begin), min(length, self._at + count - begin)):
+        memory_share = (attention * is_in_memory).sum((1, 2))
+        self._shares[:, layer] += torch.stack([entropy, memory_share])
+        seen = attention.masked_fill(scores[TOTAL].isneginf(), math.nan)
+        self._keep_rows(layer, begin, seen)
+
+    def _keep_rows(self, layer: int, begin: int, attention: Tensor) -> None:
+        """Keep the attention (H, l, n) of the queries of a segment whose rows are shown."""
+        _, length, reach = attention.shape
+        by_position = attention.flip(2)  # up to each query
+        rows, context = self._rows.shape[2:]
+        first = max(0, self._at - begin)
+        end = min(length, self._at + rows - begin)
+        for query in range(first, end):
             row = begin + query - self._at  # positions from the first query on are left out
-            seen = by_position[:, query, : max(0, reach - row)].float().cpu().numpy()
-            self._rows[layer, :, row, row + context - reach :] = seen
+            before = by_position[:, query, : max(0, reach - row)]
+            self._rows[layer, :, row, row + context - reach :] = before.float().cpu().numpy()
 
     def averages(self, first: int, queries: int) -> AttentionMaps:
         """Return the averages over `queries` queries from position `first` on."""

@@ -80,8 +80,9 @@ class SymbolEncoder:
     def code(self, symbols: Ids, probabilities: Probabilities) -> Ids:
         """Encode symbols (n,) with probabilities (n, S), and return them."""
         self._coder.encode(symbols.astype(np.int32), _CATEGORICAL, probabilities)
-        chosen = probabilities[np.arange(len(symbols)), symbols] / probabilities.sum(axis=1)
-        self.bits -= float(np.log2(np.maximum(chosen, np.finfo(np.float64).tiny)).sum())
+        chosen = probabilities[np.arange(len(symbols)), symbols] / probabilities.sum(axis=1)  # (n,)
+        positive = np.maximum(chosen, np.finfo(np.float64).tiny)
+        self.bits -= float(np.log2(positive).sum())
         return symbols
 
     def code_uniformly(self, number: int, size: int) -> int:
@@ -151,18 +152,19 @@ def code_text(
         active = lanes.number
         if step >= lanes.length - lanes.missing:  # the last lane has ended
             active -= 1
-        places = np.arange(active) * lanes.length + step
-        table = probabilities[:active]
+        positions = np.arange(active) * lanes.length + step
+        table = probabilities[:active]  # (B, V), or (B, V + 1) with an escape
         if alphabet > vocab_size:
             share = escapes / (1.0 + done)
             table = np.pad(table * (1.0 - share), ((0, 0), (0, 1)), constant_values=share)
-        tokens = coder.code(np.minimum(ids[places], vocab_size), table)
-        ids[places] = np.maximum(ids[places], tokens)
+        tokens = coder.code(np.minimum(ids[positions], vocab_size), table)
+        ids[positions] = np.maximum(ids[positions], tokens)
         escaped = np.flatnonzero(tokens == vocab_size)
-        for row in escaped:
-            number = int(ids[places[row]]) - vocab_size
-            ids[places[row]] = vocab_size + _code_number(coder, number, alphabet)
-            tokens[row] = probabilities[row].argmax()
+        for lane in escaped:
+            position = positions[lane]
+            number = _code_number(coder, int(ids[position]) - vocab_size, alphabet)
+            ids[position] = vocab_size + number
+            tokens[lane] = probabilities[lane].argmax()
         done += active
         escapes += len(escaped)
         on_tokens(done)

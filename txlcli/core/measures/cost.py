@@ -23,14 +23,17 @@ Shares = Sequence[float]
 def zipf_shares(all_bands: Sequence[Band]) -> Shares:
     """Return the shares of the bands by Zipf's law."""
     vocab_size = all_bands[-1].end
-    return [math.log((band.end + 1) / (band.first + 1)) / math.log(vocab_size + 1) for band in all_bands]
+    whole = math.log(vocab_size + 1)
+    return [math.log((band.end + 1) / (band.first + 1)) / whole for band in all_bands]
 
 
 def softmax_columns(model: ModelSettings, vocab_size: int) -> int:
     """Return the mean number of logits per target: head and clusters always, a tail by the share of its targets."""
     all_bands = bands(model, vocab_size)
-    sizes = [share * band.size for band, share in zip(all_bands, zipf_shares(all_bands), strict=True)]
-    return round(all_bands[0].size + len(sizes[1:]) + sum(sizes[1:]))
+    head, *tails = all_bands
+    _, *shares = zipf_shares(all_bands)
+    tail_columns = sum(share * tail.size for tail, share in zip(tails, shares, strict=True))
+    return round(head.size + len(tails) + tail_columns)
 
 
 def vocabulary_products(model: ModelSettings, vocab_size: int, shares: Shares | None = None) -> tuple[float, float]:
@@ -57,7 +60,9 @@ def evaluation_flops_per_token(model: ModelSettings, vocab_size: int, settings: 
 
     Distances beyond `max_distance` share one encoding, so that a query is multiplied with it once for all of them.
     """
-    return 2.0 * (products_of(model).decoding(settings) + sum(vocabulary_products(model, vocab_size)))
+    layers = products_of(model).decoding(settings)
+    vocabulary = sum(vocabulary_products(model, vocab_size))
+    return 2.0 * (layers + vocabulary)
 
 
 def window_flops_per_prediction(model: ModelSettings, vocab_size: int, settings: EvalSettings) -> float:
@@ -65,8 +70,10 @@ def window_flops_per_prediction(model: ModelSettings, vocab_size: int, settings:
 
     Only keys that queries see count.
     """
+    layers = products_of(model).window(settings)
     embedding, softmax = vocabulary_products(model, vocab_size)
-    return 2.0 * (products_of(model).window(settings) + (settings.seg_len * embedding + softmax))
+    vocabulary = settings.seg_len * embedding + softmax
+    return 2.0 * (layers + vocabulary)
 
 
 def step_flops_per_token(
@@ -77,5 +84,6 @@ def step_flops_per_token(
     The backward pass takes twice the forward pass. The layers read `reread_len` tokens more than are predicted.
     """
     products = products_of(model)
-    once = sum(vocabulary_products(model, vocab_size, shares)) + products.auxiliary(vocab_size)
-    return 2.0 * (products.training(train) * train.read_len / train.seg_len + 3 * once)
+    layers = products.training(train) * train.read_len / train.seg_len
+    vocabulary = sum(vocabulary_products(model, vocab_size, shares)) + products.auxiliary(vocab_size)
+    return 2.0 * (layers + 3 * vocabulary)

@@ -87,8 +87,11 @@ def state_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, 
     """Return the bytes of weights, gradients and optimizer state alone, of the process that holds most."""
     shapes = parameter_shapes(model, vocab_size)
     count_state_tensors = OPTIMIZERS[train.optimizer].state_tensors
-    is_divided = train.parallel == "fsdp" and processes > 1
-    parts = processes if is_divided else 1
+    parts = 1
+    gathered = 0
+    if train.parallel == "fsdp" and processes > 1:
+        parts = processes
+        gathered = _gathered_bytes(shapes, train)
     weights = 0
     optimizer = 0
     for name, shape in shapes.items():
@@ -99,11 +102,14 @@ def state_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, 
     updated = weights
     if train.parallel == "zero" and processes > 1:
         updated, optimizer = largest_share_bytes(shapes, train, processes)
+    buckets = 0
+    if train.exchange_precision == "bf16" and processes > 1:
+        buckets = weights // 2
     return StepBytes(
         weights=weights,
         gradients=weights,
-        buckets=weights // 2 if train.exchange_precision == "bf16" and processes > 1 else 0,
-        gathered=_gathered_bytes(shapes, train) if is_divided else 0,
+        buckets=buckets,
+        gathered=gathered,
         optimizer=optimizer,
         average=updated if train.average != "none" else 0,
     )
@@ -143,21 +149,20 @@ def step_bytes(
     Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less. `train` are the settings
     of one process (`of_one_process`).
     """
+    state = state_bytes(model, vocab_size, train, processes=processes)
     step = _Step.of(model, vocab_size, train, device)
     memory = _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize)
     casts = _divided_casts(parameter_shapes(model, vocab_size), train, device)
-    return replace(
-        state_bytes(model, vocab_size, train, processes=processes),
-        memory=train.batch_size * memory,
-        activations=step.saved_bytes() - casts,
-    )
+    return replace(state, memory=train.batch_size * memory, activations=step.saved_bytes() - casts)
 
 
 def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> int:
     """Return the part of the activations that grows with both the batch and the vocabulary: the logits."""
     if train.recompute:
         return 0
-    classifiers = 2 * model.n_layers if isinstance(model, TransformerSettings) and model.auxiliary_losses else 1
+    classifiers = 1
+    if isinstance(model, TransformerSettings) and model.auxiliary_losses:
+        classifiers = 2 * model.n_layers
     counted = counted_positions(train.padded_segment, train.loss_part)
     targets = train.batch_size // train.accumulate * (counted.stop - counted.start)
     return classifiers * targets * softmax_columns(model, vocab_size) * DTYPES[train.precision].itemsize
@@ -210,14 +215,13 @@ class _Step:
         if self.train.recompute != "layers":
             return _saved_bytes(self) + self._kernel_bytes()
         # While a layer is computed again, it keeps its tensors.
-        one_layer = self._with_layers(3) - self._with_layers(2)
+        keeping = replace(self, train=replace(self.train, recompute=True))
+        one_layer = _saved_bytes(keeping.with_layers(3)) - _saved_bytes(keeping.with_layers(2))
         return _saved_bytes(self) + self._layer_inputs() + one_layer
 
-    def _with_layers(self, n_layers: int) -> int:
-        """Return the bytes that a model with so many layers keeps if layers are not computed again."""
-        train = replace(self.train, recompute=True)
-        model = replace(self.model, n_layers=n_layers)
-        return _saved_bytes(replace(self, train=train, model=model))
+    def with_layers(self, n_layers: int) -> "_Step":
+        """Return the step of a model with so many layers."""
+        return replace(self, model=replace(self.model, n_layers=n_layers))
 
     def with_batch_size(self, batch_size: int) -> "_Step":
         """Return the step of a micro-batch of so many sequences."""
@@ -231,8 +235,9 @@ class _Step:
         keys = 0
         if isinstance(model, TransformerSettings) and model.encoding.projects_distances:
             read = train.reread_len + train.padded_segment
-            distances = min(model.window or math.inf, read + model.memory_keys(train.mem_len))
-            keys = int(model.n_layers * distances * model.n_heads * model.d_head * itemsize)
+            key_len = read + model.memory_keys(train.mem_len)
+            distances = min(key_len, model.window or key_len)
+            keys = model.n_layers * distances * model.n_heads * model.d_head * itemsize
         return train.batch_size * _memory_bytes(model, train.mem_len, itemsize) + keys
 
     def _kernel_bytes(self) -> int:
@@ -257,8 +262,8 @@ def _saved_bytes(step: _Step) -> int:
     model = step.model
     if not isinstance(model, TransformerSettings) or model.auxiliary_losses or model.n_layers <= 2:
         return _traced_bytes(step)
-    one = _traced_bytes(replace(step, model=replace(model, n_layers=1)))
-    two = _traced_bytes(replace(step, model=replace(model, n_layers=2)))
+    one = _traced_bytes(step.with_layers(1))
+    two = _traced_bytes(step.with_layers(2))
     return one + (model.n_layers - 1) * (two - one)
 
 
@@ -298,7 +303,7 @@ def _network(step: _Step) -> LanguageModel:
 
 @lru_cache(maxsize=64)
 def _memory_bytes(model: ModelSettings, mem_len: int, itemsize: int) -> int:
-    """Return the bytes of a full memory of one sequence, in a precision with numbers of this size."""
+    """Return the bytes of a full memory of one sequence, in a precision with elements of this size."""
     with tensors_without_data(), autocast(CPU, "fp32" if itemsize == FLOAT else "bf16"):
         memory = make_model(model, 2).full_memory(1, mem_len)
     return sum(tensor.untyped_storage().nbytes() for tensor in memory)

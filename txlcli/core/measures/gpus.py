@@ -28,7 +28,9 @@ def _data() -> dict[str, Any]:
 def data_sheet_flops_per_s(card: str, precision: str) -> float | None:
     """Return the peak rate of a card's matrix products, in FLOP/s; None if its data sheet is not known."""
     tflops: float | None = _data()["peaks"].get(card, {}).get(precision)
-    return None if tflops is None else 1e12 * tflops
+    if tflops is None:
+        return None
+    return 1e12 * tflops
 
 
 def expected_share(model: ModelSettings, step_flops: float, device_type: str) -> ExpectedShare:
@@ -41,5 +43,5 @@ def expected_share(model: ModelSettings, step_flops: float, device_type: str) ->
     measured = _data()["measured"]
     has_tails = bool(model.cutoffs)
     similar = [step for step in measured["steps"] if step["has_tails"] == has_tails]
-    nearest = min(similar, key=lambda step: abs(math.log(step_flops / (1e12 * step["tflop"]))))
+    nearest = min(similar, key=lambda step: abs(math.log(step_flops / (1e12 * step["tflop"]))))  # by ratio
     return ExpectedShare(nearest["share"], f"{nearest['recipe']} on one {measured['card']}, with an earlier version")

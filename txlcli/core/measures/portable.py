@@ -19,10 +19,13 @@ from txlcli.errors import UsageError
 EXACT_BITS = 52
 """Bits of an integer all of whose sums are exact."""
 LOG2_E = 1.4426950408889634
-LN2_HIGH, LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10  # a product of LN2_HIGH with n is exact
-PI_2_HIGH, PI_2_LOW = 6.283185307179586, 2.4492935982947064e-16
+LN2_HIGH = 0.6931471803691238  # a product with n is exact
+LN2_LOW = 1.9082149292705877e-10  # log(2) = LN2_HIGH + LN2_LOW
+PI_2_HIGH = 6.283185307179586
+PI_2_LOW = 2.4492935982947064e-16  # 2 pi = PI_2_HIGH + PI_2_LOW
 SQRT_HALF = 0.7071067811865476
-MIN_EXPONENT, MAX_EXPONENT = -700.0, 700.0
+MIN_EXPONENT = -700.0
+MAX_EXPONENT = 700.0
 
 _AS_THEY_ARE = """
 __and__ _to_copy add add_ alias amax arange as_strided bitwise_and bitwise_not cat chunk clamp clone
@@ -33,14 +36,14 @@ set_ slice split sqrt squeeze stack sub sub_ t to transpose unflatten unsqueeze 
 zeros_like
 """
 AS_THEY_ARE = frozenset(_AS_THEY_ARE.split())
-"""Operations that move numbers, or that the standard defines to the bit for each number."""
+"""Operations that move values, or that the standard defines to the bit for each value."""
 
 
-def _as_integers(numbers: Tensor, bits: int) -> tuple[Tensor, float]:
-    """Return the numbers, times a power of two, rounded to integers of so many bits; and this power."""
-    largest = float(numbers.abs().amax()) if numbers.numel() else 0.0
+def _as_integers(values: Tensor, bits: int) -> tuple[Tensor, float]:
+    """Return the values, times a power of two, rounded to integers of so many bits; and this power."""
+    largest = float(values.abs().amax()) if values.numel() else 0.0
     scale = math.ldexp(1.0, bits - math.frexp(largest)[1])
-    return (numbers * scale).round(), scale
+    return (values * scale).round(), scale
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -57,27 +60,27 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return outputs if bias is None else outputs + bias
 
 
-def _sum(numbers: Tensor, dim: int = -1) -> Tensor:
+def _sum(values: Tensor, dim: int = -1) -> Tensor:
     """Sum over a dimension, which stays."""
-    integers, scale = _as_integers(numbers, EXACT_BITS - numbers.shape[dim].bit_length())
+    integers, scale = _as_integers(values, EXACT_BITS - values.shape[dim].bit_length())
     return integers.sum(dim, keepdim=True) / scale
 
 
-def exp(numbers: Tensor) -> Tensor:
+def exp(values: Tensor) -> Tensor:
     """Return e^x = 2^n e^r with |r| < 0.35; 0 below e^-700."""
-    bounded = numbers.clamp(MIN_EXPONENT, MAX_EXPONENT)
+    bounded = values.clamp(MIN_EXPONENT, MAX_EXPONENT)
     n = (bounded * LOG2_E).round()
     r = (bounded - n * LN2_HIGH) - n * LN2_LOW
     series = torch.ones_like(r)
     for k in range(14, 0, -1):
         series = series * (r / k) + 1.0
-    power = (n.long() + 1023 << 52).view(torch.float64)
-    return torch.where(numbers < MIN_EXPONENT, 0.0, series * power)
+    power = (n.long() + 1023 << 52).view(torch.float64)  # 2^n, by its exponent bits
+    return torch.where(values < MIN_EXPONENT, 0.0, series * power)
 
 
-def log(numbers: Tensor) -> Tensor:
-    """Return the logarithm of positive numbers: m 2^e, by the series of artanh((m - 1) / (m + 1))."""
-    m, e = torch.frexp(numbers)
+def log(values: Tensor) -> Tensor:
+    """Return the logarithm of positive values: m 2^e, by the series of artanh((m - 1) / (m + 1))."""
+    m, e = torch.frexp(values)
     is_small = m < SQRT_HALF
     m = torch.where(is_small, m * 2.0, m)
     e = torch.where(is_small, e - 1, e).double()
@@ -114,8 +117,10 @@ def log_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> T
 
 def rms_norm(inputs: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """Divide by the root of the mean square over the last dimension."""
-    eps = torch.finfo(inputs.dtype).eps if eps is None else eps
-    outputs = inputs / (_sum(inputs * inputs) / inputs.shape[-1] + eps).sqrt()
+    if eps is None:
+        eps = torch.finfo(inputs.dtype).eps
+    mean_square = _sum(inputs * inputs) / inputs.shape[-1]
+    outputs = inputs / (mean_square + eps).sqrt()
     return outputs if weight is None else outputs * weight
 
 
@@ -128,7 +133,8 @@ def layer_norm(
     enable: bool = True,
 ) -> Tensor:
     """Normalize the mean and the variance over the last dimension."""
-    outputs = rms_norm(inputs - _sum(inputs) / inputs.shape[-1], shape, weight, eps)
+    mean = _sum(inputs) / inputs.shape[-1]
+    outputs = rms_norm(inputs - mean, shape, weight, eps)
     return outputs if bias is None else outputs + bias
 
 

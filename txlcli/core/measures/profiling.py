@@ -33,7 +33,7 @@ class StepProfile:
     """Sum over all kernels, which may run side by side."""
     calls_per_step: float
     kernels: tuple[KernelTime, ...]
-    """Those that take the most time first."""
+    """By their time, the longest first."""
     trace: str | None
     """File of the trace."""
 

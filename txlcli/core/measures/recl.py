@@ -52,7 +52,8 @@ def context_losses(stream: Stream, positions: NDArray[np.int64], *, context_len:
     batches = np.array_split(positions, count)  # nearly equal, the largest first
     losses = list[Tensor]()
     read = 0
-    for _, window_losses in read_windows(stream, ((batch, 1) for batch in batches), context_len):
+    last_positions = ((batch, 1) for batch in batches)
+    for _, window_losses in read_windows(stream, last_positions, context_len):
         losses.append(window_losses[:, 0].cpu())
         read += context_len * len(window_losses)
         stream.on_tokens(read)

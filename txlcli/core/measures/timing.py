@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -71,10 +71,12 @@ def measure(
     steps: int = 1,
     warm_up: int = 1,
     seconds: Callable[[], float] = time.perf_counter,
+    path: Callable[[], str] = lambda: "",
 ) -> Timing:
     """Time steps of `tokens` tokens, `steps` per repetition; `warm_up` calls before them are not counted.
 
-    On a CPU, `seconds` tells the time. On CUDA, the host waits once per repetition, so that launches overlap.
+    On a CPU, `seconds` tells the time. On CUDA, the host waits once per repetition, so that launches overlap. After the
+    last repetition, `path` tells how the work was computed.
     """
     # Not torch.utils.benchmark.Timer: it adds an uncounted call before each measurement, so that a repetition would no
     # longer cover whole periods of a sliding buffer, and sets its own number of threads.
@@ -93,7 +95,7 @@ def measure(
         for _ in range(steps):
             work()
         ms_per_token.append(1e3 * (now() - started) / (steps * tokens))
-    return Timing(tuple(ms_per_token), tokens)
+    return Timing(tuple(ms_per_token), tokens, path())
 
 
 def peak_flops_per_s(
@@ -140,15 +142,15 @@ def _time_reader(
     periods = math.ceil(times.min_steps / period)
     if warm_up is None:
         warm_up = 2 * period if reader.device.type == "cuda" else period
-    timing = measure(
+    return measure(
         lambda: reader.losses(reader.read(tokens), targets),
         reader.device,
         tokens=tokens.numel(),
         repeat=times.repeat,
         steps=periods * period,
         warm_up=warm_up,
+        path=lambda: reader.path,
     )
-    return replace(timing, path=reader.path)
 
 
 def time_evaluation(model: LanguageModel, settings: EvalSettings, times: Repetitions) -> Timing:
@@ -197,9 +199,10 @@ def time_training(
     tokens = settings.batch_size * settings.seg_len
     steps = warm_up + times.repeat * times.min_steps
     ids = _random_tokens(model, (tokens * (steps + 1) + 1,)).cpu().numpy()
-    starts = np.arange(0, len(ids), settings.mem_len + settings.seg_len)  # of documents that begin anew
-    training = Training(model, settings, TrainingSegments(ids, settings, starts, shuffles=False))
-    timing = measure(
+    starts = np.arange(0, len(ids), settings.mem_len + settings.seg_len)  # of documents
+    segments = TrainingSegments(ids, settings, starts, shuffles=False)
+    training = Training(model, settings, segments)
+    return measure(
         training.update,
         training.device,
         tokens=tokens,
@@ -207,8 +210,8 @@ def time_training(
         steps=times.min_steps,
         warm_up=warm_up,
         seconds=seconds,
+        path=lambda: training.stepper.path,
     )
-    return replace(timing, path=training.stepper.path)
 
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
