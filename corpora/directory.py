@@ -106,7 +106,7 @@ def remarks_on(beginning: bytes, names: str, *, has_documents: bool = False) -> 
             numbers = "numbers from 0 to 255, such as the codes of bytes"
         yield (
             f"{names}: the text is a list of {numbers}; bits per byte and per character are those of the digits; "
-            "`tokenizer` word makes each number a token, and `ids` keeps token ids"
+            "`tokenizer` word makes each number a token; token ids are read with `ids`, from .json, .npy, .npz and .bin"
         )
     elif HEX_CODES.fullmatch(complete) and len(re.findall(rb"\d[0-9a-fA-F]", complete)) >= MIN_HEX_CODES:
         yield f"{names}: the text is hexadecimal codes, which are learned digit by digit; decode it first"
