@@ -14,14 +14,14 @@ from txlcli.core.model.losses import Objective
 
 
 def step(case, recompute, precision):
-    """Losses and gradients of three segments, and the state of the generator after them."""
+    """Losses and gradients of two segments, and the state of the generator after them."""
     settings = load(case)
     torch.manual_seed(3)
     model = make_model(settings.model, 1009 if not settings.model.cutoffs else 267_735).train()
     model = model.on(attention=settings.train.attention, recompute=recompute)
     tokens, memory = draw_tokens(3, 17, seed=5), model.first_memory(3, settings.train.mem_len)
     losses = []
-    for _ in range(3):
+    for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss, _, memory[:] = model.objective(
                 tokens[:, :-1], tokens[:, 1:], memory, Objective(mem_len=settings.train.mem_len, progress=0.1)
