@@ -22,7 +22,6 @@ def test_the_memory_of_each_gpu_is_that_of_its_part_of_the_batch(here):
     assert four["total"] == sum(size for part, size in four.items() if part != "total")
     assert four["parameters"] == four["gradients"] == four["optimizer"] // 2 == 4 * forecast["parameters"]
     assert one["memory"] == 4 * four["memory"]
-    assert one["logits"] == 4 * four["logits"] == 4 * 4 * 5 * forecast["vocab_size"]
     assert four["buckets"] == 0
     assert [row["exchanged_bytes"] for row in rows.values()] == [
         2 * (devices - 1) * 4 * forecast["parameters"] // devices for devices in rows

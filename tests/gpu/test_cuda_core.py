@@ -19,7 +19,7 @@ from tests.core.builders import draw_tokens, make_decoder, read_parts, small_mod
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.cuda_graph import capture, graphs_of_one_pool
 from txlcli.core.kernels.modes import DTYPES, autocast, float32_products
-from txlcli.core.kernels.normalizer import SpareGradient, normalize
+from txlcli.core.kernels.normalizer import SpareGradient, token_losses, total_loss
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
 from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Stream
@@ -139,16 +139,16 @@ def test_the_gradient_of_an_adaptive_embedding_is_that_of_float64():
 
 
 @pytest.mark.parametrize(("precision", "largest"), [("fp32", 1e-5), ("tf32", 3e-3), ("bf16", 2e-2), ("fp16", 1e-2)])
-def test_normalizers_and_their_gradients_are_those_of_float64(precision, largest):
+def test_losses_of_a_softmax_and_their_gradients_are_those_of_float64(precision, largest):
     tensors = [draw(300, 41), draw(5_003, 41, seed=4), draw(5_003, seed=5)]
     chosen = torch.arange(300) * 17 % 5_003
 
     def run(device, dtype):
         given = [(0.3 * tensor).to(device, dtype).requires_grad_() for tensor in tensors]
-        results = normalize(*given, chosen.to(device), spare=SpareGradient())
-        weights = [draw(300, seed=seed).to(device, results[0].dtype) for seed in (7, 8)]
-        total = sum((result * weight).sum() for result, weight in zip(results, weights, strict=True))
-        return [*results, *torch.autograd.grad(total, given)]
+        weights = draw(300, seed=7).to(device, dtype)
+        losses = token_losses(*given, chosen.to(device), spare=SpareGradient())
+        total = total_loss(*given, chosen.to(device), weights=weights, spare=SpareGradient())
+        return [losses, total, *torch.autograd.grad(total, given)]
 
     expected = run(torch.device("cpu"), torch.float64)
     with in_precision(precision), autocast(CUDA, precision):

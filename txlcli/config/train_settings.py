@@ -64,9 +64,9 @@ class TrainSettings(Section):
     accumulate: PositiveInt = 1
     """Number of parts of a batch that are computed one after another to save memory; each part has its own memory M."""
     recompute: Recompute = False
-    """Recompute attention probabilities and logits in the backward pass instead of storing them: the same gradients
-    with less memory, for a few percent more operations. "layers" recomputes whole layers from their inputs, for a third
-    more operations."""
+    """Recompute attention probabilities in the backward pass instead of storing them: the same gradients with less
+    memory, for a few percent more operations. Triton's kernels never store them. "layers" recomputes whole layers from
+    their inputs, for a third more operations."""
     attention: AttentionBackend = "auto"
     """Implementation of attention; the result is the same. auto: the fast one of the device; reference: written out
     as in the paper."""

@@ -172,7 +172,7 @@ class Drop(Protocol):
 
 AttentionBackend = Literal["auto", "reference"]
 Compile = Literal["auto", "on", "off"]
-Recomputation = bool | Literal["layers", "logits"]
+Recomputation = bool | Literal["layers"]
 
 
 class Choices(TypedDict, total=False):
@@ -204,7 +204,7 @@ class Backend:
     reading_compile: Compile = "auto"
     """If readers compile the operations between two attentions; auto: on a GPU, for long texts."""
     recompute: Recomputation = False
-    """Let backward passes compute large tensors again without keeping them, the logits alone, or whole layers."""
+    """Let backward passes compute attention probabilities again without keeping them, or whole layers."""
     gradient_of_rows: bool = False
     """True if `backward` adds the gradient of the embedded rows, in place, to the softmax's of the same table.
 

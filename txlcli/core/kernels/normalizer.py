@@ -1,14 +1,12 @@
-"""The log normalizer of a softmax over many ids, computed block by block.
+"""Cross entropy over many ids, without the logits of all tokens in memory.
 
-On a CPU the logits of a block are still in the cache when they are summed, and again when their gradient is multiplied;
-on a GPU the blocks bound the memory. Only the logits kept for the backward pass ever take tokens times ids. What is
-done with the logits of a block has two implementations: PyTorch's operations in `normalizer_rows`, and the kernels
-of `normalizer_triton`.
+Some tokens at a time: their logits, their losses, and, in training, at once the gradient of the sum of all losses. So
+no logits are kept for the backward pass, which multiplies three tensors by a number. What is done with logits has two
+implementations: PyTorch's operations in `normalizer_rows`, and the kernels of `normalizer_triton`.
 
-Axes: T tokens, w width, n ids; in one block t tokens and c ids.
+Axes: T tokens, w width, n ids.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,38 +22,27 @@ from txlcli.core.kernels.normalizer_rows import RowOperations
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSize:
-    """Limits on the logits of one block."""
+class PartSize:
+    """Limits on the logits that are in memory at once."""
 
-    cpu_bytes: int = 4 << 20
-    """Bytes of a block on a CPU, counted in fp32."""
-    gpu_bytes: int = 512 << 20
-    """Bytes of a block on a GPU, counted in fp32."""
-    cpu_tokens: int = 1024
-    """Tokens of a block on a CPU: with more, it would have too few ids for a fast product."""
-    id_multiple: int = 128
-    """The number of ids is a multiple of this."""
-    kept_bytes: int = 1 << 30
-    """Most bytes of logits that are kept for a backward pass by row kernels on a GPU; more are computed again."""
+    cpu_bytes: int = 16 << 20
+    """Bytes of these logits on a CPU, counted in fp32: they should stay in its cache."""
+    gpu_bytes: int = 1 << 30
+    """Bytes of these logits on a GPU, counted in fp32."""
+    min_tokens: int = 128
+    """Tokens whose logits may take more: a product of fewer would read the table too often."""
 
-    def blocks(self, hidden: Tensor, ids: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the tokens and ids of each block of hidden (T, w) and n ids, all ids of some tokens before the next."""
+    def parts(self, hidden: Tensor, ids: int) -> list[slice]:
+        """Return the tokens of each part, of hidden (T, w) and n ids."""
+        size = self.cpu_bytes if hidden.device.type == "cpu" else self.gpu_bytes
+        count = max(self.min_tokens, size // (4 * ids))
         tokens = len(hidden)
-        height = max(1, tokens)
-        size = self.gpu_bytes
-        if hidden.device.type == "cpu":
-            height = min(height, self.cpu_tokens)
-            size = self.cpu_bytes
-        fitting = size // (4 * height)
-        width = max(self.id_multiple, fitting // self.id_multiple * self.id_multiple)
-        for first in range(0, tokens, height):
-            for begin in range(0, ids, width):
-                yield slice(first, min(first + height, tokens)), slice(begin, min(begin + width, ids))
+        return [slice(first, min(first + count, tokens)) for first in range(0, tokens, count)]
 
 
-DEFAULT_SIZE = BlockSize()
-ONE_BLOCK = BlockSize(cpu_tokens=1 << 60, cpu_bytes=1 << 62)
-"""All logits at once: as many bytes are saved, by fewer operations."""
+DEFAULT_SIZE = PartSize()
+ALL_TOKENS = PartSize(min_tokens=1 << 60)
+"""For tensors without data: fewer operations."""
 
 
 class SpareGradient:
@@ -64,13 +51,13 @@ class SpareGradient:
     def __init__(self) -> None:
         self._tensor: Tensor | None = None
 
-    def acquire(self, like: Tensor) -> Tensor:
+    def acquire(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """Return uninitialized memory for the gradient of this tensor."""
         spare = self._tensor
         self._tensor = None
-        if spare is not None and (spare.shape, spare.dtype, spare.device) == (like.shape, like.dtype, like.device):
+        if spare is not None and (spare.shape, spare.dtype, spare.device) == (like.shape, dtype, like.device):
             return spare
-        return torch.empty_like(like)
+        return torch.empty_like(like, dtype=dtype)
 
     def release(self, gradient: Tensor | None) -> None:
         """Keep the memory of a gradient that is no longer in use."""
@@ -81,18 +68,22 @@ class SpareGradient:
         return SpareGradient()
 
 
-def normalize(
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Of hidden states (T, w), a table (n, w), its bias (n,), and log normalizers of other logits (T,)."""
+
+
+def token_losses(
     hidden: Tensor,
     table: Tensor,
     bias: Tensor,
     chosen: Tensor,
     *,
+    others: Tensor | None = None,
     spare: SpareGradient,
-    recompute: bool = False,
     rows: RowOperations | None = None,
-    size: BlockSize | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the logsumexp of all logits and the logit of one id: (T,) each, float32 at least.
+    size: PartSize | None = None,
+) -> Tensor:
+    """Return the cross entropy of each target, (T,), float32 at least; a backward pass computes the logits again.
 
     The logits (T, n) are `hidden @ table.mT + bias`, multiplied in autocast's dtype, or in the dtype of `hidden` if
     that has 16 bits.
@@ -101,27 +92,47 @@ def normalize(
         hidden: (T, w).
         table: (n, w).
         bias: (n,).
-        chosen: (T,) ids whose logits are returned.
+        chosen: (T,) ids of the targets; -1 for a target that is not in the table, whose logit counts as 0.
+        others: (T,) log normalizers of logits that belong to the same softmax; None: there are none.
         spare: memory for the gradient of the table.
-        recompute: compute the logits again in the backward pass instead of keeping them.
-        rows: computes what is computed of a block of logits; by default Triton where it runs, else PyTorch.
-        size: of the blocks; by default as large as is fast, and one block for tensors without data.
+        rows: computes what is computed of logits; by default Triton where it runs, else PyTorch.
+        size: of the parts; by default as large as is fast, and all tokens for tensors without data.
     """
-    if size is None:
-        size = ONE_BLOCK if memory_is_unlimited() else DEFAULT_SIZE
-    dtype = autocast_dtype(hidden)
-    rows = rows or _fast_rows(hidden.device, dtype)
-    blocks = list(size.blocks(hidden, len(table)))
-    if rows.spends_logits:
-        logit_bytes = len(hidden) * len(table) * dtype.itemsize
-        recompute = recompute or logit_bytes > size.kept_bytes
-        if not recompute:  # logits that are kept, and overwritten by their gradients, are one block
-            blocks = [(slice(0, len(hidden)), slice(0, len(table)))]
-    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias))
-    work = _Work(dtype, rows, blocks, spare, keeps=needs_gradient and not recompute)
+    work = _work(hidden, spare, rows, size)
+    losses: Tensor = _TokenLosses.apply(work, hidden, table, bias, others, chosen.contiguous())
+    return losses
+
+
+def total_loss(
+    hidden: Tensor,
+    table: Tensor,
+    bias: Tensor,
+    chosen: Tensor,
+    *,
+    others: Tensor | None = None,
+    weights: Tensor,
+    spare: SpareGradient,
+    rows: RowOperations | None = None,
+    size: PartSize | None = None,
+) -> Tensor:
+    """Return the sum (0-d) of the losses with these weights (T,), float32 at least; see `token_losses`.
+
+    Its gradients are computed at once, so that one backward pass is possible.
+    """
+    work = _work(hidden, spare, rows, size)
+    inputs = (hidden, table, bias, others)
+    needs_gradient = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs)
     # Kernels read neighbours; the targets of segments with one token are a column.
-    total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(work, hidden, table, bias, chosen.contiguous())
-    return total_and_logit
+    total: Tensor = _TotalLoss.apply(work, *inputs, chosen.contiguous(), weights.contiguous(), needs_gradient)
+    return total
+
+
+def _work(hidden: Tensor, spare: SpareGradient, rows: RowOperations | None, size: PartSize | None) -> "_Work":
+    """Return how the losses of hidden states are computed; see `token_losses`."""
+    if size is None:
+        size = ALL_TOKENS if memory_is_unlimited() else DEFAULT_SIZE
+    dtype = autocast_dtype(hidden)
+    return _Work(dtype, rows or _fast_rows(hidden.device, dtype), size, spare)
 
 
 def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowOperations:
@@ -135,84 +146,115 @@ def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowOperations:
 
 @dataclass(frozen=True)
 class _Work:
-    """How the logits of one call are computed; see `normalize`."""
+    """How the losses of one call are computed; see `token_losses`."""
 
     dtype: torch.dtype
     """Of products."""
     rows: RowOperations
-    blocks: list[tuple[slice, slice]]
-    """Tokens and ids of each block."""
+    size: PartSize
     spare: SpareGradient
-    keeps: bool
-    """True to keep the logits for the backward pass."""
 
-    def logits(self, hidden: Tensor, table: Tensor, bias: Tensor) -> Tensor:
-        """Return the logits (t, c) of hidden states (t, w), a table (c, w) and its bias (c,)."""
-        return linear(hidden.to(self.dtype), table.to(self.dtype), bias.to(self.dtype))
+    def losses(
+        self,
+        hidden: Tensor,
+        table: Tensor,
+        bias: Tensor,
+        others: Tensor | None,
+        chosen: Tensor,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Gradients | None]:
+        """Return the losses (T,) and, if these have weights (T,), the gradients of their weighted sum."""
+        exact = torch.promote_types(self.dtype, torch.float32)
+        losses = torch.empty(len(hidden), dtype=exact, device=hidden.device)
+        total = torch.full_like(losses, -torch.inf) if others is None else others.to(exact, copy=True)
+        parts = self.size.parts(hidden, len(table))
+        gradients = None
+        if weights is not None:
+            weights = weights.to(exact)
+            gradients = self._first_gradients(hidden, table, bias, exact if len(parts) > 1 else table.dtype)
+        weight = table.to(self.dtype)
+        added = bias.to(self.dtype)
+        for part in parts:
+            read = hidden[part].to(self.dtype)
+            logits = linear(read, weight, added)
+            of_part = None if weights is None else weights[part]
+            losses[part], of_logits = self.rows.losses(logits, chosen[part], total[part], of_part)
+            if gradients is not None and of_logits is not None:
+                grad, sums = of_logits
+                grad_hidden, grad_table, grad_bias = gradients
+                grad_hidden[part] = linear(grad, weight.mT)
+                grad_bias.add_(sums)
+                _add_product(grad_table, grad.mT, read, first=part.start == 0)
+            del logits, of_logits  # free them before the next part allocates its own
+        if gradients is None or weights is None:
+            return losses, None
+        grad_hidden, grad_table, grad_bias = gradients
+        grad_others = None if others is None else (weights * (others - total).exp()).to(others.dtype)
+        return losses, (grad_hidden, grad_table.to(table.dtype), grad_bias.to(bias.dtype), grad_others)
+
+    def _first_gradients(
+        self, hidden: Tensor, table: Tensor, bias: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return memory for the gradients of hidden states, of the table in a dtype, and of the bias: zeros."""
+        grad_table = self.spare.acquire(table, dtype)
+        if not len(hidden):
+            grad_table.zero_()
+        grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(self.dtype, torch.float32))
+        return torch.empty_like(hidden), grad_table, grad_bias
 
 
-class _Normalizer(torch.autograd.Function):
-    """`normalize`; the gradient of the logits is softmax times the normalizer's, plus the chosen logit's."""
+class _TokenLosses(torch.autograd.Function):
+    """`token_losses`."""
 
     @staticmethod
     def forward(
-        ctx: Any, work: _Work, hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        exact = torch.promote_types(work.dtype, torch.float32)
-        total = torch.empty(len(hidden), dtype=exact, device=hidden.device)
-        logit = torch.empty_like(total)
-        saved_logits: list[Tensor] = []
-        for tokens, ids in work.blocks:
-            logits = work.logits(hidden[tokens], table[ids], bias[ids])
-            if work.keeps:
-                saved_logits.append(logits)
-            work.rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
-            del logits  # free them before the next block allocates its own
+        ctx: Any, work: _Work, hidden: Tensor, table: Tensor, bias: Tensor, others: Tensor | None, chosen: Tensor
+    ) -> Tensor:
         ctx.work = work
-        ctx.save_for_backward(hidden, table, bias, chosen, total, *saved_logits)
-        return total, logit
+        ctx.save_for_backward(hidden, table, bias, others, chosen)
+        losses, _ = work.losses(hidden, table, bias, others, chosen)
+        return losses
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor, grad_logit: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, table, bias, chosen, total, *saved_logits = ctx.saved_tensors
-        work: _Work = ctx.work
-        grad_table = work.spare.acquire(table)
-        if not len(hidden):
-            return None, torch.zeros_like(hidden), grad_table.zero_(), torch.zeros_like(bias), None
-        hidden_gradients: list[Tensor] = []  # the gradient of the tokens of each block
-        bias_gradients: dict[int, Tensor] = {}  # the gradient of the ids of each block, by the first one
-        for number, (tokens, ids) in enumerate(work.blocks):
-            read = hidden[tokens].to(work.dtype)
-            weight = table[ids].to(work.dtype)
-            logits = saved_logits[number] if saved_logits else work.logits(read, weight, bias[ids])
-            grad, sums = work.rows.gradient(
-                logits, chosen[tokens], ids, total[tokens], grad_total[tokens], grad_logit[tokens]
-            )  # (t, c), (c,)
-            product = linear(grad, weight.mT)  # (t, w)
-            if ids.start == 0:
-                hidden_gradients.append(product)
-            else:
-                hidden_gradients[-1] = hidden_gradients[-1].to(total.dtype).add_(product)
-            if tokens.start == 0:
-                bias_gradients[ids.start] = sums
-            else:
-                bias_gradients[ids.start].add_(sums)
-            _add_product(grad_table[ids], grad.mT, read, first=tokens.start == 0)
-        grad_hidden = _joined(hidden_gradients).to(hidden.dtype)
-        grad_bias = _joined(list(bias_gradients.values())).to(bias.dtype)
-        return None, grad_hidden, grad_table, grad_bias, None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        _, gradients = ctx.work.losses(*ctx.saved_tensors, weights=grad_outputs[0].contiguous())
+        assert gradients is not None
+        return None, *gradients, None
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    """Return the gradient of all blocks from its parts, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts)
+class _TotalLoss(torch.autograd.Function):
+    """`total_loss`: the gradient of the logits is softmax minus one-hot targets, times the weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        work: _Work,
+        hidden: Tensor,
+        table: Tensor,
+        bias: Tensor,
+        others: Tensor | None,
+        chosen: Tensor,
+        weights: Tensor,
+        needs_gradient: bool,
+    ) -> Tensor:
+        of_gradient = weights if needs_gradient else None
+        losses, ctx.gradients = work.losses(hidden, table, bias, others, chosen, of_gradient)
+        return (losses * weights).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.gradients
+        if gradients is None:
+            raise RuntimeError("a second backward pass through a total loss: its gradients have been handed out")
+        ctx.gradients = None
+        scaled = [None if gradient is None else gradient.mul_(grad_outputs[0]) for gradient in gradients]
+        return None, *scaled, None, None, None
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Write a product to `out`, or add it to the sum of earlier blocks."""
+    """Write a product to `out`, or add it to the sum of earlier parts."""
     same_dtype = left.dtype == out.dtype
     if first and same_dtype:
         torch.mm(left, right, out=out)

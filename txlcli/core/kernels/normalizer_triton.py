@@ -1,12 +1,12 @@
 """Row kernels of the softmax normalizer for CUDA: 12 bytes per 16-bit logit instead of 58.
 
-The product writes a block of logits (2 bytes each). One kernel reads them once for the log normalizers (2). In the
-backward pass another kernel overwrites them by their gradients (4), which two products read (4); it also adds up the
-gradient of the bias, in parts of TOKENS tokens, without atomic additions.
+The product writes the logits (2 bytes each). One kernel reads them once for the log normalizers (2). Another kernel
+overwrites them by their gradients (4), which two products read (4); it also adds up the gradient of the bias, in parts
+of TOKENS tokens, without atomic additions.
 
 Importing this module needs Triton.
 
-Axes: t tokens and c ids of a block of logits (t, c), whose rows lie `stride` elements apart.
+Axes: t tokens and n ids of logits (t, n), whose rows lie `stride` elements apart.
 """
 
 from typing import Any
@@ -23,9 +23,9 @@ LOG2_E = constexpr(1.4426950408889634)
 LN_2 = constexpr(0.6931471805599453)
 
 
-@triton.jit(do_not_specialize=("ids", "first_id"))
-def accumulate_kernel(logits_base, total_base, logit_base, chosen_base, ids, first_id, stride, IDS: constexpr):
-    """Add the logits of one token to its log normalizer, and note the logit of its chosen id, if it is in the block."""
+@triton.jit(do_not_specialize=("ids",))
+def accumulate_kernel(logits_base, total_base, losses_base, chosen_base, ids, stride, IDS: constexpr):
+    """Add the logits of one token to its log normalizer, and compute its loss."""
     token = tl.program_id(0)
     row = logits_base + token.to(tl.int64) * stride
     largest = tl.full((IDS,), float("-inf"), tl.float32)
@@ -37,18 +37,19 @@ def accumulate_kernel(logits_base, total_base, logit_base, chosen_base, ids, fir
         shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         total = total * tl.exp2(largest - shift) + tl.exp2(logit - shift)
         largest = new_largest
-    before = tl.load(total_base + token, mask=first_id > 0, other=float("-inf")) * LOG2_E
-    top = tl.maximum(tl.max(largest, 0), before)
-    total_of_all = tl.sum(total * tl.exp2(largest - top), 0) + tl.exp2(before - top)
-    tl.store(total_base + token, (top + tl.log2(total_of_all)) * LN_2)
-    column = tl.load(chosen_base + token) - first_id
-    if (column >= 0) & (column < ids):
-        tl.store(logit_base + token, tl.load(row + column).to(tl.float32))
+    others = tl.load(total_base + token) * LOG2_E
+    top = tl.maximum(tl.max(largest, 0), others)
+    total_of_all = tl.sum(total * tl.exp2(largest - top), 0) + tl.exp2(others - top)
+    log_total = (top + tl.log2(total_of_all)) * LN_2
+    tl.store(total_base + token, log_total)
+    column = tl.load(chosen_base + token)
+    of_chosen = tl.load(row + column, mask=(column >= 0) & (column < ids), other=0.0).to(tl.float32)
+    tl.store(losses_base + token, log_total - of_chosen)
 
 
-@triton.jit(do_not_specialize=("tokens", "ids", "first_id"))
+@triton.jit(do_not_specialize=("tokens", "ids"))
 def gradient_kernel(
-    logits_base, total_base, grad_total_base, grad_logit_base, chosen_base, sums_base, tokens, ids, first_id, stride,
+    logits_base, total_base, weights_base, chosen_base, sums_base, tokens, ids, stride,
     TOKENS: constexpr, IDS: constexpr,
 ):  # fmt: skip
     """Overwrite the logits of TOKENS tokens and IDS ids by their gradients; store the sums over these tokens."""
@@ -58,9 +59,9 @@ def gradient_kernel(
     sums = tl.zeros((IDS,), tl.float32)
     for token in range(first_token, tl.minimum(first_token + TOKENS, tokens)):
         logit = tl.load(row + columns, mask=columns < ids, other=float("-inf")).to(tl.float32)
-        grad = tl.exp2((logit - tl.load(total_base + token)) * LOG2_E) * tl.load(grad_total_base + token)
-        chosen = tl.load(chosen_base + token) - first_id
-        grad += tl.where(columns == chosen, tl.load(grad_logit_base + token), 0.0)
+        probability = tl.exp2((logit - tl.load(total_base + token)) * LOG2_E)
+        is_chosen = columns == tl.load(chosen_base + token)
+        grad = (probability - tl.where(is_chosen, 1.0, 0.0)) * tl.load(weights_base + token)
         tl.store(row + columns, grad.to(logits_base.dtype.element_ty), mask=columns < ids)
         sums += grad
         row += stride
@@ -75,32 +76,35 @@ IDS_OF_TILE = 1024
 """Ids of a program's part of the gradient."""
 
 
-@torch.library.custom_op("txl::accumulate", mutates_args=("total", "logit"))
-def accumulate(logits: Tensor, chosen: Tensor, first_id: int, total: Tensor, logit: Tensor) -> None:
-    """Add a block of logits to the log normalizers; see `RowOperations`."""
+@torch.library.custom_op("txl::accumulate", mutates_args=("total",))
+def accumulate(logits: Tensor, chosen: Tensor, total: Tensor) -> Tensor:
+    """Add logits to the log normalizers, and return the losses (t,); see `RowOperations`."""
+    losses = torch.empty_like(total)
     if logits.numel():
         accumulate_kernel[len(logits),](
-            logits, total, logit, chosen, logits.shape[1], first_id, logits.stride(0), IDS=IDS_OF_ROW, num_warps=8
+            logits, total, losses, chosen, logits.shape[1], logits.stride(0), IDS=IDS_OF_ROW, num_warps=8
         )
+    return losses
+
+
+accumulate.register_fake(lambda _, __, total: torch.empty_like(total))
 
 
 @torch.library.custom_op("txl::logits_backward", mutates_args=("logits",))
-def logits_backward(
-    logits: Tensor, chosen: Tensor, first_id: int, total: Tensor, grad_total: Tensor, grad_logit: Tensor
-) -> Tensor:
-    """Overwrite a block of logits by their gradients; return the sums over each TOKENS tokens."""
+def logits_backward(logits: Tensor, chosen: Tensor, total: Tensor, weights: Tensor) -> Tensor:
+    """Overwrite logits by their gradients; return the sums over each TOKENS tokens."""
     tokens, count = logits.shape
     sums = _sums(logits)
     if logits.numel():
         gradient_kernel[triton.cdiv(count, IDS_OF_TILE), len(sums)](
-            logits, total, grad_total, grad_logit, chosen, sums, tokens, count, first_id, logits.stride(0),
+            logits, total, weights, chosen, sums, tokens, count, logits.stride(0),
             TOKENS=TOKENS, IDS=IDS_OF_TILE, num_warps=4,
         )  # fmt: skip
     return sums
 
 
 def _sums(logits: Tensor, *_: Any) -> Tensor:
-    """Return memory for the sums of logits (t, c) over each TOKENS tokens."""
+    """Return memory for the sums of logits (t, n) over each TOKENS tokens."""
     return logits.new_empty(triton.cdiv(logits.shape[0], TOKENS), logits.shape[1], dtype=torch.float32)
 
 
@@ -110,14 +114,10 @@ logits_backward.register_fake(_sums)
 class TritonRows(RowOperations):
     """Row operations by Triton; sums are in float32."""
 
-    spends_logits = True
-
-    def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
-        accumulate(logits, chosen, ids.start, total, logit)
-
-    def gradient(
-        self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Overwrite logits (t, c) by their gradients; return them and their sums over tokens (c,)."""
-        sums = logits_backward(logits, chosen, ids.start, total, grad_total.contiguous(), grad_logit.contiguous())
-        return logits, sums.sum(dim=0)
+    def losses(
+        self, logits: Tensor, chosen: Tensor, total: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        losses = accumulate(logits, chosen, total)
+        if weights is None:
+            return losses, None
+        return losses, (logits, logits_backward(logits, chosen, total, weights).sum(dim=0))

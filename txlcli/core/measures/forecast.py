@@ -16,12 +16,10 @@ from torch import Tensor
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import make_model, parameter_shapes, products_of
-from txlcli.core.backend import Recomputation
 from txlcli.core.kernels.modes import DTYPES, as_on_gpu, autocast, unlimited_memory
 from txlcli.core.kernels.private import tensors_without_data
-from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.losses import Objective, counted_positions
+from txlcli.core.model.losses import Objective
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel_zero import largest_share_bytes
 
@@ -150,22 +148,10 @@ def step_bytes(
     of one process (`of_one_process`).
     """
     state = state_bytes(model, vocab_size, train, processes=processes)
-    step = _Step.of(model, vocab_size, train, device)
+    step = _Step.of(model, train, device)
     memory = _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize)
     casts = _divided_casts(parameter_shapes(model, vocab_size), train, device)
     return replace(state, memory=train.batch_size * memory, activations=step.saved_bytes() - casts)
-
-
-def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> int:
-    """Return the part of the activations that grows with both the batch and the vocabulary: the logits."""
-    if train.recompute:
-        return 0
-    classifiers = 1
-    if isinstance(model, TransformerSettings) and model.auxiliary_losses:
-        classifiers = 2 * model.n_layers
-    counted = counted_positions(train.padded_segment, train.loss_part)
-    targets = train.batch_size // train.accumulate * (counted.stop - counted.start)
-    return classifiers * targets * softmax_columns(model, vocab_size) * DTYPES[train.precision].itemsize
 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:
@@ -182,11 +168,9 @@ class _Step:
     train: TrainSettings
     """Of a micro-batch; steps that are counted alike are equal."""
     on_gpu: bool
-    columns: int
-    """Columns of a plain softmax: the mean number of an adaptive one."""
 
     @classmethod
-    def of(cls, model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> "_Step":
+    def of(cls, model: ModelSettings, train: TrainSettings, device: torch.device) -> "_Step":
         """Return the step of one process."""
         on_gpu = device.type != "cpu"
         # Triton's kernels keep no probabilities and no dropout masks, but as many position scores.
@@ -206,9 +190,7 @@ class _Step:
             attention=train.attention,
             precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
         )
-        # Logits that are computed again are not kept, so that any number of them gives the same bytes.
-        columns = 2 if train.recompute == "layers" else softmax_columns(model, vocab_size)
-        return cls(model=plain, train=micro_batch, on_gpu=on_gpu, columns=columns)
+        return cls(model=plain, train=micro_batch, on_gpu=on_gpu)
 
     def saved_bytes(self) -> int:
         """Return the bytes of the tensors that the backward pass reads."""
@@ -294,10 +276,10 @@ def _traced_bytes(step: _Step) -> int:
 
 def _network(step: _Step) -> LanguageModel:
     """Return the model of a step in training."""
-    network = make_model(step.model, step.columns).train()
-    recompute: Recomputation = step.train.recompute
+    network = make_model(step.model, 2).train()  # logits are not kept: any number of them gives the same bytes
+    recompute = step.train.recompute
     if step.on_gpu and recompute is True:
-        recompute = "logits"  # the kernels of a GPU keep scores
+        recompute = False  # the kernels of a GPU keep scores
     return network.on(attention=step.train.attention, recompute=recompute)
 
 

@@ -144,4 +144,4 @@ class AuxiliaryLosses(nn.Module):
     @staticmethod
     def _mean(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss in nats: (B, L, d), (B, L) -> 0-d."""
-        return softmax.losses(hidden.flatten(0, 1), targets.flatten()).mean()
+        return softmax.mean_loss(hidden.flatten(0, 1), targets.flatten())

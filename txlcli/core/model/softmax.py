@@ -19,49 +19,68 @@ from txlcli.core.backend import Backend
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, send
 from txlcli.core.kernels.linear import linear, pad_columns
-from txlcli.core.kernels.normalizer import SpareGradient, normalize
+from txlcli.core.kernels.normalizer import SpareGradient, token_losses, total_loss
 from txlcli.core.model.backends import FAST
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
-class Normalized(NamedTuple):
-    """Log normalizers and logits of the targets, by band."""
+class Split(NamedTuple):
+    """What the losses of targets are computed from, by band."""
 
-    targets: Tensor
-    """(T,)."""
-    rows: list[Tensor]
-    """Rows (n,) of the targets in each tail; T, a row after the last, occurs any number of times."""
-    clusters: Tensor | None
-    """Logits (T, C), if there are tails."""
-    bands: list[tuple[Tensor, Tensor]]
-    """Log normalizers and logits of the targets, (T,) of the head and (n,) of each tail."""
+    operands: list[tuple[Tensor, Tensor, Tensor, Tensor]]
+    """The first arguments of `token_losses` for each band: of all tokens (T,) for the head, of rows (n,) for a tail."""
+    others: Tensor | None
+    """Log normalizers of the clusters (T,), if there are tails."""
+    of_cluster: Tensor | None
+    """Logits (T,) of the targets' clusters, 0 for targets in the head."""
+    weights: list[Tensor]
+    """Of the losses of each band, (T,) and (n,)."""
 
 
 def split(
-    softmax: "AdaptiveSoftmax", hidden: Tensor, targets: Tensor, rows: list[Tensor]
-) -> tuple[list[tuple[Tensor, ...]], Tensor | None]:
-    """Return the arguments of `normalize` for each band, and the logits of the clusters (T, C), if there are tails.
+    softmax: "AdaptiveSoftmax", hidden: Tensor, targets: Tensor, rows: list[Tensor], weights: Tensor | None = None
+) -> Split:
+    """Prepare the losses of each band.
 
     Args:
         softmax: whose bands these are.
         hidden: (T, d).
         targets: (T,).
-        rows: see `Normalized`; the row T reads another one.
+        rows: (n,) of the targets in each tail; T, a row after the last, reads another one, and occurs any number of
+            times.
+        weights: (T,) of the losses; by default 1.
     """
     head, *tails = softmax.bands
     projected = softmax.project(0, hidden)
+    if weights is None:
+        weights = torch.ones(
+            targets.shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device
+        )
     if not tails:
-        return [(*softmax.operands(0, projected), targets)], None
+        return Split([(*softmax.operands(0, projected), targets)], None, None, [weights])
     of_head = softmax.operands(0, projected.view_as(projected))  # the last of the gradients of `projected` to be added
-    operands: list[tuple[Tensor, ...]] = [(*of_head, targets.clamp(max=head.end - 1))]
+    operands: list[tuple[Tensor, Tensor, Tensor, Tensor]] = [(*of_head, torch.where(targets < head.end, targets, -1))]
     clusters = softmax.cluster_logits(projected)
+    of_cluster = torch.zeros_like(clusters[:, 0])
+    weights_of_bands = [weights]
+    padded = F.pad(weights, (0, 1))  # the row after the last counts nothing
     for number, (band, of_band) in enumerate(zip(tails, rows, strict=True), start=1):
         own = of_band.clamp(max=len(targets) - 1)
         # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
         of_tail = softmax.operands(number, softmax.project(number, hidden.index_select(0, own)))
         in_band = targets.index_select(0, own) - band.first
         operands.append((*of_tail, in_band.clamp(0, band.size - 1)))
-    return operands, clusters
+        of_cluster = torch.where(targets >= band.first, clusters[:, number - 1], of_cluster)
+        weights_of_bands.append(padded.index_select(0, of_band))
+    return Split(operands, clusters.logsumexp(-1), of_cluster, weights_of_bands)
+
+
+def mean_of_totals(totals: list[Tensor], of_cluster: Tensor | None, weights: Tensor) -> Tensor:
+    """Return the mean loss (0-d), given the total of each band (0-d) and what else `Split` has."""
+    total = torch.stack(totals).sum()
+    if of_cluster is not None:
+        total = total - (of_cluster * weights).sum()
+    return total / weights.sum().clamp(min=1)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -123,37 +142,46 @@ class AdaptiveSoftmax(nn.Module):
         With several bands the targets should be on the host, unless `tail_rows` (`Objective`) are given: the number of
         targets in each tail is needed, and reading it from a GPU has to wait.
         """
-        return self.join(self.normalized(hidden, targets, tail_rows))
+        found, rows = self._split(hidden, targets, tail_rows)
+        head, *tails = found.operands
+        of_head = token_losses(*head, others=found.others, spare=self.spare[0])
+        if found.of_cluster is None:
+            return of_head
+        within = [token_losses(*tail, spare=spare) for tail, spare in zip(tails, self.spare[1:], strict=True)]
+        in_band = of_head.new_zeros(len(of_head) + 1).index_copy(0, torch.cat(rows), torch.cat(within))[:-1]
+        return of_head - found.of_cluster + in_band
 
-    def normalized(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> "Normalized":
-        """Return log normalizers and logits of the targets, of which `join` makes their losses; see `losses`."""
+    def mean_loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        tail_rows: Sequence[Tensor] | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return the mean of `losses`, 0-d, weighted if they have weights (T,); for training.
+
+        The gradient is computed with the loss, so that no logits are kept for the backward pass.
+        """
+        found, _ = self._split(hidden, targets, tail_rows, weights)
+        totals: list[Tensor] = []
+        for number, operands in enumerate(found.operands):
+            others = found.others if number == 0 else None
+            weights_of_band = found.weights[number]
+            totals.append(total_loss(*operands, others=others, weights=weights_of_band, spare=self.spare[number]))
+        is_compiled = self.backend.compiles and self.has_fixed_rows(tail_rows)
+        return compiled(mean_of_totals, is_compiled)(totals, found.of_cluster, found.weights[0])
+
+    def _split(
+        self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None, weights: Tensor | None = None
+    ) -> tuple[Split, list[Tensor]]:
+        """Return what `split` does, and the rows of the targets in each tail; see `losses`."""
         if tail_rows is None:
             rows = [send(of_tail, hidden.device) for of_tail in self.rows_of_tails(targets)]
             targets = send(targets, hidden.device)
         else:
             rows = list(tail_rows)
         compiles = self.backend.compiles and self.has_fixed_rows(tail_rows)
-        operands, clusters = compiled(split, compiles)(self, hidden, targets, rows)
-        recompute = bool(self.backend.recompute)
-        bands = []
-        for of_band, spare in zip(operands, self.spare, strict=True):
-            bands.append(normalize(*of_band, spare=spare, recompute=recompute))
-        return Normalized(targets, rows, clusters, bands)
-
-    def join(self, normalized: "Normalized") -> Tensor:
-        """Return the losses (T,)."""
-        (head_total, head), *tails = normalized.bands
-        clusters = normalized.clusters
-        if clusters is None:
-            return head_total - head
-        within = torch.cat([total - logit for total, logit in tails])  # losses given the band
-        in_band = head.new_zeros(len(head) + 1)  # the row after the last takes what fills up the rows
-        in_band = in_band.index_copy(0, torch.cat(normalized.rows), within)[:-1]
-        chosen = head
-        for number, band in enumerate(self.bands[1:]):
-            chosen = torch.where(normalized.targets >= band.first, clusters[:, number], chosen)
-        total = torch.logaddexp(head_total, clusters.logsumexp(-1))
-        return total - (chosen - in_band)
+        return compiled(split, compiles)(self, hidden, targets, rows, weights), rows
 
     def rows_of_tails(self, targets: Tensor) -> list[Tensor]:
         """Return the rows (n,) of the targets (T,) in each tail."""

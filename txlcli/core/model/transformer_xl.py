@@ -27,9 +27,8 @@ from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, rotated, update_memory
 from txlcli.core.model.linear import merge
-from txlcli.core.model.losses import AuxiliaryLosses, Objective, mean_over_positions
+from txlcli.core.model.losses import AuxiliaryLosses, Objective
 from txlcli.core.model.module_list import ModuleList
-from txlcli.core.model.softmax import AdaptiveSoftmax, Normalized
 from txlcli.core.model.sublayers import make_norm
 
 
@@ -51,15 +50,6 @@ def final_states(
     """Return the final hidden states (B, x, d) at some positions of a layer's output, with dropout, and penalties."""
     normed = model.final_norm(hidden)[..., : model.settings.d_model]
     return model.output_dropout(normed)[:, first:end].contiguous(), goal.penalties(normed[:, first:end])
-
-
-def reduce_losses(
-    softmax: AdaptiveSoftmax, normalized: Normalized, batch_size: int, goal: Objective, more: list[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return the objective, to which more losses (0-d) are added, and the mean loss in nats to report (0-d)."""
-    losses = softmax.join(normalized).view(batch_size, -1)  # (B, L)
-    loss = mean_over_positions(losses, goal.weights(losses.shape[1]))
-    return sum(more, loss), loss.detach()
 
 
 class TransformerXL(LanguageModel):
@@ -403,10 +393,8 @@ class TransformerXL(LanguageModel):
             hidden, penalties = final(self, output.hidden, first, end, goal)
             states.append(hidden)
         del outputs, output  # the backward pass frees the old memory layer by layer
-        normalized = self.softmax.normalized(states[-1].flatten(0, 1), targets.flatten(), goal.tail_rows)
+        weights = goal.weights(targets.shape[1])
+        loss = self.mean_loss(states[-1], targets, goal.tail_rows, weights)
         if self.auxiliary is not None:
             more.append(self.auxiliary(states, targets, goal.progress))
-        more += penalties
-        is_compiled = self.backend.compiles and self.softmax.has_fixed_rows(goal.tail_rows)
-        objective, loss = compiled(reduce_losses, is_compiled)(self.softmax, normalized, len(targets), goal, more)
-        return objective, loss, memory
+        return sum([*more, *penalties], loss), loss.detach(), memory

@@ -22,7 +22,6 @@ from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.forecast import (
     FLOAT,
     StepBytes,
-    logit_bytes,
     parameters_by_part,
     snapshot_bytes,
     step_bytes,
@@ -293,12 +292,9 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
         train = dataclasses.replace(train, parallel="ddp")
     rank_settings = of_one_process(train, devices)
     needed = step_bytes(model, vocab_size, rank_settings, device=GPU, processes=devices)
-    logits = logit_bytes(model, vocab_size, rank_settings)
     by_purpose = needed.to_json()
     weights = by_purpose.pop("weights")
     total = by_purpose.pop("total")
-    by_purpose["activations"] = needed.activations - logits
-    by_purpose["logits"] = logits
     return {"parameters": weights, **by_purpose, "total": total}
 
 
