@@ -154,7 +154,9 @@ def _delete(directories: Sequence[Path], options: DeleteOptions, *, json: bool) 
     for name, paths in kept.items():
         line = f"deleted {name}"
         if paths:
-            line += f", but for {len(paths):,} files that txl did not write, such as {paths[0]}"
+            line += f", but kept what txl did not write: {paths[0]}"
+        if len(paths) > 1:
+            line += f" and {len(paths) - 1:,} more"
         console.show_line(line)
 
 

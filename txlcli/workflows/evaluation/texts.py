@@ -240,7 +240,7 @@ def _encode_documents(
     all_notes = itertools.chain.from_iterable(text.notes for text in texts)
     notes = list(dict.fromkeys(all_notes))
     if left_out:
-        notes.append(f"{left_out:,} documents have no token to predict and were left out")
+        notes.append(f"documents without a token to predict, which were left out: {left_out:,}")
     words = [text.words for text in texts if text.words is not None]
     sizes = [text.size for text in texts if text.size is not None]
     joined = ScoredText(
