@@ -42,7 +42,7 @@ def test_a_run_rejects_the_options_of_other_models(here, option):
 
 
 class Letters:
-    """A tokenizer with an id for each of some tokens, which are tried from the longest to the shortest."""
+    """A tokenizer with an id for each of some tokens, which are tried the longest first; 0 for others."""
 
     eos_token_id = None
     bos_token_id = 0
@@ -58,9 +58,9 @@ class Letters:
         ids = []
         text = text.replace(" ", "Ġ").replace(self.lost, "") if self.lost else text.replace(" ", "Ġ")
         while text:
-            number = next(n for n, token in enumerate(self.tokens) if n and text.startswith(token))
+            number = next((n for n, token in enumerate(self.tokens) if n and text.startswith(token)), 0)
             ids.append(number)
-            text = text[len(self.tokens[number]) :]
+            text = text[len(self.tokens[number]) if number else 1 :]
         return {"input_ids": ids}
 
     def convert_ids_to_tokens(self, numbers):

@@ -261,6 +261,21 @@ def test_models_with_different_tokens_are_compared_word_by_word(here):
     assert "bits/word" in done("runs", "difference", "a.tsv", "b.tsv").stdout
 
 
+def test_words_of_different_parts_of_a_text_are_not_compared(here):
+    words = [f"w{number}" for number in range(3001)]
+    write_words("a.tsv", words, [1.0] * 3001)
+    write_words("part.tsv", words[:2000], [1.0] * 2000)
+    assert "different parts" in refusal("runs", "difference", "a.tsv", "part.tsv", code=2)
+    for name, documents in (("one.tsv", ["one"]), ("both.tsv", ["one", "two"])):
+        lines = ["word\tstart\tend\ttokens\tunknown\tdocument\tbits_M5"]
+        for document in documents:
+            lines += [
+                f"{word}\t{10 * number}\t{10 * number + 5}\t1\t0\t{document}\t1" for number, word in enumerate(words)
+            ]
+        Path(name).write_text("\n".join(lines) + "\n")
+    assert "different parts" in refusal("runs", "difference", "both.tsv", "one.tsv", code=2)
+
+
 def test_words_that_cannot_be_compared_are_rejected(here):
     words = ["one", "<unk>", "two"]
     write_words("a.tsv", words, [1, 2, 3])

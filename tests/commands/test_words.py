@@ -171,6 +171,7 @@ def test_documents_are_rejected_where_there_are_none(stories):
     assert "records" in refusal("eval", "byte", "--text", "stories/a.txt", "--documents", "records", code=2)
     assert "blank-lines" in refusal("eval", "byte", "--text", stories, "--documents", "blank-line", code=2)
     assert "--html" in refusal("eval", "byte", "--text", stories, "--html", "page.html", code=2)
+    assert "--text" in refusal("eval", "byte", "--text", "", code=2)
     Path("nothing").mkdir()
     assert "no text" in refusal("eval", "byte", "--text", "nothing", code=1)
     Path("nothing/empty.txt").touch()
@@ -192,5 +193,8 @@ def test_words_are_rejected_where_there_are_none(story):
     assert "mine.tsv" in refusal("eval", "byte", "--text", story, "--words", "mine.tsv", "--force", code=2)
     assert Path("mine.tsv").read_text() == "my\town\n"
     story.write_bytes(b"the \xff fox\n")
-    assert "not UTF-8" in refusal("eval", "byte", "--text", story, "--words", "words.tsv", code=1)
+    assert "story.txt" in refusal("eval", "byte", "--text", story, "--words", "words.tsv", code=1)
+    story.write_bytes(b"   ")
+    for name in ("byte", "char", "sentencepiece"):
+        assert "only blanks" in refusal("eval", name, "--text", story, "--words", "words.tsv", code=1)
     assert not Path("words.tsv").exists()

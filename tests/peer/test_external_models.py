@@ -31,6 +31,7 @@ from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.exchange.external_model import ExternalModel
 from txlcli.workflows.exchange.external_run import open_external
+from txlcli.workflows.exchange.external_vocab import ExternalVocab
 from txlcli.workflows.user_text import UserText
 from txlcli.workflows.workspace import Workspace
 
@@ -83,6 +84,13 @@ def pieces_tokenizer():
     vocab = {name: number for number, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+
+
+def pieces_without_a_first_blank():
+    """Return a tokenizer of pieces that adds no blank before the text, as Gemma has one."""
+    tokenizer = pieces_tokenizer().backend_tokenizer
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
 
 
@@ -239,6 +247,14 @@ def test_the_bits_of_words_add_up_and_ends_of_words_are_moved(folders, tmp_path,
     for row, name in zip(result["rows"], ("bits_M0", "bits_M30"), strict=True):
         bits = sum(float(word[name]) for word in rows)
         assert bits == pytest.approx(row["bits_per_byte"] * len(text.encode()), abs=1e-4)
+
+
+def test_pieces_begin_with_a_blank_whether_the_text_has_one_or_not():
+    tokenizer = pieces_without_a_first_blank()
+    vocab = ExternalVocab(tokenizer, len(tokenizer), "model")
+    for text in ("the\nthe", "the the"):
+        vocab.encode(text)
+        assert vocab.pieces[tokenizer.convert_tokens_to_ids("▁the")] == b" the"
 
 
 def test_minicons_gives_the_same_surprisals(folders, tmp_path):

@@ -123,29 +123,50 @@ def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> Los
     options.exclude("split", "positions", because="files of words have the text that they were written for")
     files = [words_file.read(path) for path in (first, second)]
     shared = set(files[0].places) & set(files[1].places)
-    firsts = [_numbers(file, shared) for file in files]
     texts = []
-    for file, numbers in zip(files, firsts, strict=True):
-        texts.append([file.words[number] for number in numbers])
+    for file in files:
+        texts.append([word for word, place in zip(file.words, file.places, strict=True) if place in shared])
     if texts[0] != texts[1] or 2 * len(shared) < max(len(file.words) for file in files):
         raise UsageError(f"{first} and {second} have words of different texts; evaluate both models on the same text")
     lengths = options.mem_len or (None,)
     sources = []
     losses = []
-    pairs = zip((first, second), files, firsts, (lengths[0], lengths[-1]), strict=True)
-    for path, file, numbers, mem_len in pairs:
+    ends = []
+    for path, file, mem_len in zip((first, second), files, (lengths[0], lengths[-1]), strict=True):
         _check_unknown(path, file)
         evaluation = _chosen_evaluation(path, file.losses_nats, mem_len)
-        nats = file.losses_nats[evaluation]
-        sums = np.add.reduceat(nats, numbers)  # with words that only this file has
+        sums, ends_of_sums = _joined(file, file.losses_nats[evaluation], shared)
         sources.append(LossSource(file=str(path), run=None, evaluation=evaluation, loss_nats=float(sums.mean())))
         losses.append(sums)
+        ends.append(ends_of_sums)
+    documents = [{document for document, _ in file.places} for file in files]
+    if ends[0] != ends[1] or documents[0] != documents[1]:
+        raise UsageError(
+            f"{first} and {second} have words of different parts of a text; evaluate both models on the same documents "
+            "and positions"
+        )
     return _summarize(sources[0], sources[1], losses[1] - losses[0], unit="word")
 
 
-def _numbers(file: WordLosses, places: Container[tuple[str, int]]) -> list[int]:
-    """Return the numbers of the words of a file that begin at these places."""
-    return [number for number, place in enumerate(file.places) if place in places]
+def _joined(
+    file: WordLosses, nats: NDArray[np.float64], shared: Container[tuple[str, int]]
+) -> tuple[NDArray[np.float64], dict[str, int]]:
+    """Return the loss of each shared word, with the words after it that only this file has, and where documents end.
+
+    Words before the first shared one of a document count nowhere, and line ends move no end.
+    """
+    sums: list[float] = []
+    ends: dict[str, int] = {}
+    for word, place, end, loss in zip(file.words, file.places, file.ends, nats.tolist(), strict=True):
+        document, _ = place
+        if place in shared:
+            sums.append(0.0)
+            ends.setdefault(document, 0)
+        if document in ends:
+            sums[-1] += loss
+            if not word.isspace():
+                ends[document] = end
+    return np.array(sums), ends
 
 
 def _check_unknown(path: Path, file: WordLosses) -> None:

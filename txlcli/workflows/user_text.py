@@ -38,7 +38,9 @@ class UserText:
 
     @classmethod
     def of_option(cls, file: str) -> "UserText":
-        """Return the text that the option `text` names."""
+        """Return the text that the option `text` names; raise a UsageError for an empty name."""
+        if not file:
+            raise UsageError("`text` is empty; give a file, a folder, or - for stdin")
         return cls(file, label=f"`text` {file}")
 
     @property

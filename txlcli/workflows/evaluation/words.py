@@ -88,8 +88,10 @@ class Words:
     @classmethod
     def of(cls, vocab: Vocab, text: ScoredText, document: str = "") -> "Words":
         """Divide a user's text, and find the word of each scored token."""
-        characters = decoded(text.data, vocab)
+        characters = decoded(text, vocab)
         spans, notes = divide(characters, vocab)
+        if not len(spans):
+            raise VocabularyError(f"{text.title}: there is no word in the text, only blanks; leave it out, or `words`")
         owners = owners_of(vocab, text, characters, spans)  # (T,)
         numbers, firsts = np.unique(owners, return_index=True)
         is_unknown = np.zeros(len(text.targets), dtype=bool)
@@ -136,14 +138,17 @@ class Words:
         ]
 
 
-def decoded(data: bytes, vocab: Vocab) -> str:
+def decoded(text: ScoredText, vocab: Vocab) -> str:
     """Return the characters of a text, as the vocabulary reads them."""
+    data = text.data
     if vocab.tokenizer == "byte":
         data = data.translate(None, vocab.dropped)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise VocabularyError(f"the text is not UTF-8 at byte {error.start}, so it has no words; convert it") from error
+        raise VocabularyError(
+            f"{text.title}: the text is not UTF-8 at byte {error.start}, so it has no words; convert it"
+        ) from error
 
 
 def divide(characters: str, vocab: Vocab) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -28,6 +28,8 @@ class WordLosses:
     words: list[str]
     places: list[tuple[str, int]]
     """Document of each word, and the offset of its first character."""
+    ends: list[int]
+    """Offset after the last character of each word."""
     unknown: NDArray[np.bool_]
     """True for words with a token that is not in the vocabulary, (W,)."""
     losses_nats: dict[str, NDArray[np.float64]]
@@ -46,6 +48,7 @@ def read(path: Path) -> WordLosses:
         return WordLosses(
             words=list(columns["word"]),
             places=list(zip(documents, map(int, columns["start"]), strict=True)),
+            ends=list(map(int, columns["end"])),
             unknown=np.array(columns["unknown"], dtype=np.int64) == 1,
             losses_nats={_evaluation(name): values for name, values in losses.items()},
         )

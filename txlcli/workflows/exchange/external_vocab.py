@@ -14,6 +14,8 @@ from txlcli.errors import VocabularyError
 
 BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
 """How SentencePiece writes a blank in a token."""
+PROBE = "the cat sat on the mat"
+"""Text that shows how a tokenizer writes blanks."""
 SHOWN = 12
 """Bytes of a text that an error shows."""
 
@@ -50,7 +52,8 @@ def _of_characters(tokens: list[str]) -> list[bytes]:
     return [token.encode() for token in tokens]
 
 
-KINDS: tuple[Callable[[list[str]], list[bytes]], ...] = (_of_bytes, _of_sentencepiece, _of_characters)
+Kind = Callable[[list[str]], list[bytes]]
+KINDS: tuple[Kind, ...] = (_of_bytes, _of_sentencepiece, _of_characters)
 """How tokenizers write tokens; a text shows which it is."""
 
 
@@ -87,6 +90,7 @@ class ExternalVocab(Vocab):
         self._n_outputs = n_outputs
         self._title = title
         self._pieces = _of_characters(symbols)
+        self._kinds = self._kinds_of(PROBE)
 
     @property
     def pieces(self) -> list[bytes]:
@@ -113,11 +117,22 @@ class ExternalVocab(Vocab):
         self._set_pieces(ids, data)
         return ids
 
+    def _kinds_of(self, text: str) -> tuple[Kind, ...]:
+        """Return the kinds by which the tokens of a text give its bytes, or all if none does.
+
+        With blanks in the text, that is one kind, unless blanks are tokens of their own.
+        """
+        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        tokens = [self.symbols[number] for number in ids]
+        data = text.encode()
+        kinds = tuple(kind for kind in KINDS if b"".join(kind(tokens)) in (data, b" " + data))
+        return kinds or KINDS
+
     def _set_pieces(self, ids: NDArray[np.int64], data: bytes) -> None:
         """Find out how the tokens are written, given the ids of a text."""
         restored = b""
         same = -1
-        for kind in KINDS:
+        for kind in self._kinds:
             pieces = kind(list(self.symbols))
             joined = b"".join(pieces[number] for number in ids.tolist())
             if joined in (data, b" " + data):
