@@ -97,7 +97,7 @@ class Vocab:
 
     @property
     def unit(self) -> str:
-        """What a token is: "byte", "char", "word", "piece" or "id"."""
+        """Unit of a token: "byte", "char", "word", "piece" or "id"."""
         return unit_of(self.tokenizer)
 
     @property

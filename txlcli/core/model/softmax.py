@@ -25,7 +25,7 @@ from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
 class Split(NamedTuple):
-    """What the losses of targets are computed from, by band."""
+    """Operands of the losses of targets, by band."""
 
     operands: list[tuple[Tensor, Tensor, Tensor, Tensor]]
     """The first arguments of `token_losses` for each band: of all tokens (T,) for the head, of rows (n,) for a tail."""

@@ -35,7 +35,7 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalSettings(ModelSettings):
-    """What an evaluation asks about a model of another program; no recipe has this class."""
+    """Properties of a model of another program that an evaluation needs; no recipe has this class."""
 
     arch: str = "external"
     n_positions: PositiveInt | None = None
@@ -179,7 +179,7 @@ class ExternalModel(LanguageModel):
     def check_lengths(self, seg_len: int, mem_len: int, lane_len: int) -> None:
         """Reject segments of L tokens, a memory of M, or lanes, for which the model has too few positions.
 
-        Positions that go on after these must make no difference.
+        A text may be longer than these only if the numbers of its positions make no difference.
         """
         limit = self.settings.n_positions
         if limit is None or self.settings.recurrent_state:
