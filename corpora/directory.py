@@ -124,14 +124,19 @@ def _notes(source: Path, texts: Mapping[Path, Slice], left_out: list[Path], *, h
             remarks.setdefault(remark, []).append(path)
     for remark, paths in remarks.items():
         yield list_names(paths, source) + remark
+    yield from remarks_on_files(source, list(texts), left_out)
+
+
+def remarks_on_files(source: Path, used: Sequence[Path], left_out: Sequence[Path]) -> Iterator[str]:
+    """Yield remarks on files of a folder that were left out, and on descriptions that are part of the text."""
     if left_out:
         yield (
             "files that are not text, are backups or name no split, which were left out: "
             f"{list_names(left_out, source)}"
         )
-    at_top = [path for path in texts if path.parent == source]
+    at_top = [path for path in used if path.parent == source]
     descriptions = [path for path in at_top if is_companion(path) and not split_of(path.name)]
-    if descriptions and len(descriptions) < len(texts):
+    if descriptions and len(descriptions) < len(used):
         yield f"{list_names(descriptions, source)}: part of the text; move it away if it only describes the text"
 
 

@@ -1,5 +1,9 @@
 """`txl eval hf:FOLDER` before Transformers opens anything: names, options and texts; the rest is in tests/peer."""
 
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
 from tests.commands.novel import refusal
@@ -15,6 +19,14 @@ TEXT = ("--text", "novel/test.txt")
 )
 def test_a_name_without_a_model_says_what_to_give(here, name, word):
     assert word in refusal("eval", name, *TEXT, code=1)
+
+
+def test_transformers_that_is_missing_or_older_is_named_with_the_command_that_installs_it(here):
+    if find_spec("transformers") and version("transformers") >= "5":
+        pytest.skip("these Transformers are new enough")
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    assert "pip install" in refusal("eval", "hf:model", *TEXT, code=1)
 
 
 @pytest.mark.parametrize(

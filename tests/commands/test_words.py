@@ -166,9 +166,20 @@ def test_a_folder_is_scored_from_python_with_the_document_of_each_word(stories):
     assert found == pytest.approx(bits, abs=1e-4)
 
 
+def test_files_that_a_folder_leaves_out_or_that_describe_it_are_told(stories):
+    (stories / "figure.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
+    (stories / "README.md").write_text("three stories\n")
+    told = json_of("eval", "byte", "--text", stories, "--mem-len", 5)
+    assert told["rows"][0]["documents"] == 4
+    notes = " ".join(told["notes"])
+    assert "left out: figure.png" in notes
+    assert "README.md: part of the text" in notes
+
+
 def test_documents_are_rejected_where_there_are_none(stories):
     assert "--text" in refusal("eval", "byte", "--documents", "records", code=2)
     assert "records" in refusal("eval", "byte", "--text", "stories/a.txt", "--documents", "records", code=2)
+    assert "stdin" in refusal("eval", "byte", "--text", "-", "--text", "-", code=2)
     assert "blank-lines" in refusal("eval", "byte", "--text", stories, "--documents", "blank-line", code=2)
     assert "--html" in refusal("eval", "byte", "--text", stories, "--html", "page.html", code=2)
     assert "--text" in refusal("eval", "byte", "--text", "", code=2)

@@ -47,7 +47,7 @@ class LossDifference(Result):
     first: LossSource
     second: LossSource
     unit: str
-    """What losses are compared: "token" or "word"."""
+    """Unit of the losses that are compared: "token" or "word"."""
     tokens: int
     """Number of tokens, or words."""
     difference_nats: float
@@ -127,7 +127,10 @@ def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> Los
     for file in files:
         texts.append([word for word, place in zip(file.words, file.places, strict=True) if place in shared])
     if texts[0] != texts[1] or 2 * len(shared) < max(len(file.words) for file in files):
-        raise UsageError(f"{first} and {second} have words of different texts; evaluate both models on the same text")
+        raise UsageError(
+            f"{first} and {second} have words of different texts; evaluate both models on the same text, with the same "
+            "names of documents"
+        )
     lengths = options.mem_len or (None,)
     sources = []
     losses = []

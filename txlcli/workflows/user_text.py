@@ -1,14 +1,15 @@
 """Text that the user gives: a file, a folder or stdin, read as `txl prepare` reads it, or the text itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from txlcli.corpora.corpus import CorpusError
-from txlcli.corpora.directory import remarks_on
+from txlcli.corpora.directory import remarks_on, remarks_on_files
 from txlcli.corpora.documents import divide
+from txlcli.corpora.locate import text_files
 from txlcli.corpora.signatures import reject_other_than_text
 from txlcli.errors import CorpusInputError, UsageError
 from txlcli.system.input_files import MAX_TEXT, check_regular, read_bytes, read_stdin
@@ -53,23 +54,11 @@ class UserText:
         """True for a folder, whose files are documents."""
         return self.data is None and Path(self.name).is_dir()
 
-    def documents(
-        self, unit: str = "files", *, column: str | None = None, encoding: str | None = None, max_bytes: int = MAX_TEXT
-    ) -> "Iterator[UserText]":
-        """Yield the documents of a file, a folder or stdin; `unit` is what they are, as in `txl prepare`.
+    def files(self, column: str | None, encoding: str | None) -> "list[UserText]":
+        """Return the files of a folder that `txl prepare` reads, or the text itself.
 
-        Raises a CorpusInputError or UsageError for what `txl prepare` rejects, too.
+        Raises a CorpusInputError for what `txl prepare` rejects.
         """
-        for file in self._files(column, encoding):
-            if unit == "files":
-                yield file
-                continue
-            for number, data in enumerate(file.divided(unit, column, encoding, max_bytes), 1):
-                name = f"{file.name}:{number}"
-                yield UserText(name, data, label=name)
-
-    def _files(self, column: str | None, encoding: str | None) -> "list[UserText]":
-        """Return the files of a folder, or the text itself."""
         if not self.is_folder:
             return [self]
         from txlcli.workflows.exchange import containers
@@ -95,14 +84,36 @@ class UserText:
             data = containers.read_file(path, column, encoding, max_bytes)
         return ReadText(data, tuple(remarks_on(data, path.name)))
 
-    def divided(self, unit: str, column: str | None, encoding: str | None, max_bytes: int) -> list[bytes]:
-        """Return the documents of a file or stdin: its records, or texts between blank lines or marks."""
+    def remarks_on(self, files: "Sequence[UserText]") -> list[str]:
+        """Return remarks on other files of a folder, which are left out, and on a README among these."""
+        if not self.is_folder:
+            return []
+        folder = Path(self.name)
+        used = [Path(file.name) for file in files]
+        left_out = [path for path in text_files(folder) if path not in used and path.stat().st_size]
+        return list(remarks_on_files(folder, used, left_out))
+
+    def documents(
+        self, unit: str, *, column: str | None, encoding: str | None, max_bytes: int = MAX_TEXT
+    ) -> "list[UserText]":
+        """Return the documents of a file or stdin; `unit` is what they are, as in `txl prepare`.
+
+        Raises a CorpusInputError or UsageError for what `txl prepare` rejects, too.
+        """
+        if unit == "files":
+            return [self]
         from txlcli.workflows.exchange import containers
 
         with self._open(max_bytes) as path:
             if unit == "records":
-                return containers.read_records(path, column, encoding, max_bytes)
-            return divide(containers.read_file(path, column, encoding, max_bytes), unit)
+                texts = containers.read_records(path, column, encoding, max_bytes)
+            else:
+                texts = divide(containers.read_file(path, column, encoding, max_bytes), unit)
+        documents = []
+        for number, data in enumerate(texts, 1):
+            name = f"{self.title}:{number}"
+            documents.append(UserText(name, data, label=name))
+        return documents
 
     @contextmanager
     def _open(self, max_bytes: int) -> Iterator[Path]:

@@ -120,6 +120,7 @@ class EvalOptions(PlotOptions):
         if self.protocols and 0 in self.mem_lens:
             raise UsageError("`mem_len` 0: `protocols` compare a memory with windows of its length; give 1 or more")
         object.__setattr__(self, "protocols", tuple(name for name in PROTOCOLS if name in self.protocols))
+        self._check_text()
         self._check_methods()
         if self.protocols:
             self._check_protocols()
@@ -128,7 +129,7 @@ class EvalOptions(PlotOptions):
 
     def _check_lengths(self) -> None:
         """Reject a search where a length must be given, and lengths that do not fit each other."""
-        others = self.given("protocols", "cache", "dynamic", "reset_at_documents", "documents")
+        others = self.given("protocols", "cache", "dynamic", "reset_at_documents")
         if self.searched and others:
             raise UsageError(f"`{self.searched}` auto: {others[0]} does not search; give a length, such as 64")
         if self.adapts and len(self.mem_lens) > 1:
@@ -137,10 +138,8 @@ class EvalOptions(PlotOptions):
         if self.stride is not None and self.stride > shortest:
             raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; use at most that")
 
-    def _check_methods(self) -> None:
-        """Reject options that do not apply to the text, the method or the file that others ask for."""
-        if self.adapts:
-            self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
+    def _check_text(self) -> None:
+        """Reject options that do not apply to the text."""
         if self.reset_at_documents:
             because = "`reset_at_documents` reads the documents of a split with a memory"
             self.exclude("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html", because=because)
@@ -148,11 +147,18 @@ class EvalOptions(PlotOptions):
             self.exclude("split", because="`text` is scored instead of a split")
         else:
             self.exclude("column", "encoding", "documents", because="without `text`, a split is scored")
+        if [source.name for source in self.text].count(STDIN) > 1:
+            raise UsageError("`text` - is given twice, and stdin has one text; leave out one of them")
         check_encoding(self.encoding)
         check_documents(self.documents)
         if self.reads_documents:
             because = "each document is read from an empty memory"
             self.exclude("protocols", "cache", "dynamic", "plot", "html", because=because)
+
+    def _check_methods(self) -> None:
+        """Reject options that do not apply to the method or the file that others ask for."""
+        if self.adapts:
+            self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
         if self.losses is not None:
             self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
         if self.words is not None:

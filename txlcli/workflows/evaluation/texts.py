@@ -96,12 +96,16 @@ def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) 
 
 def _read_documents(opened: OpenModel, options: EvalOptions, reporter: Reporter) -> ScoredText:
     """Return the documents of the user's texts."""
-    unit = options.documents or "files"
     documents: list[UserText] = []
+    notes: list[str] = []
     for source in options.text:
-        documents += source.documents(unit, column=options.column, encoding=options.encoding)
+        files = source.files(options.column, options.encoding)
+        notes += source.remarks_on(files)
+        for file in files:
+            unit = options.documents or "files"
+            documents += file.documents(unit, column=options.column, encoding=options.encoding)
     title = options.text[0].title if len(options.text) == 1 else f"{len(options.text)} texts"
-    return _encode_documents(opened, documents, options, reporter, title=title)
+    return _encode_documents(opened, documents, options, reporter, title=title).with_notes(*notes)
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:

@@ -21,8 +21,10 @@ from txlcli.workflows.exchange.options import GGUF, HUGGING_FACE
 
 SEG_LEN = 512
 """Length of segments, and of the memory, by default."""
+OLDEST = 5
+"""Oldest major version of Transformers whose models are read."""
 MARKS = (b" @-@ ", b" @,@ ", b" @.@ ")
-"""What WikiText has in place of a hyphen, a comma or a point within a word."""
+"""Marks of WikiText for a hyphen, a comma or a point within a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +126,10 @@ def open_external(name: str, *, device: str, precision: str | None, trust_remote
     if path.suffix.lower() == GGUF:
         options["gguf_file"] = path.name
         directory = path.parent
+    transformers = _import_transformers(path)
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(directory, **options)
-        network, loaded = AutoModelForCausalLM.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
+        network, loaded = transformers.AutoModelForCausalLM.from_pretrained(
             directory, dtype=DTYPES[precision], output_loading_info=True, **options
         )
     except ModuleNotFoundError as error:
@@ -150,6 +148,22 @@ def open_external(name: str, *, device: str, precision: str | None, trust_remote
     return OpenExternal(model=model, vocab=vocab, precision=precision, path=path)
 
 
+def _import_transformers(path: Path) -> Any:
+    """Return the package transformers, which prints errors only; reject an older one."""
+    try:
+        import transformers
+        from transformers.utils import logging
+    except ModuleNotFoundError as error:
+        raise ExternalModelError(f'{path}: the package {error.name} is missing; pip install ".[hf]"') from error
+    if int(transformers.__version__.split(".")[0]) < OLDEST:
+        raise ExternalModelError(
+            f'{path}: needs Transformers {OLDEST}, and {transformers.__version__} is installed; pip install ".[hf]"'
+        )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return transformers
+
+
 def _check_path(path: Path) -> None:
     """Reject a path without a model."""
     expected = f"give a folder with config.json, weights and tokenizer, or a {GGUF} file"
@@ -159,7 +173,7 @@ def _check_path(path: Path) -> None:
     elif not path.is_dir():
         raise ExternalModelError(f"{path}: no such folder; {expected}")
     elif not (path / "config.json").is_file():
-        raise ExternalModelError(f"{path}: has no config.json, so it is no model of Transformers; {expected}")
+        raise ExternalModelError(f"{path}: has no config.json, which every model of Transformers has; {expected}")
 
 
 def _not_opened(path: Path, error: Exception, *, trust_remote_code: bool) -> ExternalModelError:
