@@ -1,8 +1,8 @@
 """Cross entropy over many ids, without the logits of all tokens in memory.
 
-Some tokens at a time: their logits, their losses, and, in training, at once the gradient of the sum of all losses. So
-no logits are kept for the backward pass, which multiplies three tensors by a number. What is done with logits has two
-implementations: PyTorch's operations in `normalizer_rows`, and the kernels of `normalizer_triton`.
+Logits are computed for some tokens at a time. In training, the gradient of the sum of all losses is computed with them,
+so that no logits are kept: the backward pass only multiplies the gradients by a number. The operations on logits have
+two implementations: PyTorch's in `normalizer_rows`, and the kernels of `normalizer_triton`.
 
 Axes: T tokens, w width, n ids.
 """
@@ -93,9 +93,9 @@ def token_losses(
         table: (n, w).
         bias: (n,).
         chosen: (T,) ids of the targets; -1 for a target that is not in the table, whose logit counts as 0.
-        others: (T,) log normalizers of logits that belong to the same softmax; None: there are none.
+        others: (T,) log normalizers of logits that belong to the same softmax; None if there are none.
         spare: memory for the gradient of the table.
-        rows: computes what is computed of logits; by default Triton where it runs, else PyTorch.
+        rows: operations on the logits; by default Triton's where it runs, else PyTorch's.
         size: of the parts; by default as large as is fast, and all tokens for tensors without data.
     """
     work = _work(hidden, spare, rows, size)
@@ -117,7 +117,7 @@ def total_loss(
 ) -> Tensor:
     """Return the sum (0-d) of the losses with these weights (T,), float32 at least; see `token_losses`.
 
-    Its gradients are computed at once, so that one backward pass is possible.
+    Its gradients are computed with it, so that only one backward pass is possible.
     """
     work = _work(hidden, spare, rows, size)
     inputs = (hidden, table, bias, others)
