@@ -71,7 +71,7 @@ def quickstart(
 
     data_dir = workspace.data_dir
     if max_minutes is None:
-        console.say("this takes three minutes on two idle cores, longer next to other work; --max-minutes limits it")
+        console.say("this takes three to five minutes on two idle cores, else longer; --max-minutes limits it")
     if not workspace.store_path(CORPUS).exists():
         preparation = PrepareOptions()
         _announce("prepare", CORPUS, options=preparation, data_dir=data_dir)
