@@ -91,7 +91,7 @@ def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here
         assert (row["documents"], row["tokens"], row["attn_len_max"]) == (len(documents), tokens, most)
         assert row["loss_nats"] == pytest.approx(nats / tokens, rel=1e-5)
     shown = done("eval", "many", "--split", "valid", "--reset-at-documents").stdout
-    assert f"{len(documents)} documents, each from an empty memory. L = 5, " in shown
+    assert f"Documents: {len(documents)}, each from an empty memory. L = 5, " in shown
     assert "lanes" not in shown
 
 

@@ -100,7 +100,7 @@ class EvalResult:
             return f"Without memory: each window is recomputed, {predicted}, {limit}{precision}."
         if row.documents:
             return (
-                f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{precision}."
+                f"Documents: {row.documents:,}, each from an empty memory. L = {settings.seg_len}, {limit}{precision}."
             )
         lanes = "one lane."
         if row.lanes > 1:
