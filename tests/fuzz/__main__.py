@@ -11,7 +11,6 @@ import concurrent.futures
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +20,9 @@ import typer
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from tests.fuzz import worker  # first, since it instruments what it imports
+
+# isort: split
 from tests.faults.sample import build
 from tests.fuzz import targets
 from txlcli import console
@@ -41,18 +43,18 @@ def fuzz(name, sample, corpus, seconds):
     directory.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(targets.named(name).seeds(sample)):
         (directory / f"seed-{number}").write_bytes(seed)
-    options = (
-        *(directory, f"-max_total_time={seconds}", f"-max_len={targets.MAX_BYTES}", f"-timeout={INPUT_S}"),
+    options = [
+        *(str(directory), f"-max_total_time={seconds}", f"-max_len={targets.MAX_BYTES}", f"-timeout={INPUT_S}"),
         *(f"-rss_limit_mb={MEMORY_MB}", f"-artifact_prefix={directory}/", "-seed=1", "-print_final_stats=1"),
-    )
-    words = [sys.executable, "-m", "tests.fuzz.worker", name, sample, *options]
-    ended = subprocess.run(list(map(str, words)), capture_output=True, text=True, errors="replace", check=False)
-    said = ended.stderr + ended.stdout
+    ]
+    log = sample.with_name(f"{name}.log")
+    code = worker.fuzz(name, sample, options, log)
+    said = log.read_text(encoding="utf-8", errors="replace")
     inputs, covered = re.search(r"stat::number_of_executed_units: (\d+)", said), re.findall(r"cov: (\d+)", said)
     raised = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*$", said, re.MULTILINE)
     reason = (raised or said.strip().splitlines()[-1:] or ["no reason given"])[0]
     artifact = re.search(r"Test unit written to (\S+)", said)
-    defect = f"{reason[:200]}; input: {artifact[1] if artifact else 'none'}" if ended.returncode else None
+    defect = f"{reason[:200]}; input: {artifact[1] if artifact else 'none'}" if code else None
     return name, int(inputs[1]) if inputs else 0, int(covered[-1]) if covered else 0, defect
 
 

@@ -224,8 +224,8 @@ def named(name):
 
 
 @contextlib.contextmanager
-def opened(target, sample):
-    """Yield the function of a target; its files are in a temporary directory, in memory if possible."""
+def working_directory():
+    """Yield a temporary directory for the files of a target, in memory if possible."""
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="txl-fuzz-", dir=memory if memory.is_dir() else None) as work:
-        yield target.reader(sample, Path(work))
+    with tempfile.TemporaryDirectory(prefix="txl-fuzz-", dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)

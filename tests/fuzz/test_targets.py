@@ -18,7 +18,8 @@ def test_a_target_reads_its_seeds_and_beginnings_of_them(sample, name):
     seeds = target.seeds(sample)
     assert seeds
     assert all(len(seed) <= targets.MAX_BYTES for seed in seeds)
-    with targets.opened(target, sample) as function:
+    with targets.working_directory() as work:
+        function = target.reader(sample, work)
         for seed in seeds:
             for end in (len(seed), len(seed) // 2, 1, 0):
                 function(seed[:end])

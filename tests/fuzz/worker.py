@@ -1,24 +1,34 @@
-"""Fuzzes one reader in this process until libFuzzer ends it: python -m tests.fuzz.worker TARGET SAMPLE [OPTION ...]."""
+"""Fuzzes one reader in a process of its own."""
 
+import multiprocessing
 import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
-
-os.environ["OMP_NUM_THREADS"] = "1"
 
 import atheris
 
 with atheris.instrument_imports(include=["txlcli"], enable_loader_override=False):
     from tests.fuzz import targets
 
-
-def main():
-    """Fuzz; the options are those of libFuzzer."""
-    name, sample, *options = sys.argv[1:]
-    with targets.opened(targets.named(name), Path(sample)) as function:
-        atheris.Setup([sys.argv[0], *options], function)
-        atheris.Fuzz()
+# Every reader gets a copy of this process, which has PyTorch and the instrumented readers imported.
+_fork = multiprocessing.get_context("fork")
 
 
-if __name__ == "__main__":
-    main()
+def fuzz(name: str, sample: Path, options: list[str], log: Path) -> int:
+    """Fuzz a reader until libFuzzer ends, which ends its process; return the exit code.
+
+    The options are those of libFuzzer, and its output is written to the log.
+    """
+    with targets.working_directory() as work:
+        process = _fork.Process(target=_fuzz_here, args=(targets.named(name).reader, sample, work, options, log))
+        process.start()
+        process.join()
+    return process.exitcode
+
+
+def _fuzz_here(reader: Callable, sample: Path, work: Path, options: list[str], log: Path) -> None:
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    atheris.Setup(["fuzz", *options], reader(sample, work))
+    atheris.Fuzz()
