@@ -69,12 +69,19 @@ def steps_of_epochs(name, epochs, seed, data_dir):
 
 
 def trained(name, last_step, seed, workspace):
-    """Train the recipe up to a step, or continue its run; return the reports of the run from its beginning."""
+    """Train the recipe up to a step, or continue its run; return the reports of the run from its beginning.
+
+    A run that has already reached this step is only read.
+    """
     directory = workspace.runs_dir / name
-    if (directory / run_directory.LAST).exists():
-        train_recipe(None, TrainOptions(resume=name, max_steps=last_step), workspace)
-    else:
+    if not (directory / run_directory.LAST).exists():
         train_recipe(name, TrainOptions(name=name, max_steps=last_step, seed=seed), workspace)
+    elif _reports(directory)[-1]["step"] < last_step:
+        train_recipe(None, TrainOptions(resume=name, max_steps=last_step), workspace)
+    return _reports(directory)
+
+
+def _reports(directory):
     return history.read(run_directory.open_run(directory)).reports
 
 
