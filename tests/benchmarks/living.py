@@ -29,17 +29,20 @@ def tokens_of(shape, seed=3):
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def txl_step(position, *, layers, width, seg_len, batch_size):
+def txl_step(position, compiles="off", *, layers, width, seg_len, batch_size):
     """Return a function that takes one training step of txl with a memory of M = L."""
-    heads = width // 32
-    model = make_model(
-        TransformerSettings(
-            n_layers=layers, d_model=width, n_heads=heads, d_head=32, d_inner=4 * width, position=position
-        ),
-        VOCAB,
+    model_settings = TransformerSettings(
+        n_layers=layers,
+        d_model=width,
+        n_heads=width // 32,
+        d_head=32,
+        d_inner=4 * width,
+        position=position,
+        dropout=0.0,
     )
+    model = make_model(model_settings, VOCAB)
     settings = TrainSettings(
-        seg_len=seg_len, mem_len=seg_len, batch_size=batch_size, max_steps=1_000_000, lr=LR, compile="off"
+        seg_len=seg_len, mem_len=seg_len, batch_size=batch_size, max_steps=1_000_000, lr=LR, compile=compiles
     )
     ids = tokens_of((256 * batch_size * seg_len,)).numpy()
     return Training(model, settings, TrainingSegments(ids, settings)).update
@@ -79,6 +82,8 @@ def main(
     }
     if compiled:
         steps["the same, torch.compile"] = peer_step(True, **sizes)
+        steps["txl, relative, train.compile"] = txl_step("relative", "on", **sizes)
+        steps["txl, rotary, train.compile"] = txl_step("rotary", "on", **sizes)
     for step in steps.values():
         for _ in range(3):  # the memory grows, and code is compiled
             step()
