@@ -443,6 +443,14 @@ def test_a_window_and_a_memory_need_as_many_positions(folders, tmp_path, options
     assert str(POSITIONS) in message
 
 
+def test_logits_that_are_not_finite_are_named(folders, tmp_path):
+    folder = broken(folders, tmp_path, "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "not finite" in message_of(folder)
+
+
 def test_weights_that_are_damaged_are_one_line(folders, tmp_path):
     folder = broken(folders, tmp_path, "llama")
     (folder / "model.safetensors").write_bytes(b"no weights")

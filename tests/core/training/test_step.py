@@ -222,7 +222,7 @@ def test_a_rule_of_memory_that_may_keep_padding_is_captured_without_jitter_only(
     for _ in range(7):
         training.update()
     assert graphs.captured == expected
-    assert any("FirstOfEachSegment" in note for note in training.train_step.notes) == jitters
+    assert any("FirstOfEachSegment" in note for note in training.eager_step.notes) == jitters
 
 
 class OneMoreInTurn(ModelAsOnCuda):

@@ -92,11 +92,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, drop
         if terms.distance_bias is not None:
             by_distance = nearest_rows(terms.distance_bias[..., None], key_len)[:, None, :, 0]  # (H, 1, K)
             score = score + relative_shift(by_distance.expand(-1, seg_len, -1)).to(score.dtype)
-        hidden = ~visible_keys(seg_len, key_len, terms.reach, query.device)
+        masked = ~visible_keys(seg_len, key_len, terms.reach, query.device)
         unseen = terms.unseen(key_len)
         if unseen is not None:
-            hidden = hidden | unseen
-        score = score.masked_fill(hidden, -math.inf)
+            masked = masked | unseen
+        score = score.masked_fill(masked, -math.inf)
         probability = torch.softmax(score, dim=-1, dtype=torch.promote_types(score.dtype, torch.float32))
         probability = F.dropout(probability, dropout).to(value.dtype)
         return probability @ value

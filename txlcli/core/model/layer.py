@@ -196,15 +196,8 @@ class Layer(nn.Module):
             layer_input = self.memory_input(hidden) if read is None else read
             attended = self._attend_to_context(layer_input, past, terms)
         else:
-            layer_input, query, keys, values = compiled(project, self.backend.compiles_parts)(
-                self, hidden, terms.rotation, first
-            )
-            keys, values = past.extend(keys, values, self, terms.rotation)
-            attended = hidden[:, :0]
-            if query.shape[2]:  # else a reader needs the last keys and values alone
-                drop = self.projection_dropout
-                attend = past.attend or self.backend.attend
-                attended = self.attention(drop(query), (drop(keys), drop(values)), terms, attend)
+            joins = False
+            layer_input, attended = self._attend_to_past(hidden, past, terms, first)
         if first:
             hidden = hidden[:, first:]
         if hidden.shape[1]:
@@ -213,6 +206,18 @@ class Layer(nn.Module):
         if not joins:
             return LayerOutput(hidden, kept)
         return LayerOutput(hidden, kept, read=self.memory_input(hidden))
+
+    def _attend_to_past(self, hidden: Tensor, past: Past, terms: ScoreTerms, first: int) -> tuple[Tensor, Tensor]:
+        """Return the input (B, L, d) of the sublayer, and its output for the positions from `first` on."""
+        layer_input, query, keys, values = compiled(project, self.backend.compiles_parts)(
+            self, hidden, terms.rotation, first
+        )
+        keys, values = past.extend(keys, values, self, terms.rotation)
+        if not query.shape[2]:  # a reader needs the last keys and values alone
+            return layer_input, hidden[:, :0]
+        drop = self.projection_dropout
+        attend = past.attend or self.backend.attend
+        return layer_input, self.attention(drop(query), (drop(keys), drop(values)), terms, attend)
 
     def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
         """Attend from a segment (B, L, d) to past and segment, projected together.

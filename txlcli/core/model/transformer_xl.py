@@ -326,8 +326,9 @@ class TransformerXL(LanguageModel):
             pasts: of the N layers, before the segment.
             outputs: of the N layers; `kept`, (B, L, d), is what each has read since the segment began. Positions that
                 the next segment reads again are left out.
-            goal: `mem_len` is M. `seg_len`, if it is given, is the number of positions that are not padding, which
-                occurs only with a full memory, and in a class that declares `memory_skips_padding = True`.
+            goal: `mem_len` is M. `seg_len` is given only if the segment is padded, for a full memory, in a class that
+                declares `memory_skips_padding = True`. Then it is L, and `kept` has more than L positions: after the
+                first L come those that the next segment reads again, and the padding.
         """
         mem_len = self.settings.visible_memory(goal.mem_len)
         pairs = [(past.positions, output.kept) for past, output in zip(pasts, outputs, strict=True)]
@@ -362,7 +363,7 @@ class TransformerXL(LanguageModel):
         if since_reset is not None:
             terms = [dataclasses.replace(added, farthest=since_reset) for added in terms]
         first = pasts[0].segment_len
-        positions = in_stream[first : first + tokens.shape[1]]  # in the segment
+        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)  # in the segment
         return list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
 
     def final_hidden(self, hidden: Tensor) -> Tensor:

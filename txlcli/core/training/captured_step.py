@@ -45,33 +45,33 @@ class CapturedStep:
         self._tail_shares = tail_shares
         self._parameters = list(step.model.parameters())
         self._seg_len = torch.zeros((), dtype=torch.int64, device=step.model.device)
-        self._gradients: Replay[Gradients] | None = None
+        self._gradient_graph: Replay[Gradients] | None = None
         self._memories: list[Memory] = []
         """Memories that the first graph reads and writes."""
-        self._update: Replay[None] | None = None
-        self._captures_gradients = True
+        self._update_graph: Replay[None] | None = None
+        self._may_capture_gradients = True
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
-        can_capture_update = OPTIMIZERS[step.settings.optimizer].capturable
-        self._captures_update = can_capture_update and not step.scaler.is_enabled()
+        is_capturable = OPTIMIZERS[step.settings.optimizer].capturable
+        self._may_capture_update = is_capturable and not step.scaler.is_enabled()
         self._is_replayed = False
         """True if the gradients of the step at work come from the graph."""
         self._has_updated = False
         """True if an update after a replay has run eagerly."""
-        if self._captures_update:
+        if self._may_capture_update:
             for group in step.optimizer.param_groups:
                 group["lr"] = torch.zeros((), device=step.model.device)
 
     def gradients(self, batch: Batch, memories: list[Memory]) -> Tensor:
         """See `Step.gradients`."""
-        captured = self.replayable(batch, memories)
-        if self._captures_gradients and self._gradients is None:
-            is_delayed = self._world.any_of(captured is None)  # all processes capture their graphs in the same step
-            if captured is not None and not is_delayed:
-                self._capture_gradients(captured, memories)
-        self._is_replayed = captured is not None and self._gradients is not None
-        if captured is None or self._gradients is None:
+        replayed = self.replayable(batch, memories)
+        if self._may_capture_gradients and self._gradient_graph is None:
+            is_delayed = self._world.any_of(replayed is None)  # all processes capture their graphs in the same step
+            if replayed is not None and not is_delayed:
+                self._capture_gradients(replayed, memories)
+        self._is_replayed = replayed is not None and self._gradient_graph is not None
+        if replayed is None or self._gradient_graph is None:
             return self.step.gradients(batch, memories)
-        losses, self.step.grad_norm, gradients = self._gradients(*_tensors(captured, memories))
+        losses, self.step.grad_norm, gradients = self._gradient_graph(*_tensors(replayed, memories))
         for memory, own in zip(memories, self._memories, strict=True):
             memory[:] = own
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -80,7 +80,7 @@ class CapturedStep:
 
     def rehearse(self, batch: Batch, memories: list[Memory]) -> None:
         """See `Step.rehearse`; a step that has been captured works."""
-        if self._gradients is None:
+        if self._gradient_graph is None:
             self.step.rehearse(batch, memories)
 
     def replayable(self, batch: Batch, memories: list[Memory]) -> Batch | None:
@@ -96,14 +96,12 @@ class CapturedStep:
             is_whole = length <= settings.padded_segment
         is_reread = batch.inputs.shape[1] == settings.reread_len + length
         is_full = all(self.step.memory_is_full(memory) for memory in memories)
-        if not (self._captures_gradients and is_whole and is_reread and is_full):
+        if not (self._may_capture_gradients and is_whole and is_reread and is_full):
             return None
         inputs = batch.inputs
         targets = batch.targets
         since_reset = batch.since_reset
-        seg_len = None
         if settings.seg_len_jitter:
-            seg_len = self._seg_len.fill_(length)
             padding = (0, settings.padded_segment - length)
             inputs = F.pad(inputs, padding)
             targets = F.pad(targets, padding)
@@ -112,6 +110,7 @@ class CapturedStep:
         rows = self._tail_rows(targets, memories)
         if rows is None:
             return None
+        seg_len = self._seg_len.fill_(length) if settings.seg_len_jitter else None
         return Batch(
             inputs=inputs,
             targets=send(targets, inputs.device),
@@ -151,8 +150,8 @@ class CapturedStep:
         inputs = _tensors(own, self._memories)
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            self._gradients = self._captured_together(compute, inputs)
-        self._captures_gradients = self._gradients is not None
+            self._gradient_graph = self._capture_together(compute, inputs)
+        self._may_capture_gradients = self._gradient_graph is not None
         self.step.model.forget_gradients()
 
     def _compute(self, batch: Batch, memories: list[Memory]) -> Gradients:
@@ -164,29 +163,30 @@ class CapturedStep:
         for own, new in zip(memories, new_memories, strict=True):
             self._check_shapes(own, new)
             foreach.copy_(own, new)
+        # In fp16 the norm is computed after the graph, by the scaler; the loss stands in its place and is not read.
         norm = losses[0] if step.scaler.is_enabled() else step.norm()
         return losses, norm, [parameter.grad for parameter in self._parameters]
 
-    def _captured_together(self, compute: Callable[[], Gradients], inputs: list[Tensor]) -> Replay[Gradients] | None:
+    def _capture_together(self, compute: Callable[[], Gradients], inputs: list[Tensor]) -> Replay[Gradients] | None:
         """Return the first graph; None if CUDA cannot capture it in one of the processes.
 
         Several processes capture it without the exchange before: whatever fails in one of them leaves none waiting.
         """
         exchange = self.step.weights
         if not isinstance(exchange, Exchange):
-            return self._captured(compute, inputs)
+            return self._capture(compute, inputs)
         is_possible = self._world.in_turn("rehearsal", lambda: self._rehearse(exchange, compute, inputs))
         if not self._all(is_possible):
             return None
         exchange.connect()
-        graph = self._captured(compute, inputs, warm_up=0)
+        graph = self._capture(compute, inputs, warm_up=0)
         return graph if self._all(graph is not None) else None
 
     def _rehearse(self, exchange: Exchange, compute: Callable[[], Gradients], inputs: list[Tensor]) -> bool:
         """Capture the first graph without the exchange; return False if that fails."""
         try:
             with exchange.paused():
-                return self._captured(compute, inputs) is not None
+                return self._capture(compute, inputs) is not None
         except (torch.OutOfMemoryError, TxlError):
             raise
         except Exception as error:
@@ -212,7 +212,7 @@ class CapturedStep:
                     "return False"
                 )
 
-    def _captured(
+    def _capture(
         self, function: Callable[[], Result], inputs: list[Tensor], warm_up: int = WARM_UP
     ) -> Replay[Result] | None:
         """Return the graph of a function; None if CUDA cannot capture it."""
@@ -226,20 +226,21 @@ class CapturedStep:
     def path(self) -> str:
         """See `Step.path`."""
         step = self.step
-        is_captured = self._gradients is not None
+        is_captured = self._gradient_graph is not None
         return path_in_words(step.model.attention_kernels, compiled=step.has_compiled, captured=is_captured)
 
     @property
     def may_step_down(self) -> bool:
         """See `Step.may_step_down`."""
-        return self.step.may_step_down or (self._gradients is not None and self._world.size == 1)
+        return self.step.may_step_down or (self._gradient_graph is not None and self._world.size == 1)
 
     def step_down(self, error: Exception) -> None:
         """See `Step.step_down`. If memory ran out, graphs are dropped: they hold the memory of another step."""
-        if self._gradients is None or self._world.size > 1 or not isinstance(error, torch.OutOfMemoryError):
-            self.step.step_down(error)
-        self._gradients = None
-        self._update = None
+        has_graph = self._gradient_graph is not None and self._world.size == 1
+        if not (has_graph and isinstance(error, torch.OutOfMemoryError)):
+            self.step.step_down(error)  # raises the error if nothing can be left out
+        self._gradient_graph = None
+        self._update_graph = None
         self._has_updated = False
         self.step.model.forget_gradients()
         torch.cuda.empty_cache()
@@ -261,21 +262,24 @@ class CapturedStep:
 
         The first update after a replay runs eagerly, so that libraries initialize themselves.
         """
-        if not (self._is_replayed and self._captures_update):
+        if not (self._is_replayed and self._may_capture_update):
             self.step.clip_and_update()
             return
-        if self._has_updated and self._update is None:
-            self._update = self._captured(self.step.clip_and_update, [], warm_up=0)
-            self._captures_update = self._update is not None
+        if self._has_updated and self._update_graph is None:
+            self._update_graph = self._capture(self.step.clip_and_update, [], warm_up=0)
+            self._may_capture_update = self._update_graph is not None
         self._has_updated = True
-        if self._update is None:
+        if self._update_graph is None:
             self.step.clip_and_update()
         else:
-            self._update()
+            self._update_graph()
 
 
 def _tensors(batch: Batch, memories: list[Memory]) -> list[Tensor]:
-    """Return all tensors that the first graph reads, but the length of a segment."""
+    """Return all tensors that the first graph reads, but the length of a segment.
+
+    `Batch.progress` is a constant of the graph: steps that depend on it are not captured (`_eager_reason`).
+    """
     tensors = [batch.inputs, batch.targets, *batch.tail_rows, *chain(*memories)]
     if batch.since_reset is not None:
         tensors.append(batch.since_reset)

@@ -91,8 +91,8 @@ class Training:
         self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
         self.parallel = _parallel(_view_for_training(model, settings, world), settings, world)
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
-        self.train_step, captured = make_step(self.parallel, capture_graph, tail_shares)
-        self.stepper = captured or self.train_step
+        self.eager_step, captured = make_step(self.parallel, capture_graph, tail_shares)
+        self.stepper = captured or self.eager_step
         """Takes the steps, by replaying CUDA graphs or without."""
         self.average = Average(self.parallel.own_weights(), settings)
         self.validations = Validations(settings)
@@ -137,7 +137,7 @@ class Training:
                 stop, save_is_due = self.world.max_of(should_stop(), self._clock() > self._next_save)
                 validation_is_due = self.validation_is_due()
                 if validation_is_due:
-                    yield from self._report_steps(closes=True)
+                    yield from self._report_steps(new_interval=True)
                 if validation_is_due or save_is_due:  # a validation may take long or run out of memory
                     self._save_new_steps()
                 if validation_is_due and not stop:
@@ -153,10 +153,10 @@ class Training:
                     observe(self.step)
                 report_is_due = self.step % report_every == 0
                 if report_is_due or self.step == last_step:
-                    yield from self._report_steps(closes=report_is_due or self.step == self.settings.max_steps)
+                    yield from self._report_steps(new_interval=report_is_due or self.step == self.settings.max_steps)
                 if self.settings.keep_every and self.step % self.settings.keep_every == 0:
                     self._write_weights(self.saver.last_path.with_name(f"step-{self.step}.safetensors"))
-            yield from self._report_steps(closes=False)  # if a stop came between two reports
+            yield from self._report_steps(new_interval=False)  # if a stop came between two reports
             self.save_last()
             self.saver.wait()
         finally:
@@ -188,7 +188,7 @@ class Training:
         self.stepper.rehearse(batch, self.memories)
         if self.stepper.may_step_down:
             losses = self._gradients_on_fast_path(batch)
-        else:  # the backward pass frees the memory before
+        else:  # no copy of the memory before is kept here, so that the backward pass can free it
             losses = self.stepper.gradients(batch, self.memories)
         loss = losses[0]
         may_skip = self.settings.skip_nonfinite > 0
@@ -198,7 +198,7 @@ class Training:
         if self.checks_every_step and not loss.isfinite():
             raise self._failed(f"the loss is not finite at step {self.step + 1}")
         grad_norm = self.stepper.norm()
-        if may_skip and not self.train_step.scaler.is_enabled() and not grad_norm.isfinite():
+        if may_skip and not self.eager_step.scaler.is_enabled() and not grad_norm.isfinite():
             self._skip("gradient")
             return None
         self._skipped_in_a_row = 0
@@ -268,8 +268,8 @@ class Training:
         targets = on_host if self.model.targets_device.type == "cpu" else on_device
         return on_device[:, :-1], targets[:, -seg_len:]
 
-    def _report_steps(self, *, closes: bool) -> Iterator[StepReport]:
-        """Report the steps since the previous report, if any, and begin a new interval if this one `closes`.
+    def _report_steps(self, *, new_interval: bool) -> Iterator[StepReport]:
+        """Report the steps since the previous report, if any, and begin a new interval if `new_interval`.
 
         Otherwise a resumed run reports the interval as if there had been no stop.
         """
@@ -292,7 +292,7 @@ class Training:
         )
         self._skipped = 0
         interval.restart_clock()
-        if closes:
+        if new_interval:
             self._interval = Interval(self.device, self._clock, after=self.step)
 
     def _checked_means(self) -> tuple[float, float, float]:
@@ -305,12 +305,12 @@ class Training:
 
     def _check_gradients(self, max_norm: Tensor) -> None:
         """Raise if the largest gradient norm of some steps is not finite; with fp16, only if no scale helps."""
-        if self.train_step.is_stuck:
+        if self.eager_step.is_stuck:
             raise self._failed(
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with `precision` bf16 or fp32",
             )
-        if not self.train_step.scaler.is_enabled() and not max_norm.isfinite():
+        if not self.eager_step.scaler.is_enabled() and not max_norm.isfinite():
             when = "at step" if self.checks_every_step else "at a step up to"
             raise self._failed(f"the gradient is not finite {when} {self.step}")
 
@@ -412,7 +412,7 @@ class Training:
                 memories = self.empty_memories()  # as `update` does
             memory = [layer[:1] for layer in memories[0]]
             inputs, targets = self._read(slice(first_lane, first_lane + 1), position)
-            loss = self._on_fast_path(functools.partial(self.train_step.loss, inputs, targets, memory))
+            loss = self._on_fast_path(functools.partial(self.eager_step.loss, inputs, targets, memory))
             if not self.world.any_of(not loss.isfinite()):
                 return True
             position = self.segments.next_position(position)
@@ -448,11 +448,11 @@ class Training:
             "place": self.position._asdict(),
             **self.validations.state(),
             "average": {"kind": self.settings.average, **self.average.state()},
-            "scaler": self.train_step.scaler.state_dict(),
+            "scaler": self.eager_step.scaler.state_dict(),
             "interval": self._interval.state(),
         }
         if self.device.type == "cuda":
-            state["compiled"] = self.train_step.compiles
+            state["compiled"] = self.eager_step.compiles
         return state
 
     def restore(self, saved: Checkpoint) -> None:
@@ -481,12 +481,12 @@ class Training:
         if self.position.segment >= self.segments.segments_in(self.position.epoch):
             raise ValueError(f"its epoch has no segment {self.position.segment}")
         self._interval = Interval.restored(state.get("interval"), self.step, self.device, self._clock)
-        if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
-            self.train_step.scaler.load_state_dict(state["scaler"])
+        if state["scaler"] and self.eager_step.scaler.is_enabled():  # another precision begins with its own scale
+            self.eager_step.scaler.load_state_dict(state["scaler"])
         averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}
         self.average.restore(state["average"], averages)
         self.parallel.restore_optimizer(saved.group("optimizer"))
-        self.train_step.weights.refresh()
+        self.eager_step.weights.refresh()
         first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
         memory = checkpoint.restored_memory(saved.group("memory"), first)
         self.memories = checkpoint.memories_of(memory, self._parts, self.device)

@@ -115,7 +115,8 @@ class Step:
         losses = []
         for number, (part, memory) in enumerate(zip(batch.split(sizes), memories, strict=True)):
             with self.weights.in_use(is_first=number == 0, is_last=number == len(sizes) - 1):
-                with autocast(self.model.device, self.settings.precision), self._compiling(part, memory):
+                self._is_compiled = self._should_compile(part, memory)
+                with autocast(self.model.device, self.settings.precision), self._layers(compiled=self._is_compiled):
                     compute = self.parallel.with_all_weights(self.model.objective)
                     loss, reported, memory[:] = compute(part.inputs, part.targets, memory, self._objective(part))
                 losses.append(self._backward(loss, reported, share=sizes[number] / self.settings.batch_size))
@@ -200,14 +201,13 @@ class Step:
         """Return True if the memory of a model with attention has its full length."""
         return self.model.memory_is_full(memory, self.settings.mem_len)
 
-    def _compiling(self, batch: Batch, memory: Memory) -> contextlib.AbstractContextManager[None]:
-        """Compile a step, or nothing in it; see `_compiles`."""
-        self._is_compiled = self._compiles(batch, memory)
-        if self.settings.compile == "on" and not self._is_compiled:
+    def _layers(self, *, compiled: bool) -> contextlib.AbstractContextManager[None]:
+        """Run layers as they were compiled, or uncompiled."""
+        if self.settings.compile == "on" and not compiled:
             return self.model.uncompiled()
         return contextlib.nullcontext()
 
-    def _compiles(self, batch: Batch, memory: Memory) -> bool:
+    def _should_compile(self, batch: Batch, memory: Memory) -> bool:
         """Return False for lengths that occur once: those of a growing memory, and of jittered segments."""
         settings = self.settings
         has_usual_length = batch.inputs.shape[1] == settings.reread_len + settings.padded_segment
@@ -222,17 +222,17 @@ class Step:
         if world.size == 1 or not self.weights.can_pause:
             return
         while True:
-            compiles = self._compiles(batch, memories[0])
-            path = (self.model.attention_kernels, compiles)
-            if path in self._rehearsed or not self._can_leave_out(is_compiled=compiles):
+            is_compiled = self._should_compile(batch, memories[0])
+            path = (self.model.attention_kernels, is_compiled)
+            if path in self._rehearsed or not self._can_leave_out(is_compiled=is_compiled):
                 return
             self._rehearsed.add(path)
             began = time.perf_counter()
             reason = world.in_turn(f"step by {path}", lambda: self._reason_of_failure(batch, memories))
             reasons = [f"rank {rank}: {why}" for rank, why in enumerate(world.gather_objects(reason)) if why]
             if reasons:
-                self._leave_out(reasons[0], is_compiled=compiles)
-            elif compiles:
+                self._leave_out(reasons[0], is_compiled=is_compiled)
+            elif is_compiled:
                 seconds = time.perf_counter() - began
                 self.notes.append(f"layers compiled in {seconds:.0f} s: by one process, while the others waited for it")
 

@@ -20,7 +20,7 @@ from txlcli.workflows.evaluation import result
 from txlcli.workflows.evaluation.adapted import adapted_rows
 from txlcli.workflows.evaluation.options import AUTO, EvalOptions
 from txlcli.workflows.evaluation.result import EvalResult
-from txlcli.workflows.evaluation.rows import EvalRow, score, with_times
+from txlcli.workflows.evaluation.rows import EvalRow, score_row, with_times
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.search import search_length, with_temperature
 from txlcli.workflows.evaluation.settings import (
@@ -144,8 +144,8 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting], options: EvalOptions
     on_cpu = scoring.opened.model.device.type == "cpu"
     for setting in settings:
         clock = ShareClock()
-        tempered = with_temperature(scoring, partial(score, setting=setting))
-        row = score(tempered, setting)
+        tempered = with_temperature(scoring, partial(score_row, setting=setting))
+        row = score_row(tempered, setting)
         reads_documents = setting.by_document or scoring.text.documents
         reads_stream = setting.attn_len is None and not reads_documents and setting.protocol is None
         if options.timed and reads_stream:

@@ -123,7 +123,7 @@ class EvalRows(list[EvalRow], Result):
         return [row.to_json() for row in self]
 
 
-def score(scoring: Scoring, setting: RowSetting) -> EvalRow:
+def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
     """Score the text with one setting."""
     if setting.attn_len is not None:
         row = in_windows(scoring, setting.attn_len, stride=setting.stride, batch_size=setting.windows_at_once)

@@ -7,7 +7,7 @@ from typing import Any
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
 from txlcli.workflows.evaluation.options import AUTO, LENGTH_THRESHOLD, LengthOption
-from txlcli.workflows.evaluation.rows import EvalRow, score
+from txlcli.workflows.evaluation.rows import EvalRow, score_row
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
 
@@ -155,7 +155,7 @@ def search_length(scoring: Scoring, setting: RowSetting) -> LengthSearch:
     )
 
     def loss_at(length: int) -> float:
-        row = score(on_valid, setting.at(length))
+        row = score_row(on_valid, setting.at(length))
         ppl = metrics.format_measure(row.ppl)
         bits = metrics.bits(row.loss_nats)
         scoring.reporter.say(f"`{option}` {length}: valid perplexity {ppl}, {bits:.4f} bits")

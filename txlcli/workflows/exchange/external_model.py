@@ -275,11 +275,17 @@ def _tried_ids(model: ExternalModel, n_positions: int | None) -> Tensor:
 
 
 def _check_causal(model: ExternalModel, ids: Tensor) -> None:
-    """Reject a model whose logits of ids (1, L) depend on the last of them."""
+    """Reject a model whose logits of ids (1, L) are not finite, or depend on the last of them."""
     count = ids.shape[1]
+    logits = model.read(ids, count=count)
+    if not logits.isfinite().all():
+        raise ExternalModelError(
+            f"{model.title}: its logits are not finite; its weights are damaged, or its numbers too large for this "
+            "`precision`: try fp32, or download it again"
+        )
     last = (ids[:, -1:] + 1) % model.vocab_size
     changed = model.read(torch.cat([ids[:, :-1], last], dim=1), count=count)
-    if not _are_equal(changed[:, :-1], model.read(ids, count=count)[:, :-1]):
+    if not _are_equal(changed[:, :-1], logits[:, :-1]):
         raise ExternalModelError(
             f"{model.title} is not causal: predictions depend on later tokens, so that they are no likelihood; give a "
             "model that reads from left to right"

@@ -203,8 +203,8 @@ def _profiler(plan: Plan, training: Training, steps: int) -> StepProfiler:
 
 def _say_notes(training: Training, reporter: Reporter) -> None:
     """Tell the user what a step could not do, once."""
-    while training.train_step.notes:
-        reporter.say(training.train_step.notes.pop(0))
+    while training.eager_step.notes:
+        reporter.say(training.eager_step.notes.pop(0))
 
 
 @contextmanager
