@@ -1,5 +1,6 @@
 """The checks of architectures and encodings: all of txl pass, and so do right changes from outside the package."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -20,6 +21,7 @@ from txlcli.config.traits import ENCODING_TRAITS, EncodingTraits
 from txlcli.core.architectures.operations import MatrixProducts
 from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.backend import ScoreTerms
+from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, SinusoidEncoding
 from txlcli.core.model.layer import update_memory
 from txlcli.core.model.sublayers import GatedFeedForward
@@ -28,7 +30,15 @@ from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.testing import ContractError, check_architecture, check_encoding
 
-every_second = partial(registered_architecture, "every-second", settings=TransformerSettings)
+
+@dataclass(frozen=True, kw_only=True)
+class EverySecondSettings(TransformerSettings):
+    """[model] of a memory whose keys are not at the distance of their tokens."""
+
+    keys_are_tokens = False
+
+
+every_second = partial(registered_architecture, "every-second", settings=EverySecondSettings)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -75,20 +85,86 @@ def test_a_gate_with_another_number_of_matrices_than_it_declares_is_refused():
         check_architecture("transformer", feed_forward="geglu")
 
 
+def test_a_gate_that_changes_the_zeros_of_padded_rows_but_declares_to_keep_them_breaks_the_contract():
+    class AddsOne(Geglu):
+        reads_padded_rows = True
+
+        def forward(self, hidden):
+            return super().forward(hidden) + 1
+
+    with (
+        registered_feed_forward("geglu", AddsOne, matrices=3),
+        pytest.raises(ContractError, match="reads_padded_rows"),
+    ):
+        check_architecture("transformer", feed_forward="geglu")
+
+
+def test_a_model_that_reads_padded_rows_wrongly_breaks_the_contract():
+    class DividesByWidth(TransformerXL):
+        reads_padded_rows = True
+
+        def final_hidden(self, hidden):
+            return super().final_hidden(hidden / hidden.shape[-1])
+
+        def objective(self, tokens, targets, memory, goal):
+            return LanguageModel.objective(self, tokens, targets, memory, goal)
+
+    with (
+        every_second(model=DividesByWidth, settings=TransformerSettings),
+        pytest.raises(ContractError, match="reads_padded_rows"),
+    ):
+        check_architecture("every-second")
+
+
 class EverySecondState(TransformerXL):
     """A memory of every second state."""
 
+    def first(self, seg_len):
+        """Return the first position that is kept, so that the last one is."""
+        return (seg_len - 1) % 2
+
     def remember(self, pasts, outputs, goal):
-        """Keep the states at odd positions of the segment."""
+        """Keep the last state of a segment and every second one before it."""
         mem_len = self.settings.visible_memory(goal.mem_len)
-        pairs = zip(pasts, outputs, strict=True)
-        return [update_memory(past.positions, out.kept[:, 1::2], mem_len=mem_len) for past, out in pairs]
+        memory = []
+        for past, output in zip(pasts, outputs, strict=True):
+            kept = output.kept[:, self.first(output.kept.shape[1]) :: 2]
+            memory.append(update_memory(past.positions, kept, mem_len=mem_len))
+        return memory
 
 
-@pytest.mark.parametrize("settings", sampled(2, [{}, {"window": 4}]))
-def test_a_memory_of_every_second_state_is_read_right(settings):
+def test_a_memory_of_every_second_state_is_read_right():
     with every_second(model=EverySecondState):
-        check_architecture("every-second", **settings)
+        check_architecture("every-second")
+
+
+def test_a_memory_that_keeps_nothing_of_segments_of_one_token_breaks_the_contract():
+    class OddPositions(EverySecondState):
+        def first(self, seg_len):
+            return 1
+
+    with every_second(model=OddPositions), pytest.raises(ContractError, match="in segments of 1 fills the memory"):
+        check_architecture("every-second")
+
+
+def test_a_memory_that_depends_on_earlier_calls_breaks_the_contract():
+    class CountsCalls(EverySecondState):
+        calls = 0
+
+        def first(self, seg_len):
+            self.calls += 1
+            return self.calls // self.settings.n_layers % 2
+
+    with every_second(model=CountsCalls), pytest.raises(ContractError, match="state of its own"):
+        check_architecture("every-second")
+
+
+def test_keys_that_are_not_at_the_distance_of_their_tokens_break_the_contract_unless_they_are_declared():
+    with (
+        every_second(model=EverySecondState, settings=TransformerSettings),
+        pytest.raises(ContractError, match="keys_are_tokens"),
+    ):
+        check_architecture("every-second")
 
 
 def test_a_memory_that_keeps_padding_but_declares_to_skip_it_breaks_the_contract():

@@ -4,6 +4,7 @@ Axes: B batch, T tokens, L segment, M memory, d model width, V vocabulary.
 """
 
 import copy
+import functools
 import io
 import tempfile
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
 from txlcli.core.architectures.registry import make_model, new_model
+from txlcli.core.kernels.device import CUDA_MULTIPLE
+from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
@@ -29,7 +32,19 @@ from txlcli.core.training.loop import Training
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.testing.rules import Rules
-from txlcli.testing.samples import LANES, STEPS, B, L, M, V, call_again, draw_tokens, finish, read_parts
+from txlcli.testing.samples import (
+    LANES,
+    SEGMENT_LENGTHS,
+    STEPS,
+    B,
+    L,
+    M,
+    V,
+    call_again,
+    draw_tokens,
+    finish,
+    read_parts,
+)
 from txlcli.workflows.exchange.export_run import export_program
 
 
@@ -44,11 +59,18 @@ class ArchitectureCheck(Rules):
     def run(self) -> None:
         """Check all rules."""
         self.attempt(self.model, "a model is made from its settings and the size of a vocabulary")
-        self.attempt(self.check_memory, "forward reads one segment after another")
+        self.attempt(self.check_repetition, "forward reads one segment after another")
+        for seg_len in SEGMENT_LENGTHS:
+            check_memory = functools.partial(self.check_memory, seg_len)
+            self.attempt(check_memory, f"forward reads one segment of {seg_len} after another")
+        self.attempt(self.check_keys, "the keys of a memory belong to tokens (keys_are_tokens)")
         self.attempt(self.check_causality, "forward reads any tokens")
-        self.attempt(self.check_reading, "readers read a text by segments and by tokens")
+        for seg_len in SEGMENT_LENGTHS:
+            check_reading = functools.partial(self.check_reading, seg_len)
+            self.attempt(check_reading, f"readers read a text by segments of {seg_len} and by tokens")
         self.attempt(self.check_windows, "a window is read from an empty memory")
         self.attempt(self.check_gradients, "an objective has gradients, with a full memory")
+        self.attempt(self.check_padded_rows, "rows of hidden states are padded (reads_padded_rows)")
         self.attempt(self.check_resets, "documents begin within segments (train.reset_at_documents)")
         self.attempt(self.check_training, "a training run is saved and resumed")
         self.attempt(self.check_fixed_places, "a step runs on tensors of fixed places, as a CUDA graph takes it")
@@ -71,24 +93,37 @@ class ArchitectureCheck(Rules):
         return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size, same_length="off")
 
     @torch.no_grad()
-    def read_segments(self, model: LanguageModel, tokens: Tensor, mem_len: int) -> tuple[Tensor, Memory]:
-        """Return the last hidden states (B, T, d) of tokens (B, T), read in segments of L, and the last memory."""
-        memory = model.first_memory(len(tokens), mem_len)
+    def read_segments(self, model: LanguageModel, tokens: Tensor, seg_len: int = L) -> tuple[Tensor, Memory]:
+        """Return the last hidden states (B, T, d) of tokens (B, T), read in segments, and the last memory."""
+        memory = model.first_memory(len(tokens), self.mem_len)
         parts = []
-        for segment in tokens.split(L, dim=1):
-            hidden, memory = model(segment, memory, mem_len=mem_len)
+        for segment in tokens.split(seg_len, dim=1):
+            hidden, memory = model(segment, memory, mem_len=self.mem_len)
             parts.append(hidden)
         return torch.cat(parts, dim=1), memory
 
-    def check_memory(self) -> None:
+    def check_repetition(self) -> None:
+        """Check that a model reads a text as it did before it read another text."""
+        model = self.model()
+        tokens = draw_tokens(B, 5 * L)
+        expected, _ = self.read_segments(model, tokens)
+        self.read_segments(model, tokens[:, L:].flip(1))
+        given, _ = self.read_segments(model, tokens)
+        rule = (
+            "hidden states and memory depend on nothing but the tokens and the memory before, so that a text is read "
+            "alike each time; state of its own, such as a count of calls in `remember`, belongs into the memory"
+        )
+        self.require_equal(given, expected, rule)
+
+    def check_memory(self, seg_len: int) -> None:
         """Check what `forward` returns: hidden states, and a memory without gradient, by lanes, that becomes full."""
         model = self.model()
         tokens = draw_tokens(B, 6 * L)
         memory = model.first_memory(B, self.mem_len)
         full_shapes = []
-        for segment in tokens.split(L, dim=1):
+        for segment in tokens.split(seg_len, dim=1):
             hidden, memory = model(segment, memory, mem_len=self.mem_len)
-            expected = (B, L, self.settings.d_model)
+            expected = (B, seg_len, self.settings.d_model)
             rule = "forward returns the last hidden states (B, L, d) and the memory"
             self.require(tuple(hidden.shape) == expected, rule, f"shape {tuple(hidden.shape)}, not {expected}")
             rule = "a memory is tensors without gradient, whose first axis is the batch"
@@ -98,47 +133,69 @@ class ArchitectureCheck(Rules):
             shapes = [tuple(tensor.shape) for tensor in memory]
             if model.memory_is_full(memory, self.mem_len):
                 full_shapes.append(shapes)
-        if model.memory_keeps_length(L):
+        rule = f"a long text in segments of {seg_len} fills the memory, so that memory_is_full is true"
+        self.require(model.memory_is_full(memory, self.mem_len), rule, f"it is false of the shapes {shapes}")
+        if model.memory_keeps_length(seg_len):
             rule = "a full memory keeps its length, unless memory_keeps_length is false"
             for other in full_shapes:
                 self.require(other == full_shapes[-1], rule, f"{other}, then {full_shapes[-1]}")
         full = [tuple(tensor.shape) for tensor in model.full_memory(B, self.mem_len)]
         rule = "full_memory has the shapes of a memory after a long text"
-        self.require(shapes == full, rule, f"{full}, not {shapes}")
-        rule = "memory_is_full is true of a memory after a long text"
-        self.require(model.memory_is_full(memory, self.mem_len), rule, "it is false")
+        self.require(full in full_shapes, rule, f"{full}, not {shapes}")
+
+    @torch.no_grad()
+    def check_keys(self) -> None:
+        """Check that each key of a memory depends on the token at its distance, as keys_are_tokens declares."""
+        model = self.model()
+        if not self.settings.keys_are_tokens or not isinstance(model, TransformerXL):
+            return
+        tokens = draw_tokens(B, 3 * L)
+        states = self.first_states(model, tokens)
+        count = states.shape[1]
+        for distance in range(1, min(count, 3 * L) + 1):
+            changed = tokens.clone()
+            changed[:, -distance] = (changed[:, -distance] + 1) % V
+            own = self.first_states(model, changed)[:, count - distance]
+            depends = not torch.equal(own, states[:, count - distance])
+            rule = "each key of a memory belongs to one token, at its distance, or keys_are_tokens is false"
+            self.require(depends, rule, f"key {distance} from the end does not change with the token at this distance")
+
+    def first_states(self, model: TransformerXL, tokens: Tensor) -> Tensor:
+        """Return the hidden states (B, x, d) that the first layer attends to after tokens (B, T)."""
+        _, memory = self.read_segments(model, tokens)
+        return model.pasts(memory, self.mem_len)[0].remembered
 
     def check_causality(self) -> None:
         """Check that a hidden state depends on tokens before it and on its own lane only."""
         model = self.model()
         tokens = draw_tokens(B, 3 * L)
-        expected, _ = self.read_segments(model, tokens, self.mem_len)
+        expected, _ = self.read_segments(model, tokens)
         for position in range(L, 2 * L):
             changed = tokens.clone()
             changed[:, position] = (changed[:, position] + 1) % V
-            hidden, _ = self.read_segments(model, changed, self.mem_len)
+            hidden, _ = self.read_segments(model, changed)
             rule = "a hidden state depends on no later token"
             self.require_equal(hidden[:, :position], expected[:, :position], rule)
-        alone, _ = self.read_segments(model, tokens[:1], self.mem_len)
+        alone, _ = self.read_segments(model, tokens[:1])
         self.require_equal(alone, expected[:1], "no lane depends on another")
 
-    def check_reading(self) -> None:
+    def check_reading(self, seg_len: int) -> None:
         """Check that readers give what `forward` gives, by segments and by parts of them."""
         model = self.model()
         tokens = draw_tokens(B, 5 * L + 2)
-        expected, _ = self.read_segments(model, tokens, self.mem_len)
-        reader = make_reader(model, self.evaluation())
-        by_segments = read_parts(reader, tokens, [L])
+        expected, _ = self.read_segments(model, tokens, seg_len)
+        evaluation = self.evaluation(seg_len=seg_len)
+        by_segments = read_parts(make_reader(model, evaluation), tokens, [seg_len])
         self.require_equal(by_segments, expected, "a reader by segments gives what `forward` gives")
         rule = (
             "a segment that is read token by token leaves the memory that the whole segment leaves "
             "(the contract of memory in LanguageModel and TransformerXL.remember)"
         )
-        for lengths in ([1], [L - 1, 1], [1, L]):
-            reader = make_reader(model, self.evaluation(), by_tokens=True)
+        for lengths in ([1], [seg_len - 1, 1], [1, seg_len]):
+            reader = make_reader(model, evaluation, by_tokens=True)
             self.require_equal(read_parts(reader, tokens, lengths), expected, rule)
         text = tokens[:1]
-        reader = reader_of_one_text(model, self.evaluation())
+        reader = reader_of_one_text(model, evaluation)
         if reader.by_tokens or self.settings.recurrent_state:  # else each token sees M tokens, whatever a segment is
             self.require_equal(read_parts(reader, text, [1]), expected[:1], rule)
 
@@ -176,6 +233,27 @@ class ArchitectureCheck(Rules):
             error = float((rounded_weight.grad - weight.grad).abs().max())
             rule = "gradients in float32 equal those in float64 up to rounding"
             self.require(error <= 1e-3 * size + 1e-5, rule, f"{name} is off by {error:.1e} of {size:.1e}")
+
+    def check_padded_rows(self) -> None:
+        """Check that rows that end in zeros, as compiled layers have them on CUDA, change nothing."""
+        model = self.model()
+        if not isinstance(model, TransformerXL):
+            return
+        expected = self.objective_and_gradients(model)
+        with use_row_multiple(CUDA_MULTIPLE), torch.compiler.set_stance("force_eager"):
+            given = self.objective_and_gradients(self.model().on(compiles=True))
+        rule = "rows that end in zeros change nothing and stay so, or reads_padded_rows is false"
+        for own, other in zip(given, expected, strict=True):
+            self.require_equal(own, other, rule)
+
+    def objective_and_gradients(self, model: LanguageModel) -> list[Tensor]:
+        """Return the objective of a segment after a full memory, and the gradients of the weights that have one."""
+        tokens = draw_tokens(B, L)
+        memory = model.full_memory(B, self.mem_len)
+        objective, _, _ = model.objective(tokens, tokens, memory, Objective(mem_len=self.mem_len))
+        objective.backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        return [objective.detach(), *gradients]
 
     @torch.no_grad()
     def check_resets(self) -> None:
@@ -227,8 +305,8 @@ class ArchitectureCheck(Rules):
             self.require_same_weights(resumed, whole, "a resumed training run equals an uninterrupted one")
             again = checkpoint.build_model(self.settings, V, checkpoint.load(resumed.saver.last_path)).eval()
             tokens = draw_tokens(B, 3 * L)
-            expected, _ = self.read_segments(resumed.model.eval(), tokens, self.mem_len)
-            given, _ = self.read_segments(again, tokens, self.mem_len)
+            expected, _ = self.read_segments(resumed.model.eval(), tokens)
+            given, _ = self.read_segments(again, tokens)
             self.require_equal(given, expected, "all that a model predicts with is in its parameters", atol=0.0)
 
     def check_fixed_places(self) -> None:
@@ -317,7 +395,7 @@ class ArchitectureCheck(Rules):
         torch.export.save(export_program(model, self.evaluation()), saved)
         program = torch.export.load(saved).module()
         tokens = draw_tokens(B, 5 * L)
-        hidden, _ = self.read_segments(model, tokens, self.mem_len)
+        hidden, _ = self.read_segments(model, tokens)
         expected = model.log_probs(hidden)
         memory = model.full_memory(B, self.mem_len)
         held = memory[0].shape[1]

@@ -9,10 +9,9 @@ from torch import Tensor
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.backend import ScoreTerms
-from txlcli.core.model.losses import Objective
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.testing.architecture import ArchitectureCheck
-from txlcli.testing.samples import B, L, M, draw_tokens
+from txlcli.testing.samples import B, L, M
 
 
 class EncodingCheck(ArchitectureCheck):
@@ -99,16 +98,7 @@ class EncodingCheck(ArchitectureCheck):
     def check_backends(self) -> None:
         """Check that the fast path computes what the definition of attention computes, with its gradients."""
         rule = "the fast path equals the definition of attention"
-        tokens = draw_tokens(B, L)
-        found = []
-        for backend in ("reference", "auto"):
-            model = self.model()
-            assert isinstance(model, TransformerXL)
-            model = model.on(attention=backend)
-            memory = model.full_memory(B, M)
-            objective, _, _ = model.objective(tokens, tokens, memory, Objective(mem_len=M))
-            objective.backward()
-            gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-            found.append([objective, *gradients])
-        for given, expected in zip(*found, strict=True):
-            self.require_equal(given, expected, rule)
+        expected = self.objective_and_gradients(self.model().on(attention="reference"))
+        given = self.objective_and_gradients(self.model())
+        for own, other in zip(given, expected, strict=True):
+            self.require_equal(own, other, rule)

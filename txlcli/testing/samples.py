@@ -19,6 +19,8 @@ V = 19
 B = 3
 L = 4
 M = 6
+SEGMENT_LENGTHS = (L, L - 1, 1)
+"""Lengths of segments of which a text is read: even, odd, and single tokens."""
 LANES = 4
 STEPS = 6
 SMALL = {
