@@ -1,4 +1,4 @@
-"""The guides of docs/extending.md: each diff is applied to a copy of the source, and what it adds is used."""
+"""The guides of docs/extending.md: each file, or diff of a copy of the source, is used."""
 
 import json
 import os
@@ -78,46 +78,46 @@ def own(tmp_path):
 PREPARE = ["prepare", "own.txt", "--tokenizer", "byte", "--name", "own"]
 
 
-def test_the_encoding_of_the_guide_trains_and_is_evaluated_with_memory(tmp_path, own):
-    diff = diff_of("Add an encoding")
-    assert re.findall(r"^\+\+\+ b/(\S+)", diff, flags=re.MULTILINE) == [
-        "txlcli/config/traits.py",
-        "txlcli/core/model/encodings.py",
-    ]
-    changed_source(tmp_path / "source", diff)
-    train = ["train", "own.toml", "--set", "model.position=kerple"]
-    *_, result = run(tmp_path / "source", own, PREPARE, train, ["eval", "own", "--mem-len", "0,11", "--json"])
-    rows = json.loads(result)["rows"]
-    assert [row["mem_len"] for row in rows] == [0, 11]
-    assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
-
-
-@pytest.mark.parametrize("heading", sampled(2, ["Add a rule of memory", "Add a feed-forward sublayer"]))
-def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_recipe(heading, own):
-    (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
+def changes_of(heading):
+    """Return options that make the changes of a recipe in a section of the guide."""
     changes = []
     for section, lines in tomllib.loads(block_of(heading, "toml")).items():
         for key, value in lines.items():
             changes += ["--set", f"{section}.{key}={value}"]
-    check = "import runpy; runpy.run_path('plug_in.py', run_name='__main__')"  # which registers it for the commands
+    return changes
+
+
+@pytest.mark.parametrize(
+    "heading", sampled(2, ["Add a rule of memory", "Add a feed-forward sublayer", "Add an encoding"])
+)
+def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_recipe(heading, own):
+    (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "plug_in.py"]
+    checked = subprocess.run(words, cwd=own, env=environment, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert "keeps the contract" in checked.stdout
+    train = ["train", "own.toml", *changes_of(heading)]
     evaluate = ["eval", "own", "--mem-len", "0,11", "--json"]
-    *_, result = run(ROOT, own, PREPARE, ["train", "own.toml", *changes], evaluate, first=check)
+    *_, result = run(ROOT, own, PREPARE, train, evaluate, first="import plug_in")
     rows = json.loads(result)["rows"]
     assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
 
 
 @pytest.mark.slow
-def test_the_optimizer_of_the_guide_trains_resumes_and_is_counted(tmp_path, own):
-    changed_source(tmp_path / "source", diff_of("Add an optimizer"))
-    chosen = ["--set", "train.optimizer=adagrad"]
+def test_the_optimizer_of_the_guide_trains_resumes_and_is_counted(own):
+    heading = "Add an optimizer"
+    (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
+    chosen = changes_of(heading)
     _, forecast, _, _, shown = run(
-        tmp_path / "source",
+        ROOT,
         own,
         PREPARE,
         ["train", "own.toml", *chosen, "--dry-run", "--json"],
         ["train", "own.toml", *chosen, "--max-steps", "2"],
         ["train", "--resume", "own"],
         ["runs", "--json"],
+        first="import plug_in",
     )
     step_bytes = json.loads(forecast)["step_bytes"]
     assert step_bytes["optimizer"] == step_bytes["weights"]
