@@ -23,6 +23,7 @@ from txlcli.config.traits import (
     OF_BLOCK,
     Biases,
     Block,
+    BlockName,
     EncodingTraits,
     NormType,
     QkNorm,
@@ -220,9 +221,9 @@ class TransformerSettings(ModelSettings):
     d_head: PositiveInt
     """Width D of one head; H x D may differ from d."""
     d_inner: PositiveInt
-    """Inner width F of the feed-forward sublayer. With feed_forward = "swiglu" it has three matrices instead of two,
-    whose width is 2/3 of this, rounded, so that the number of weights stays the same."""
-    block: Annotated[str, BLOCKS] = "paper"
+    """Inner width F of a feed-forward sublayer with two matrices. A gated one, such as "swiglu", has three, whose width
+    is 2/3 of this, rounded, so that the number of weights stays the same."""
+    block: BlockName = "paper"
     """Parts of a layer: those of the paper (layer normalization, ReLU, biases), or later ones ("modern": RMSNorm,
     SwiGLU, normalized queries and keys, no biases). Each of the four settings below replaces one part."""
     norm_type: NormType = "block"

@@ -68,6 +68,7 @@ OF_BLOCK = "block"
 """Value of the settings below that leaves the choice to `model.block`."""
 FEED_FORWARDS: dict[str, int] = {OF_BLOCK: 0, "relu": 2, "swiglu": 3}
 """Number of matrices of the feed-forward sublayer for each value of `model.feed_forward`; 0 for that of the block."""
+BlockName = Literal["paper", "modern"]
 NormType = Literal["block", "layer", "rms"]
 QkNorm = Literal["block", "rms", "none"]
 Biases = Literal["block", "all", "none"]
@@ -84,7 +85,7 @@ class Block:
     biases: Biases
 
 
-BLOCKS: dict[str, Block] = {
+BLOCKS: dict[BlockName, Block] = {
     "paper": Block(norm_type="layer", feed_forward="relu", qk_norm="none", biases="all"),
     "modern": Block(norm_type="rms", feed_forward="swiglu", qk_norm="rms", biases="none"),
 }

@@ -3,15 +3,17 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from tests.core.builders import draw_tokens, model_settings, small_model
 from tests.extensions import registered_feed_forward
-from txlcli.core.architectures.registry import make_model
+from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.sublayers import FeedForward, GatedFeedForward, register_feed_forward
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import UsageError
+from txlcli.testing import check_architecture
 
 
 class Wide(GatedFeedForward):
@@ -20,6 +22,19 @@ class Wide(GatedFeedForward):
     def __init__(self, settings):
         super().__init__(settings)
         self.ff_gate = nn.Linear(settings.d_model, settings.d_inner)
+
+
+class Fused(nn.Module):
+    """A gate whose two matrices are one product."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.up = nn.Linear(settings.d_model, 2 * settings.inner_width, bias=False)
+        self.down = nn.Linear(settings.inner_width, settings.d_model, bias=False)
+
+    def forward(self, hidden):
+        gate, inner = self.up(hidden).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * inner)
 
 
 class Bounded(nn.Module):
@@ -72,12 +87,19 @@ def test_the_layers_of_a_subclass_read_rows_as_they_are():
     assert widths == [16, 14]
 
 
+def test_a_gate_of_one_product_has_as_many_weights_as_that_of_two():
+    with registered_feed_forward("fused", Fused, matrices=3):
+        fused, gated = (model_settings(biases="none", feed_forward=word) for word in ("fused", "swiglu"))
+        assert count_parameters(fused, 7) == count_parameters(gated, 7)
+        check_architecture("transformer", feed_forward="fused")
+
+
 def test_a_sublayer_without_matrices_is_rejected():
     with pytest.raises(ValueError, match="1 matrix or more"):
         register_feed_forward("none", FeedForward, matrices=0)
 
 
-@pytest.mark.parametrize(("cls", "matrices", "what"), [(GatedFeedForward, 2, "3 matrices"), (Wide, 3, "inner_width")])
-def test_the_matrices_must_be_those_that_were_registered(cls, matrices, what):
-    with registered_feed_forward("mine", cls, matrices=matrices), pytest.raises(UsageError, match=what):
+@pytest.mark.parametrize(("cls", "matrices"), [(GatedFeedForward, 2), (Wide, 3), (Fused, 2)])
+def test_the_weights_must_be_those_of_the_matrices_that_were_registered(cls, matrices):
+    with registered_feed_forward("mine", cls, matrices=matrices), pytest.raises(UsageError, match="inner_width"):
         make_model(model_settings(feed_forward="mine"), 7)

@@ -15,7 +15,7 @@ from txlcli.core.backend import aligned
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
-from txlcli.errors import UsageError
+from txlcli.errors import UsageError, shortened
 
 
 class LayerNorm(nn.LayerNorm):
@@ -60,8 +60,8 @@ def make_norm(settings: TransformerSettings) -> nn.LayerNorm | nn.RMSNorm:
 class FeedForward(nn.Module):
     """The position-wise sublayer of the paper, without its residual and norm: W_2 relu(W_1 h + b_1) + b_2.
 
-    Base class of other sublayers. Layers rely on what a class declares, so that one which declares nothing may compute
-    what it likes.
+    A sublayer may be any module that is made from the settings and maps (B, L, d) to (B, L, d). A subclass of this one
+    may declare two properties, with which layers are faster.
     """
 
     output_may_be_overwritten: ClassVar[bool] = False
@@ -122,17 +122,18 @@ class SwigluFeedForward(GatedFeedForward):
         return F.silu(hidden)
 
 
-FEED_FORWARDS: dict[str, type[FeedForward]] = {"relu": ReluFeedForward, "swiglu": SwigluFeedForward}
+FEED_FORWARDS: dict[str, type[nn.Module]] = {"relu": ReluFeedForward, "swiglu": SwigluFeedForward}
 """Class for each value of `model.feed_forward`."""
 
 
-def register_feed_forward(name: str, cls: type[FeedForward], *, matrices: int) -> None:
+def register_feed_forward(name: str, cls: type[nn.Module], *, matrices: int) -> None:
     """Add a feed-forward sublayer, so that `model.feed_forward` accepts its name and layers have it.
 
     Args:
         name: value of `model.feed_forward`.
-        cls: of the sublayer. Each of its matrices has one side of d_model and one of `settings.inner_width`.
-        matrices: their number. The inner width follows from it, so that every sublayer has as many weights.
+        cls: of the sublayer, a module as `FeedForward` describes it, whose only argument is the settings.
+        matrices: number of its matrices of d_model x `settings.inner_width`, a width of 2 F / matrices, so that every
+            sublayer has as many weights. A matrix of d_model x 2 inner_width counts as two.
 
     Raises:
         ValueError: the name is taken, or there are no matrices.
@@ -143,26 +144,24 @@ def register_feed_forward(name: str, cls: type[FeedForward], *, matrices: int) -
     FEED_FORWARDS[name] = cls
 
 
-def make_feed_forward(settings: TransformerSettings) -> FeedForward:
+def make_feed_forward(settings: TransformerSettings) -> nn.Module:
     """Return the feed-forward sublayer of a layer.
 
     Raises:
-        UsageError: its matrices are not those that it was registered with.
+        UsageError: its matrices do not have the weights of those that it was registered with.
     """
     name = settings.parts.feed_forward
     sublayer = FEED_FORWARDS[name](settings)
     matrices = [parameter for parameter in sublayer.parameters() if parameter.dim() > 1]
-    found = len(matrices)
-    declared = traits.FEED_FORWARDS[name]
-    if found != declared:
-        raise UsageError(f'the feed-forward sublayer "{name}" has {found} matrices, but was registered with {declared}')
-    width = settings.inner_width
     weights = sum(matrix.numel() for matrix in matrices)
-    expected = declared * settings.d_model * width
+    declared = traits.FEED_FORWARDS[name]
+    expected = declared * settings.d_model * settings.inner_width
     if weights != expected:
+        shapes = ", ".join(" x ".join(map(str, matrix.shape)) for matrix in matrices)
         raise UsageError(
-            f'the matrices of the feed-forward sublayer "{name}" have {weights:,} weights, not {expected:,}; make each '
-            f"of them settings.inner_width ({width}) wide"
+            f'the feed-forward sublayer "{name}" has matrices of {shortened(shapes)}, {weights:,} weights, but was '
+            f"registered with {declared} of d_model x settings.inner_width ({settings.d_model} x "
+            f"{settings.inner_width}), {expected:,} weights; change these sides, or matrices={declared}"
         )
     return sublayer
 
