@@ -91,6 +91,20 @@ def test_a_gate_that_changes_the_zeros_of_padded_rows_but_declares_to_keep_them_
         check_architecture("transformer", feed_forward="geglu")
 
 
+def test_a_gate_whose_backward_pass_needs_its_output_may_not_declare_otherwise():
+    class EndsInTanh(Geglu):
+        output_may_be_overwritten = True
+
+        def forward(self, hidden):
+            return super().forward(hidden).tanh()
+
+    with (
+        registered_feed_forward("geglu", EndsInTanh, matrices=3),
+        pytest.raises(ContractError, match="output_may_be_overwritten"),
+    ):
+        check_architecture("transformer", feed_forward="geglu")
+
+
 def test_a_model_that_reads_padded_rows_wrongly_breaks_the_contract():
     class DividesByWidth(TransformerXL):
         reads_padded_rows = True

@@ -69,7 +69,8 @@ class ArchitectureCheck(Rules):
             check_reading = functools.partial(self.check_reading, seg_len)
             self.attempt(check_reading, f"readers read a text by segments of {seg_len} and by tokens")
         self.attempt(self.check_windows, "a window is read from an empty memory")
-        self.attempt(self.check_gradients, "an objective has gradients, with a full memory")
+        rule = "an objective has gradients, with a full memory, also where output_may_be_overwritten is declared"
+        self.attempt(self.check_gradients, rule)
         self.attempt(self.check_padded_rows, "rows of hidden states are padded (reads_padded_rows)")
         self.attempt(self.check_resets, "documents begin within segments (train.reset_at_documents)")
         self.attempt(self.check_training, "a training run is saved and resumed")
