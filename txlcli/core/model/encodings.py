@@ -1,7 +1,8 @@
 """Encodings of positions: the encodings of Table 6 and later ones, one class each.
 
 An encoding has four hooks of the forward pass. It may add vectors to the embeddings, add vectors to what every layer
-reads, rotate queries and keys, and add terms to the attention score. A fifth hook initializes its parameters.
+reads, rotate queries and keys, and add terms to the attention score. One more hook initializes its parameters, and one
+rejects positions that it cannot encode.
 
 Distances are relative: they mean the same in the memory as in the segment. A position is absolute: it counts from the
 beginning of the segment, and the memory was computed with the positions of *its* segment, so that position 3 of the
