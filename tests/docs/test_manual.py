@@ -1,6 +1,7 @@
 """The manual names only commands, options, pages and figures that exist."""
 
 import functools
+import itertools
 import re
 import runpy
 import sys
@@ -11,6 +12,7 @@ import typer.main
 
 from tests.docs.pages import DOCS, blocks, pages, txl_lines
 from txlcli.cli import app
+from txlcli.config import recipe
 from txlcli.config.recipe import SECTIONS, keys
 
 pytestmark = pytest.mark.skipif(not (DOCS / "index.md").exists(), reason="no docs here")
@@ -37,6 +39,19 @@ def test_every_command_of_the_manual_is_accepted_by_the_option_parser(words):
         command, name, words = command.commands[words[0]], f"{name} {words[0]}", words[1:]
     assert command is not ROOT, f"no such command: txl {words[0]}"
     command.make_context(name, list(words))  # parses without running
+
+
+CHANGES_OF_RECIPES = [
+    pytest.param(words[1], changes, id=" ".join([words[1], *changes])[:100])
+    for words in (line.values[0] for line in LINES)
+    if words[0] in ("train", "speed") and words[1:2] and words[1] in recipe.packaged_names()
+    if (changes := [value for option, value in itertools.pairwise(words) if option == "--set"])
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), CHANGES_OF_RECIPES)
+def test_the_changes_of_recipes_in_the_manual_are_accepted(name, changes):
+    assert recipe.load(name, changes) != recipe.load(name)
 
 
 @pytest.mark.parametrize("name", PAGES)
