@@ -101,7 +101,7 @@ class ExternalModel(LanguageModel):
         title: name in messages.
 
     Raises:
-        ExternalModelError: a prediction depends on later tokens.
+        ExternalModelError: a prediction depends on later tokens, or is not finite.
     """
 
     settings: ExternalSettings
