@@ -373,6 +373,7 @@ def test_a_damaged_index_is_rejected(tmp_path, change):
 def test_ids_with_an_index_in_a_directory_need_no_names_of_splits(tmp_path):
     megatron(tmp_path, IDS, [7])
     assert read(tmp_path) == ("Megatron", {"": IDS})
+    assert token_files.find(tmp_path, IdType()).documents is None  # one alone cannot be divided into splits
     (tmp_path / "data.bin").unlink()
     assert token_files.find(tmp_path, IdType()) is None
     with pytest.raises(CorpusError, match="an index of Megatron"):

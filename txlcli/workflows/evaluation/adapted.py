@@ -102,11 +102,12 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterato
         scores = plain.score(partial(score_dynamic, dynamic=parameters, rms=rms), f"{TITLE}, on valid")
         return scores.total_nats
 
+    best = best_dynamic_settings(loss_on_valid)
+
     def score_with_best(scoring: Scoring) -> EvalRow:
         scores = scoring.score(partial(score_dynamic, dynamic=best, rms=rms), TITLE)
         return make_row(scoring, scores, next_step="leave out `dynamic`")
 
-    best = best_dynamic_settings(loss_on_valid)
     if not best.lr:
         scoring.reporter.say("every learning rate tried increases the loss on valid: dynamic evaluation is not applied")
     parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
@@ -129,7 +130,7 @@ def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> 
     tried = [DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in LEARNING_RATES]
     best = min(tried, key=loss)
     for lr in LARGER_LEARNING_RATES:
-        if best is not tried[-1]:
+        if best != tried[-1]:
             break
         tried.append(DynamicSettings(lr=lr, decay=FIRST_DECAY))
         best = min(best, tried[-1], key=loss)

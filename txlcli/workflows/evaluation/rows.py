@@ -63,7 +63,7 @@ class EvalRow(Result):
     documents: int | None = None
     """Number of documents that were read from an empty memory each; None in other evaluations."""
     method: str | None = None
-    """Way of adaptation: model, cache or dynamic; None in other evaluations."""
+    """Way of adaptation, such as "model", "cache 2,000" or "dynamic"; None in other evaluations."""
     adaptation: dict[str, float] = field(default_factory=dict)
     """Parameters of the method."""
     processor_share: float | None = None

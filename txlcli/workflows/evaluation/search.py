@@ -92,8 +92,8 @@ def find_length(
 ) -> LengthSearch:
     """Double the length until two doublings together gain too little, then bisect the interval in which gains end.
 
-    `loss_at` returns the mean loss in nats; it is called once per length. `step` is the granularity, and the second
-    length after `least`.
+    `loss_at` returns the mean loss in nats; it is called once per length. `step` is the granularity. The second length
+    is twice `least`, or `step` if that is longer.
     """
     tried = {least: loss_at(least)}
     ended = False

@@ -14,7 +14,7 @@ from txlcli.system.input_files import check_regular
 SUFFIX = ".tsv"
 
 COLUMNS = ("word", "start", "end", "tokens", "unknown")
-"""First columns; `start` and `end` are offsets in characters. Those of bits follow, one for each reading."""
+"""First columns; `start` and `end` are offsets in characters. Those of bits follow, one for each evaluation."""
 DOCUMENT = "document"
 """Column before those of bits with the name of the document, if the text has several."""
 SIGNATURE = "\t".join(COLUMNS)

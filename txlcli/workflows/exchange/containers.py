@@ -123,9 +123,10 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
         raise CorpusInputError(
             f"{file.path}: no column has text; write the text as a column of strings, or as a text file; {FOR_IDS}"
         )
-    if file.format in DELIMITERS and column not in names and (column or TEXT not in names):
+    wanted = column or TEXT
+    if file.format in DELIMITERS and wanted not in names:
         return _with_numbered_column(file, column, names)
-    chosen = column or TEXT
+    chosen = wanted
     if column is None and len(names) == 1:
         chosen = names[0]
     if names.count(chosen) > 1:
@@ -164,8 +165,9 @@ def _columns(file: TextFile) -> tuple[list[str], bool]:
             return parquet_text.columns_of(schema)
         with _open_text(file) as stream:
             if file.format in ("JSONL", "JSON"):
-                _, first = next(_json_records(file, stream), (0, {}))
+                _, first = next(_json_records(file, stream), ("", {}))
                 return [name for name, value in first.items() if isinstance(value, str | None)], False
+            csv.field_size_limit(MAX_ROW_LEN)  # a text may be as long as a row
             return next(csv.reader(_lines(stream), delimiter=DELIMITERS[file.format]), []), False
 
 
@@ -219,8 +221,8 @@ def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
     return iter(lambda: stream.readline(MAX_ROW_LEN + 1), "")
 
 
-def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the number of each line, or of each item of an array, from 1, and its object."""
+def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the place of each line, or of each item of an array, such as "line 1", and its object."""
     unit = "line"
     if file.format == "JSON" and not _begins_with_object(file):
         unit = "item"
@@ -228,9 +230,10 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[in
     else:
         values = _json_lines(stream)
     for number, value in values:
+        place = f"{unit} {number:,}"
         if not isinstance(value, dict):
-            raise CorpusInputError(f"{file.path}: {unit} {number:,} is not a JSON object; repair it; {FOR_IDS}")
-        yield number, value
+            raise CorpusInputError(f"{file.path}: {place} is not a JSON object; repair it; {FOR_IDS}")
+        yield place, value
 
 
 def _begins_with_object(file: TextFile) -> bool:
@@ -292,15 +295,14 @@ def _texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None]:
 
 
 def _json_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None]:
-    for number, record in _json_records(file, stream):
+    for place, record in _json_records(file, stream):
         text = record.get(file.column)
         if not isinstance(text, str | None):
-            raise CorpusInputError(f'{file.path}: "{file.column}" of line {number:,} is not a text; repair it')
+            raise CorpusInputError(f'{file.path}: "{file.column}" of {place} is not a text; repair it')
         yield text
 
 
 def _delimited_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
-    csv.field_size_limit(MAX_ROW_LEN)
     reader = csv.reader(_lines(stream), delimiter=DELIMITERS[file.format], strict=True)
     header = next(reader, [])
     if file.has_header:

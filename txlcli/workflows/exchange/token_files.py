@@ -252,8 +252,9 @@ def _of_index(path: Path, index: Path) -> _TokenFile:
         steps = np.diff(content.bounds, prepend=0, append=len(content.lengths))
         follow = np.array_equal(edges, np.append(content.offsets, size))
         if follow and content.lengths.min(initial=0) >= 0 and steps.min() >= 0:
-            starts = array("q", np.unique(edges[content.bounds]).tobytes())
-            return _TokenFile(content.format, content.dtype, Slice(path, 0, size), starts)
+            starts = np.unique(edges[content.bounds])
+            before_end = array("q", starts[starts < size].tobytes())
+            return _TokenFile(content.format, content.dtype, Slice(path, 0, size), before_end)
     if _is_old(index):
         raise CorpusInputError(
             f"{index}: not the index of {path.name}, in the older format of fairseq and Megatron (TNTIDX); write both "

@@ -52,7 +52,7 @@ class PreparedStore:
 
     @property
     def next(self) -> str | None:
-        """The command that trains on the store, by its name or its unit; None without a train split."""
+        """The command that trains on the store; None without a train split."""
         if "train" not in self.store.splits:
             return None
         return command_line("train", self.store.name, data_dir=self.store.path.parent)
@@ -249,9 +249,7 @@ def _train_sentencepiece(plan: PreparationPlan, splits: Splits) -> tuple[Vocab, 
     vocab_size = plan.options.vocab_size or DEFAULT_VOCAB_SIZE
     largest = min(size, sample) + FIXED_PIECES
     if vocab_size > largest:  # each piece but the fixed ones is a part of the text
-        raise UsageError(
-            f"`vocab_size` {vocab_size} is too large for a text of {size:,} bytes; give less than {largest}"
-        )
+        raise UsageError(f"`vocab_size` {vocab_size} is too large for a text of {size:,} bytes; give {largest} or less")
 
     def lines() -> Iterator[str]:
         for chunk in cut_into_chunks(splits["train"]):

@@ -148,7 +148,8 @@ class ScaleForecast:
 def run(request: Request, workspace: Workspace, *, processes: int, measures: bool = False) -> TrainingForecast:
     """Return the plan of a training run and its cost; no run is made.
 
-    Unless it `measures`, its timing ends within QUICK_S even on a busy machine: smaller products, fewer steps.
+    On a CPU, its timing ends within QUICK_S even if the machine is busy, with smaller products and fewer steps, unless
+    it `measures`.
     """
     device = pick_device(workspace.device)
     plan = _plan(request, workspace, device, processes=processes)
@@ -258,16 +259,16 @@ def _timed_share_of_peak(plan: Plan, train: TrainSettings, peak: float, *, limit
         return None
     model_settings = plan.run.settings.model
     vocab_size = plan.run.vocab_size
-    flops = step_flops_per_token(model_settings, vocab_size, train)
+    flops_per_token = step_flops_per_token(model_settings, vocab_size, train)
     to_fill_memory = -(-train.mem_len // train.seg_len)
     n_steps = to_fill_memory + 1 + TIMED_STEPS  # one to warm up
-    if n_steps * train.batch_size * train.seg_len * flops > limit_s * CPU_SHARE * peak:
+    if n_steps * train.batch_size * train.seg_len * flops_per_token > limit_s * CPU_SHARE * peak:
         return None
     model = new_model(model_settings, vocab_size, seed=train.seed, device=plan.device)
     with deterministic_kernels(plan.device, enabled=train.deterministic):
         timing = time_training(model, train, Repetitions(TIMED_STEPS), seconds=time.thread_time)
-    step_ms, _ = timing.low_high
-    return flops / (step_ms / 1e3) / peak
+    ms_per_token, _ = timing.low_high
+    return flops_per_token / (ms_per_token / 1e3) / peak
 
 
 def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleForecast:

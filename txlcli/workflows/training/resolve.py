@@ -64,7 +64,7 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
     """Resolve a recipe, or the name of a token store; without one, the run that `resume` or `begin_from` names.
 
     A run with these settings can be trained here up to the last step. After `restarts` of its processes, a run that
-    has begun is resumed.
+    has begun is resumed, if the options name it; its limits stay, and it is not profiled again.
     """
     if source is not None and options.resume is not None:
         raise UsageError("`resume` continues a run with its own recipe; leave out the recipe")
@@ -80,7 +80,9 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
         workspace.reporter.say(f"a process was lost; all processes were started again (restart {restarts})")
         begun = _begun(request, workspace.runs_dir)
         if begun is not None:
-            resume = TrainOptions(resume=str(begun.directory), max_steps=options.max_steps)
+            resume = TrainOptions(
+                resume=str(begun.directory), max_steps=options.max_steps, max_minutes=options.max_minutes
+            )
             request = _of_run([], resume, workspace.runs_dir)
     options.check_steps(request.settings.train.max_steps)
     trackers.check_packages(request.settings.log)

@@ -211,12 +211,13 @@ def _say_notes(training: Training, reporter: Reporter) -> None:
 def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -> Iterator[list[int]]:
     """Collect the signals that end a command while the block runs.
 
-    After a second one, the save that began is lost, unless it is a warning, or follows one.
+    A second one that is no warning stops at once, without waiting for the save, unless only warnings came before.
     """
     caught: list[int] = []
 
     def catch(number: int, _: FrameType | None) -> None:
-        if number not in signals.WARNINGS and not set(caught) <= set(signals.WARNINGS):
+        is_ending = any(earlier not in signals.WARNINGS for earlier in caught)
+        if is_ending and number not in signals.WARNINGS:
             raise KeyboardInterrupt
         if not caught:
             reporter.say("stopping after this step; saving")
