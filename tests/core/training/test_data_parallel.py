@@ -248,6 +248,14 @@ def one_validation(tmp_path_factory):
     return validated(tmp_path_factory.mktemp("one"), **VALIDATED)
 
 
+def test_processes_divide_a_validation_in_windows(run_checks, tmp_path):
+    windows = {**VALIDATED, "valid_attn_len": 6}
+    expected = validated(tmp_path / "one", **windows)
+    zero = {"directory": str(tmp_path / "zero"), "parallel": "zero", **windows}
+    found = run_checks(2, ("zero", "validated", zero))["zero"]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path, one_validation, processes):

@@ -116,8 +116,9 @@ def validate(
     settings = validation_settings(parallel.settings)
     stream = Stream(parallel.model, text.inputs, text.targets, settings, after_segment, parallel.make_reader)
     with suppress(_Stopped):
+        if text.spans or in_windows:
+            parallel.receive_updates()  # their readers are made without `parallel.make_reader`
         if text.spans:
-            parallel.receive_updates()
             return _score_documents(stream, text.spans, world)
         if in_windows:
             return _score_windows(stream, parallel.settings, world)
