@@ -42,7 +42,7 @@ class Stream:
     on_tokens: Callable[[int], None] = lambda _: None
     """Called with the number of tokens scored so far; of a part of the lanes, as if the others were read as fast."""
     new_reader: Callable[..., Reader] | None = None
-    """Makes another reader of the model, given settings and `length`; by default `make_reader`."""
+    """Makes the reader of a text in lanes, given settings and `length`; by default `make_reader`, as for windows."""
 
     def lanes(self, numbers: range | None = None) -> "Lanes":
         """Return the lanes, of which those with these numbers are read; all by default."""

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
-from txlcli.core.reading.reader import Reader
 from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer
 from txlcli.core.training.parallel import DataParallel
 
@@ -44,10 +42,6 @@ class ZeroParallel(DataParallel):
     def receive_updates(self) -> None:
         for name, parameter in self.model.named_parameters():
             self.world.broadcast(parameter.data, self.owners[name])
-
-    def make_reader(self, settings: EvalSettings, *, length: int) -> Reader:
-        self.receive_updates()
-        return super().make_reader(settings, length=length)
 
     def _make_optimizer(self) -> Optimizer:
         own = {name: parameter for name, parameter in self.model.named_parameters() if self._is_own(name)}

@@ -80,7 +80,7 @@ class _Stopped(Exception):  # noqa: N818 - ends a validation early
 
 
 def validation_settings(settings: TrainSettings) -> EvalSettings:
-    """Return segments of valid_seg_len, with as much memory as gives the number of keys of a training segment.
+    """Return segments of valid_seg_len, with as much memory as gives the number of keys of a segment in training.
 
     Tokens that training reads again are in the memory.
 
@@ -101,7 +101,10 @@ def validate(
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,
 ) -> Scores | None:
-    """Score the validation split; return None if stopped before its end. All processes must call this."""
+    """Score the validation split with the weights after the last update; return None if stopped before its end.
+
+    All processes must call this.
+    """
     world = parallel.world
     in_windows = parallel.settings.valid_attn_len is not None
 
@@ -115,9 +118,8 @@ def validate(
 
     settings = validation_settings(parallel.settings)
     stream = Stream(parallel.model, text.inputs, text.targets, settings, after_segment, parallel.make_reader)
+    parallel.receive_updates()
     with suppress(_Stopped):
-        if text.spans or in_windows:
-            parallel.receive_updates()  # their readers are made without `parallel.make_reader`
         if text.spans:
             return _score_documents(stream, text.spans, world)
         if in_windows:
