@@ -152,8 +152,10 @@ def test_a_json_file_is_rows_unless_it_has_no_text(plain):
 
 def test_the_first_text_of_a_csv_may_be_longer_than_python_s_limit(plain):
     csv.field_size_limit(131_072)  # Python's default, which another file may have changed
-    (plain / "long.csv").write_text("a word " * 30_000 + "\n" + "another text\n" * 90)
-    done("prepare", "long.csv", "--column", 1, "--tokenizer", "char")
+    text = "a word " * 30_000 + "\n" + "another text\n" * 90
+    (plain / "long.csv").write_text(text)
+    prepared = json_of("prepare", "long.csv", "--column", 1, "--split", "100,0,0")
+    assert prepared["splits"]["train"]["bytes"] == len(text)
 
 
 def test_a_csv_without_a_header_keeps_its_first_row(plain):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
 from txlcli.config.traits import ENCODING_TRAITS, OPTIMIZERS, EncodingTraits, register
@@ -47,6 +48,12 @@ def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked():
     assert not TransformerSettings(**SHAPE, position="rings", n_positions=3, tie_biases=False).tie_biases
     with pytest.raises(RecipeError, match='tie_biases must be left out with position = "sinusoid"'):
         TransformerSettings(**SHAPE, position="sinusoid", tie_biases=False)
+
+
+def test_a_setting_that_must_be_left_out_may_be_none_if_that_is_its_default():
+    with pytest.raises(RecipeError, match=r'max_distance must be left out \(or "none"\) with position = "rotary"'):
+        recipe.load("enwik8", ["model.position=rotary"])
+    assert recipe.load("enwik8", ["model.position=rotary", "eval.max_distance=none"]).eval.max_distance is None
 
 
 def test_a_name_is_registered_once():

@@ -366,8 +366,8 @@ class Section:
         if self.is_default(key):
             return
         default = getattr(type(self), key, dataclasses.MISSING)
-        value = ' (in --set: "none")' if default is None else ""
-        self.reject(key, f"left out{value} {why}")
+        off = ' (or "none")' if default is None else ""
+        self.reject(key, f"left out{off} {why}")
 
     def is_default(self, key: str) -> bool:
         """Return True if a setting has its default value; one without a default never does."""

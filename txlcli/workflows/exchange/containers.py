@@ -117,7 +117,10 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
 
 
 def _with_column(file: TextFile, column: str | None) -> TextFile:
-    """Return a file with rows and the column of its text: the named one, or "text", or the only one with text."""
+    """Return a file with rows and the column of its text: the named one, or "text", or the only one with text.
+
+    The only column of a CSV must be named, since its first row may not be a header.
+    """
     names, is_pieces = _columns(file)
     if not names:
         raise CorpusInputError(
@@ -126,18 +129,17 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     wanted = column or TEXT
     if file.format in DELIMITERS and wanted not in names:
         return _with_numbered_column(file, column, names)
-    chosen = wanted
     if column is None and len(names) == 1:
-        chosen = names[0]
-    if names.count(chosen) > 1:
+        wanted = names[0]
+    if names.count(wanted) > 1:
         raise CorpusInputError(
-            f'{file.path}: several columns are called "{shortened(chosen)}"; rename all but one of them'
+            f'{file.path}: several columns are called "{shortened(wanted)}"; rename all but one of them'
         )
-    if chosen not in names:
+    if wanted not in names:
         raise CorpusInputError(
-            f'{file.path}: no column "{shortened(chosen)}" has text; give `column` one of: {_listed(names)}'
+            f'{file.path}: no column "{shortened(wanted)}" has text; give `column` one of: {_listed(names)}'
         )
-    return replace(file, column=chosen, is_pieces=is_pieces)
+    return replace(file, column=wanted, is_pieces=is_pieces)
 
 
 def _with_numbered_column(file: TextFile, column: str | None, first_row: list[str]) -> TextFile:

@@ -211,7 +211,7 @@ def _say_notes(training: Training, reporter: Reporter) -> None:
 def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -> Iterator[list[int]]:
     """Collect the signals that end a command while the block runs.
 
-    A second one that is no warning stops at once, without waiting for the save, unless only warnings came before.
+    After one that is not a warning, another such signal stops at once, without waiting for the save.
     """
     caught: list[int] = []
 
