@@ -77,31 +77,29 @@ def test_a_gate_in_ten_lines_has_as_many_weights_and_is_counted():
         check_architecture("transformer", feed_forward="geglu")
 
 
-def test_a_gate_that_changes_the_zeros_of_padded_rows_but_declares_to_keep_them_breaks_the_contract():
-    class AddsOne(Geglu):
-        reads_padded_rows = True
+class AddsOne(Geglu):
+    """A gate that does not keep the zeros of padded rows, although it says so."""
 
-        def forward(self, hidden):
-            return super().forward(hidden) + 1
+    reads_padded_rows = True
 
-    with (
-        registered_feed_forward("geglu", AddsOne, matrices=3),
-        pytest.raises(ContractError, match="reads_padded_rows"),
-    ):
-        check_architecture("transformer", feed_forward="geglu")
+    def forward(self, hidden):
+        return super().forward(hidden) + 1
 
 
-def test_a_gate_whose_backward_pass_needs_its_output_may_not_declare_otherwise():
-    class EndsInTanh(Geglu):
-        output_may_be_overwritten = True
+class EndsInTanh(Geglu):
+    """A gate whose backward pass needs its output, although it says otherwise."""
 
-        def forward(self, hidden):
-            return super().forward(hidden).tanh()
+    output_may_be_overwritten = True
 
-    with (
-        registered_feed_forward("geglu", EndsInTanh, matrices=3),
-        pytest.raises(ContractError, match="output_may_be_overwritten"),
-    ):
+    def forward(self, hidden):
+        return super().forward(hidden).tanh()
+
+
+@pytest.mark.parametrize(
+    ("cls", "declared"), [(AddsOne, "reads_padded_rows"), (EndsInTanh, "output_may_be_overwritten")]
+)
+def test_a_gate_that_does_not_do_what_it_declares_breaks_the_contract(cls, declared):
+    with registered_feed_forward("geglu", cls, matrices=3), pytest.raises(ContractError, match=declared):
         check_architecture("transformer", feed_forward="geglu")
 
 

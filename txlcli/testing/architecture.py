@@ -112,7 +112,7 @@ class ArchitectureCheck(Rules):
         given, _ = self.read_segments(model, tokens)
         rule = (
             "hidden states and memory depend on nothing but the tokens and the memory before, so that a text is read "
-            "alike each time; state of its own, such as a count of calls in `remember`, belongs into the memory"
+            "alike each time; state of its own, such as a count of calls in `remember`, belongs in the memory"
         )
         self.require_equal(given, expected, rule)
 

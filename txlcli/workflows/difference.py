@@ -156,7 +156,7 @@ def _joined(
 ) -> tuple[NDArray[np.float64], dict[str, int]]:
     """Return the loss of each shared word, with the words after it that only this file has, and where documents end.
 
-    Words before the first shared one of a document count nowhere, and line ends move no end.
+    Words before the first shared one of a document are left out. A line end does not move the end of a document.
     """
     sums: list[float] = []
     ends: dict[str, int] = {}
