@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import reference
-from tests.core.builders import draw_tokens, small_model
+from tests.core.builders import draw_tokens, small_model, small_rnn
 from tests.core.oracle import numbers_of, weights_of
 from tests.core.training.test_loop import new_training, run, steps_of, train_settings, valids_of
 from tests.core.training.test_segments import segments_of
@@ -141,6 +141,20 @@ def test_penalties_are_in_the_objective_and_not_in_the_loss():
     assert penalized(0.0, 0.5, hidden) == pytest.approx(5 + 0.5 * (4 + 4 + 4 + 1) / 4)
     assert penalized(3.0, 0.5, hidden, without_the_last) == pytest.approx(penalized(3.0, 0.5, hidden[:, :2]))
     assert penalized(1.0, 7.0, hidden[:, :1]) == pytest.approx(5 + 5 / 2)
+
+
+@pytest.mark.parametrize("arch", ["transformer", "compressive", "rmt", "lstm", "qrnn"])
+def test_penalties_are_of_hidden_states_before_their_dropout(arch):
+    own = {"compressive": {"compressed_len": 4}, "rmt": {"segment_len": 3}}
+    tokens = draw_tokens(B, 9)
+    penalties = []
+    for rate in (0.0, 0.5):
+        settings = {"arch": arch, "output_dropout": rate, **own.get(arch, {})}
+        model = (small_rnn(**settings) if arch in ("lstm", "qrnn") else small_model(**settings)).train()
+        goal = Objective(mem_len=0, activation_penalty=2.0, slowness_penalty=1.0)
+        total, loss, _ = model.objective(tokens[:, :-1], tokens[:, 1:], model.first_memory(B, 0), goal)
+        penalties.append((total - loss).item())
+    assert penalties[0] == pytest.approx(penalties[1])
 
 
 def test_the_penalty_is_reported_apart_from_the_loss(tmp_path):

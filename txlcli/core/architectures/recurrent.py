@@ -102,10 +102,10 @@ class RecurrentModel(LanguageModel):
         return memory
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        _, hidden, memory = self._read_undropped(tokens, memory, Objective(mem_len=mem_len))
+        _, hidden, memory = self.read_undropped(tokens, memory, Objective(mem_len=mem_len))
         return hidden, memory
 
-    def _read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
+    def read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
         # Not scaled by sqrt(d) as in the Transformer: each step of Adam would then move a tied embedding too far.
         hidden = self.embedding_dropout(self.embedding(tokens))
         new_memory: Memory = []

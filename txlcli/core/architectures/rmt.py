@@ -63,6 +63,10 @@ class RecurrentMemoryTransformer(TransformerXL):
 
         The memory has no gradient. M is 0: the state is all the memory.
         """
+        _, hidden, memory = self.read_undropped(tokens, memory, Objective(mem_len=mem_len))
+        return hidden, memory
+
+    def read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
         last_state, unfinished = memory
         state = last_state
         if not state.shape[1]:
@@ -70,15 +74,18 @@ class RecurrentMemoryTransformer(TransformerXL):
         segment_len = self.settings.segment_len
         present = torch.cat([unfinished, tokens], dim=1)  # (B, x + T)
         outputs = []
+        dropped = []
         for segment in present.split(segment_len, dim=1):
             hidden, written = self._read_segment(segment, state)
             outputs.append(hidden)
+            dropped.append(self.output_dropout(hidden))
             if segment.shape[1] == segment_len:
                 state = written
                 last_state = written
-        hidden = torch.cat(outputs, dim=1)[:, unfinished.shape[1] :]  # (B, T, d)
+        before = unfinished.shape[1]
         complete = present.shape[1] // segment_len * segment_len
-        return hidden, [last_state.detach(), present[:, complete:].clone()]
+        new_memory = [last_state.detach(), present[:, complete:].clone()]
+        return torch.cat(outputs, dim=1)[:, before:], torch.cat(dropped, dim=1)[:, before:], new_memory
 
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
@@ -93,7 +100,7 @@ class RecurrentMemoryTransformer(TransformerXL):
         return hidden, memory, []
 
     def _read_segment(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last hidden states of a segment (B, x, d), and the state that is written after it (B, n, d)."""
+        """Return a segment's last hidden states before dropout (B, x, d), and the state written after it (B, n, d)."""
         count = state.shape[1]
         rows = tokens.shape[1] + 2 * count
         positions = torch.arange(rows, device=tokens.device)
@@ -103,8 +110,8 @@ class RecurrentMemoryTransformer(TransformerXL):
         terms = rotated(self.score_terms(rows, max_distance=None), self.encoding.rotation(positions))
         empty = HiddenMemory(positions=embedded[:, :0].detach())
         outputs = self.run_layers(hidden, [empty] * len(self.layers), terms, positions)
-        hidden = last_output(outputs)
-        return self.final_hidden(hidden[:, count : rows - count]), self.final_norm(hidden[:, rows - count :])
+        hidden = self.final_norm(last_output(outputs))
+        return hidden[:, count : rows - count], hidden[:, rows - count :]
 
 
 class RmtProducts(TransformerProducts):

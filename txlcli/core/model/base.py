@@ -306,10 +306,11 @@ class LanguageModel(nn.Module, ABC):
         """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
         return self.softmax.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
 
-    def _read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
+    def read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
         """Return the last hidden states (B, L, d) before and after their dropout, and the new memory.
 
-        A model whose settings have `supports_reset` begins anew where `goal.since_reset` is 0.
+        A model that drops its last hidden states overrides this: the penalties are of those before. So does one whose
+        settings have `supports_reset`; it begins anew where `goal.since_reset` is 0.
         """
         hidden, memory = self(tokens, memory, mem_len=goal.mem_len)
         return hidden, hidden, memory
@@ -327,7 +328,7 @@ class LanguageModel(nn.Module, ABC):
         Returns:
             The objective (0-d), the mean loss in nats to report (0-d), the new memory.
         """
-        undropped, hidden, memory = self._read_undropped(tokens, memory, goal)
+        undropped, hidden, memory = self.read_undropped(tokens, memory, goal)
         counted = goal.counted(tokens.shape[1])
         loss = self.mean_loss(hidden[:, counted], targets[:, counted], goal.tail_rows)
         return sum(goal.penalties(undropped[:, counted]), loss), loss.detach(), memory
