@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from txlcli.config.recipe import NO_VALUE, REQUIRED, SECTIONS, Key, keys
+from txlcli.config.recipe import NO_VALUE, REQUIRED, SECTIONS, Key, described_keys
 
 
 def lines() -> Iterator[str]:
@@ -20,7 +20,7 @@ def lines() -> Iterator[str]:
             raise LookupError(f"{section} has no description")
         yield f"## [{section}]\n"
         yield f"{_escaped(summary[0].upper() + summary[1:])}\n"
-        for key in keys(section):
+        for key in described_keys(section):
             yield from _entry(key)
 
 

@@ -69,7 +69,7 @@ def peer_model(work, *, training):
 
 def our_settings(work, *, training):
     config = peer.peer_config(**work.peer_config(training=training)).to_dict()
-    return recipe.section("model", keys_of(config)["model"])
+    return recipe.read_section("model", keys_of(config)["model"])
 
 
 def our_model(theirs, work, *, training):

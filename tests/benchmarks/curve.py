@@ -82,7 +82,7 @@ def trained(name, last_step, seed, workspace):
 
 
 def _reports(directory):
-    return history.read(run_directory.open_run(directory)).reports
+    return history.read(run_directory.read_run(directory)).reports
 
 
 def main(

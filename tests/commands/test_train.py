@@ -38,7 +38,7 @@ def test_a_run_is_a_directory_of_settings_vocabulary_metrics_and_checkpoints(her
     assert said.startswith(f"training tiny: {card(run)['parameters']:,} parameters (V = 256) on data/novel.h5 (")
     assert "batches of 3 x 5 tokens, memory 5, 7 steps (" in said
     assert files(run) == RUN_FILES
-    assert run_directory.open_run(run).settings == recipe.load("tiny.toml")
+    assert run_directory.read_run(run).settings == recipe.load("tiny.toml")
     assert (run / "vocab.json").read_text() == TokenStore.open(here / "data/novel.h5").vocab.to_json()
     steps = {kind: [line["step"] for line in reports(run) if line["kind"] == kind] for kind in ("train", "valid")}
     assert steps == {"train": [2, 4, 6, 7], "valid": [4, 7]}

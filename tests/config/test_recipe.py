@@ -193,7 +193,7 @@ def test_settings_written_as_a_table_resolve_to_equal_settings(name):
 
 
 def test_every_setting_is_described_with_its_values_and_default():
-    keys = {key.setting: key for section in recipe.SECTIONS for key in recipe.keys(section)}
+    keys = {key.setting: key for section in recipe.SECTIONS for key in recipe.described_keys(section)}
     assert set(keys) == set(recipe.setting_names())
     assert all(key.description.endswith(".") for key in keys.values())
     assert (keys["train.lr"].values, keys["train.lr"].default) == ("number, greater than 0", "0.00025")
@@ -203,7 +203,7 @@ def test_every_setting_is_described_with_its_values_and_default():
 
 
 def test_a_setting_whose_default_depends_on_the_architecture_is_listed_for_each():
-    stds = {key.arch: key.default for key in recipe.keys("model") if key.setting == "model.init_std"}
+    stds = {key.arch: key.default for key in recipe.described_keys("model") if key.setting == "model.init_std"}
     assert stds == {("transformer", "compressive", "rmt"): "0.02", ("lstm", "qrnn"): "0.1"}
 
 

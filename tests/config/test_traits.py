@@ -4,7 +4,7 @@ import pytest
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.recipe import section
+from txlcli.config.recipe import read_section
 from txlcli.config.traits import ENCODING_TRAITS, OPTIMIZERS, EncodingTraits, register
 from txlcli.errors import IMPORT_PACKAGE, RecipeError
 
@@ -27,16 +27,16 @@ def _restored_tables():
 
 def test_a_registered_encoding_is_accepted_as_position():
     with pytest.raises(RecipeError, match=f"position must be one of relative, .*{IMPORT_PACKAGE}"):
-        section("model", {**SHAPE, "position": "rings"})
+        read_section("model", {**SHAPE, "position": "rings"})
     register(
         ENCODING_TRAITS, "rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=reject_one_layer)
     )
-    settings = section("model", {**SHAPE, "position": "rings", "n_positions": 11})
+    settings = read_section("model", {**SHAPE, "position": "rings", "n_positions": 11})
     assert settings.longest_window == 11
     assert settings.absolute_positions
     assert not settings.limits_distance
     with pytest.raises(RecipeError, match=r"rotary, alibi, t5, none, rings, not 'ring' .*; did you mean .rings"):
-        section("model", {**SHAPE, "position": "ring"})
+        read_section("model", {**SHAPE, "position": "ring"})
 
 
 def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked():
@@ -70,10 +70,10 @@ def test_rotary_rejects_an_odd_head_width():
 def test_a_registered_optimizer_is_accepted():
     sizes = {"seg_len": 5, "mem_len": 7, "batch_size": 3, "max_steps": 11}
     with pytest.raises(RecipeError, match=f"optimizer must be one of .* not 'lion' .*{IMPORT_PACKAGE}"):
-        section("train", {**sizes, "optimizer": "lion"})
+        read_section("train", {**sizes, "optimizer": "lion"})
     register(OPTIMIZERS, "lion", frozenset({"momentum"}))
-    assert section("train", {**sizes, "optimizer": "lion", "momentum": 0.5}).momentum == 0.5
+    assert read_section("train", {**sizes, "optimizer": "lion", "momentum": 0.5}).momentum == 0.5
     with pytest.raises(RecipeError, match='momentum must be left out unless optimizer = "muon" or "sgd" or "lion"'):
-        section("train", {**sizes, "momentum": 0.5})
+        read_section("train", {**sizes, "momentum": 0.5})
     with pytest.raises(RecipeError, match='weight_decay must be left out unless optimizer = "adam"'):
-        section("train", {**sizes, "optimizer": "lion", "weight_decay": 0.1})
+        read_section("train", {**sizes, "optimizer": "lion", "weight_decay": 0.1})

@@ -13,7 +13,7 @@ import typer.main
 from tests.docs.pages import DOCS, blocks, pages, txl_lines
 from txlcli.cli import app
 from txlcli.config import recipe
-from txlcli.config.recipe import SECTIONS, keys
+from txlcli.config.recipe import SECTIONS, described_keys
 
 pytestmark = pytest.mark.skipif(not (DOCS / "index.md").exists(), reason="no docs here")
 
@@ -95,7 +95,7 @@ def test_settings_in_the_text_exist(name):
 
 @functools.cache
 def _known_settings():
-    return {key.setting for section in SECTIONS for key in keys(section)}
+    return {key.setting for section in SECTIONS for key in described_keys(section)}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -154,7 +154,7 @@ def test_the_page_of_commands_has_every_command_and_option():
 def test_the_page_of_settings_has_every_key():
     text = "\n".join(_extension("settings_page").lines())
     for section in SECTIONS:
-        for key in keys(section):
+        for key in described_keys(section):
             assert f"`{key.setting}`" in text
 
 

@@ -84,13 +84,13 @@ def _vocabularies(sample, work):
 def _runs(sample, work):
     def read(data):
         (work / "run.json").write_bytes(data)
-        run_directory.open_run(work)
+        run_directory.read_run(work)
 
     return refused(read)
 
 
 def _reports(sample, work):
-    run = run_directory.open_run(sample / "runs/half")
+    run = run_directory.read_run(sample / "runs/half")
     run = type(run)(**{**vars(run), "directory": work})
 
     def read(data):
@@ -123,7 +123,7 @@ def _configurations(sample, work):
     def read(data):
         (work / "config.json").write_bytes(data)
         for name, keys in huggingface.read_keys(work).items():
-            recipe.section(name, keys)
+            recipe.read_section(name, keys)
 
     return refused(read)
 

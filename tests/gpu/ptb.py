@@ -83,7 +83,7 @@ def workspace(directory, device):
 def training(directory, name, changes, device, minutes, tell):
     """Train the recipe, or continue its run, and tell the curve while it grows."""
     resumes = (directory / "runs" / RUN / run_directory.LAST).exists()
-    before = history.read(run_directory.open_run(directory / "runs" / RUN)).reports if resumes else ()
+    before = history.read(run_directory.read_run(directory / "runs" / RUN)).reports if resumes else ()
     curve = {"train": [], "valid": []}
 
     def on_report(line):
@@ -94,7 +94,7 @@ def training(directory, name, changes, device, minutes, tell):
     for line in before:
         on_report(line)
     tell({"recipe": name, "changes": changes})
-    if resumes and history.read(run_directory.open_run(directory / "runs" / RUN)).state == "finished":
+    if resumes and history.read(run_directory.read_run(directory / "runs" / RUN)).state == "finished":
         return tell(facts_of(directory, curve))
     ending = {"max_minutes": minutes}
     options = (
@@ -106,7 +106,7 @@ def training(directory, name, changes, device, minutes, tell):
 
 def facts_of(directory, curve):
     """Return facts about the run as far as it is trained, and its curve beside the logs of the script."""
-    past = history.read(run_directory.open_run(directory / "runs" / RUN))
+    past = history.read(run_directory.read_run(directory / "runs" / RUN))
     train = past.run.settings.train
     facts = {"steps": past.step, "all_steps": past.state == "finished", "parameters": past.run.parameters}
     if train.valid_every == "epoch":

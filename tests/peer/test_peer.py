@@ -96,7 +96,7 @@ def test_an_import_predicts_as_the_peer_does_and_an_export_is_the_peer_again(kin
 
 def imported(model):
     """Our model with the peer's weights, and the layout that links their names."""
-    settings = recipe.section("model", keys_of(model.config.to_dict())["model"])
+    settings = recipe.read_section("model", keys_of(model.config.to_dict())["model"])
     layout = Layout("hugging_face", settings, V)
     tensors = layout.read(model.state_dict(), "the peer")
     return build_model(settings, V, Checkpoint(grouped("model", tensors))).eval(), layout

@@ -44,7 +44,7 @@ def refusal(function, *arguments, **options):
 def test_a_run_is_read_as_it_was_created(runs_dir):
     run = create(runs_dir)
     assert run == Run(runs_dir / "enwik8", **FACTS)
-    assert run_directory.open_run(run.directory) == run
+    assert run_directory.read_run(run.directory) == run
     assert (run.directory / "vocab.json").read_text(encoding="utf-8") == VOCAB
     assert sorted(file.name for file in run.directory.iterdir()) == ["run.json", "vocab.json"]
 
@@ -107,13 +107,13 @@ def test_a_link_among_the_files_of_a_run_is_rejected(runs_dir, tmp_path, name):
         (run.directory / name).rename(kept)
     (run.directory / name).symlink_to(kept)
     (run.directory / "notes").symlink_to(kept)  # not a file of txl
-    assert f"{run.directory / name} is a link" in refusal(run_directory.open_run, run.directory)
+    assert f"{run.directory / name} is a link" in refusal(run_directory.read_run, run.directory)
 
 
 def test_a_pipe_among_the_files_of_a_run_is_rejected(runs_dir):
     run = create(runs_dir, "mine")
     os.mkfifo(run.directory / "evals.jsonl")
-    assert "special file" in refusal(run_directory.open_run, run.directory)
+    assert "special file" in refusal(run_directory.read_run, run.directory)
 
 
 def test_what_a_killed_start_leaves_is_replaced(runs_dir):
@@ -137,7 +137,7 @@ def test_changed_settings_replace_the_old_ones_and_the_best_checkpoint_is_evalua
     run = create(runs_dir)
     longer = dataclasses.replace(run, settings=recipe.load("enwik8", ["train.max_steps=7"]))
     run_directory.update(longer)
-    assert run_directory.open_run(run.directory) == longer
+    assert run_directory.read_run(run.directory) == longer
     assert sorted(file.name for file in run.directory.iterdir()) == ["run.json", "vocab.json"]
     assert run.best_or_last == run.directory / "last.safetensors"
     (run.directory / "best.safetensors").touch()
@@ -207,7 +207,7 @@ def test_a_damaged_run_json_is_rejected(runs_dir, change, what):
     card = read_card(run.directory)
     change(card)
     (run.directory / "run.json").write_text(json.dumps(card))
-    assert f"runs/enwik8/run.json: damaged ({what})" in refusal(run_directory.open_run, run.directory)
+    assert f"runs/enwik8/run.json: damaged ({what})" in refusal(run_directory.read_run, run.directory)
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_a_run_with_a_part_that_was_not_registered_is_not_called_damaged(runs_di
     card = read_card(run.directory)
     card["settings"][section][key] = "third"
     (run.directory / "run.json").write_text(json.dumps(card))
-    message = refusal(run_directory.open_run, run.directory)
+    message = refusal(run_directory.read_run, run.directory)
     assert f'needs the package that registers the {kind} "third"' in message
     assert "damaged" not in message
     with pytest.raises(MissingPackageError) as caught:
-        run_directory.open_run(run.directory)
+        run_directory.read_run(run.directory)
     assert (caught.value.kind, caught.value.name) == (kind, "third")
     reports = []
     assert history.describe(run.directory, reports.append).state == "needs package"
@@ -239,9 +239,9 @@ def test_a_run_with_a_part_that_was_not_registered_is_not_called_damaged(runs_di
 def test_run_json_of_another_structure_is_rejected(runs_dir, text):
     run = create(runs_dir)
     (run.directory / "run.json").write_bytes(text)
-    assert "damaged" in refusal(run_directory.open_run, run.directory)
+    assert "damaged" in refusal(run_directory.read_run, run.directory)
     (run.directory / "run.json").write_text('{"format": 2}')
-    assert "newer txl" in refusal(run_directory.open_run, run.directory)
+    assert "newer txl" in refusal(run_directory.read_run, run.directory)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_unknown_keys_are_of_a_newer_version_and_other_types_are_damage(runs_dir
     run = create(runs_dir)
     card = {**read_card(run.directory), **change}
     (run.directory / "run.json").write_text(json.dumps(card))
-    assert message in refusal(run_directory.open_run, run.directory)
+    assert message in refusal(run_directory.read_run, run.directory)
 
 
 def metrics_of(run):

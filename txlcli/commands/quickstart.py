@@ -98,7 +98,7 @@ def quickstart(
 
 def _positions(run: str, left_s: float) -> int:
     """Return how many tokens to evaluate in the seconds that are left, by the speed at which this machine trained."""
-    rate = history.read(run_directory.open_run(Path(run))).tokens_per_s
+    rate = history.read(run_directory.read_run(Path(run))).tokens_per_s
     if rate is None:
         return POSITIONS
     return max(FEWEST_POSITIONS, int(EVAL_SHARE * left_s * rate / TRAINED_PER_POSITION))
@@ -166,7 +166,7 @@ def _train(minutes: float | None, workspace: Workspace) -> str:
 
 def _check_earlier(directory: Path) -> History:
     """Return the history of the run of an earlier call; reject another run in its place."""
-    past = history.read(run_directory.open_run(directory))
+    past = history.read(run_directory.read_run(directory))
     wanted = recipe.load(CORPUS, SETTINGS)
     is_same = past.run.settings.without_log() == wanted.without_log()
     if is_same and past.saved and not past.run.origin:

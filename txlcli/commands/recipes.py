@@ -114,7 +114,7 @@ def _find_keys(word: str | None) -> list[recipe.Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
     matching = []
     for section in recipe.SECTIONS:
-        for key in recipe.keys(section):
+        for key in recipe.described_keys(section):
             if word in (None, section, key.setting):
                 matching.append(key)
     if not matching:

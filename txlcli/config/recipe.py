@@ -128,7 +128,7 @@ def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ())
                 raise UnknownKeyError(
                     f'no section "{name}"{did_you_mean(name, SECTIONS)} (known: {known})', setting=name
                 )
-        sections = {name: section(name, table.get(name, {})) for name in SECTIONS}
+        sections = {name: read_section(name, table.get(name, {})) for name in SECTIONS}
         return Settings(**sections)
     except RecipeError as error:
         raise type(error)(f"{where}: {error}", setting=error.setting) from error
@@ -146,7 +146,7 @@ def unregistered(table: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def section(name: str, keys: Any) -> Any:
+def read_section(name: str, keys: Any) -> Any:
     """Turn the keys of one section into its settings."""
     if not isinstance(keys, Mapping):
         raise RecipeError(f"[{name}] must be a section of keys", setting=name)
@@ -295,7 +295,7 @@ class Key:
     description: str
 
 
-def keys(section: str) -> list[Key]:
+def described_keys(section: str) -> list[Key]:
     """Return the settings of a section, in the order of the dataclasses; a setting of [model] may differ by arch."""
     classes = classes_of(section)
     architectures: dict[tuple[str, str, str, str], list[str]] = {}
@@ -303,8 +303,8 @@ def keys(section: str) -> list[Key]:
         texts = descriptions(cls)
         for field in dataclasses.fields(cls):
             values = str(FieldType.of(field.type))
-            facts = (f"{section}.{field.name}", values, _in_words(field.default), texts[field.name])
-            architectures.setdefault(facts, []).append(arch)
+            description = (f"{section}.{field.name}", values, _in_words(field.default), texts[field.name])
+            architectures.setdefault(description, []).append(arch)
     described = []
     for (setting, values, default, text), names in architectures.items():
         only_in = None if names == list(classes) else tuple(names)

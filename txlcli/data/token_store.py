@@ -139,15 +139,16 @@ class TokenStore(StoreFacts):
     vocabulary: str
     """Vocabulary as JSON; verified when `vocab` is read."""
     stored_fingerprint: str
-    is_verified: bool
+    verified_elsewhere: bool
     opened: dict[str, Ids] = field(default_factory=dict)
     """Ids whose digest has been verified, by split."""
 
     @classmethod
-    def open(cls, path: Path, *, is_verified: bool = False) -> "TokenStore":
+    def open(cls, path: Path, *, verified_elsewhere: bool = False) -> "TokenStore":
         """Open a store for reading.
 
-        `is_verified` is True if another process of this machine verifies the tokens, and ends this one if it has to.
+        `verified_elsewhere` is True if another process of this machine verifies the tokens, and ends this one if they
+        are damaged.
         """
         path = check_regular(Path(path))
         if not path.is_file():
@@ -159,14 +160,14 @@ class TokenStore(StoreFacts):
                         f"{path} is an HDF5 file, but not a token store of this version of txl; prepare it again with "
                         "this txl, or move it away"
                     )
-                return cls._read(path, file, is_verified)
+                return cls._read(path, file, verified_elsewhere)
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except READ_ERRORS as error:
             raise StoreError(f"{path} is damaged or not an HDF5 file ({_short(error)}); {_again(path)}") from error
 
     @classmethod
-    def _read(cls, path: Path, file: h5py.File, is_verified: bool) -> "TokenStore":
+    def _read(cls, path: Path, file: h5py.File, verified_elsewhere: bool) -> "TokenStore":
         facts = parse_json(file.attrs["facts"].decode())
         facts["notes"] = tuple(facts["notes"])
         splits = {}
@@ -186,7 +187,7 @@ class TokenStore(StoreFacts):
             arrays=arrays,
             vocabulary=bytes(read_array(file, "vocabulary")).decode(),
             stored_fingerprint=file.attrs["fingerprint"].decode(),
-            is_verified=is_verified,
+            verified_elsewhere=verified_elsewhere,
         )
 
     @cached_property
@@ -245,7 +246,7 @@ class TokenStore(StoreFacts):
 
     def _map(self, array: _Array, what: str, limit: Callable[[], int]) -> Ids:
         """Map an array of numbers below a limit into memory, after verifying it unless another process does."""
-        problem = None if self.is_verified else array.problem(limit)
+        problem = None if self.verified_elsewhere else array.problem(limit)
         if problem is not None:
             raise StoreError(f"{self.path}: {what} is damaged ({problem}); {_again(self.path)}")
         return array.map()

@@ -270,7 +270,7 @@ class Comparison:
 def describe(directory: Path, say: Callable[[str], None]) -> RunSummary:
     """Describe a run; a damaged one is reported, and does not hide others."""
     try:
-        return summarize(read(run_directory.open_run(directory)))
+        return summarize(read(run_directory.read_run(directory)))
     except TxlError as error:
         say(str(error))
         state = "needs package" if isinstance(error, MissingPackageError) else "damaged"

@@ -73,7 +73,7 @@ class Origin:
     step: NaturalInt
     weights_sha256: str
     new_symbols: NaturalInt
-    """Symbols of the vocabulary that had no row in these weights."""
+    """Number of symbols of the vocabulary that these weights have no embedding for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,17 +209,17 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
         trained = [directory for directory in newest_first(runs_dir) if has_weights(directory)]
         if not trained:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
-        return open_run(trained[0])
+        return read_run(trained[0])
     paths = [Path(run_name), runs_dir / run_name]
     for path in paths:
         if path.suffix == ".safetensors" and path.is_file():
-            return open_run(path.parent, weights=path)
+            return read_run(path.parent, weights=path)
     directories = [path for path in paths if path.is_dir()]
     if not directories:
         raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
     # Another directory of that name, such as a corpus, must not hide the run.
     runs = [directory for directory in directories if (directory / CARD).is_file()]
-    return open_run((runs or directories)[0])
+    return read_run((runs or directories)[0])
 
 
 def find_directory(run_name: str, runs_dir: Path) -> Path:
@@ -289,7 +289,7 @@ def last_written(directory: Path) -> float:
     return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
-def open_run(directory: Path, *, weights: Path | None = None) -> Run:
+def read_run(directory: Path, *, weights: Path | None = None) -> Run:
     """Read a run directory; `weights` as in `Run`.
 
     Raises:

@@ -65,11 +65,11 @@ class Workspace(RunsDir, StoresDir):
         """Return the file of a store, which need not exist."""
         return self.data_dir / f"{name}.h5"
 
-    def open_store(self, name: str, *, is_verified: bool = False) -> "TokenStore":
-        """Open the store of that name; `is_verified` as in `TokenStore.open`."""
+    def open_store(self, name: str, *, verified_elsewhere: bool = False) -> "TokenStore":
+        """Open the store of that name; `verified_elsewhere` as in `TokenStore.open`."""
         from txlcli.data.token_store import TokenStore
 
-        return TokenStore.open(self.store_path(name), is_verified=is_verified)
+        return TokenStore.open(self.store_path(name), verified_elsewhere=verified_elsewhere)
 
     def open_run(self, run_name: str | None) -> "OpenRun":
         """Open a run with its weights, by default the most recent one; see `loading.open_run`."""

@@ -5,7 +5,7 @@ import pytest
 from tests.core.builders import V, model_settings
 from tests.extensions import GruModel, GruProducts, GruSettings, registered_architecture, registered_gru
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.recipe import section
+from txlcli.config.recipe import read_section
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures import register_architecture
@@ -40,16 +40,16 @@ def test_an_unknown_reader_is_rejected():
 
 
 def test_recipes_accept_its_name_and_its_own_keys():
-    settings = section("model", {**KEYS, "skip": True})
+    settings = read_section("model", {**KEYS, "skip": True})
     assert settings == GruSettings(**KEYS, skip=True)
     with pytest.raises(RecipeError, match=r"arch must be one of .* gru, not 'grue'"):
-        section("model", {**KEYS, "arch": "grue"})
+        read_section("model", {**KEYS, "arch": "grue"})
     with pytest.raises(RecipeError, match='does not apply to arch = "gru"'):
-        section("model", {**KEYS, "n_heads": 3})
+        read_section("model", {**KEYS, "n_heads": 3})
 
 
 def test_its_parameters_and_operations_are_counted():
-    settings = section("model", KEYS)
+    settings = read_section("model", KEYS)
     gates = N * (6 * d * d + 6 * d)
     assert parameters_by_part(settings, V) == {"embedding": V * d, "softmax": V, "other layers": gates}
     assert count_parameters(settings, V) == V * d + V + gates

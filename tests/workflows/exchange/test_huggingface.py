@@ -30,7 +30,7 @@ def directory_with(tmp_path, **changed):
 
 def read(tmp_path, **changed):
     keys = huggingface.read_keys(directory_with(tmp_path, **changed))
-    return recipe.section("model", keys["model"]), recipe.section("eval", keys["eval"])
+    return recipe.read_section("model", keys["model"]), recipe.read_section("eval", keys["eval"])
 
 
 def refusal(tmp_path, **changed):

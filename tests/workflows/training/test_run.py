@@ -94,7 +94,7 @@ def test_reports_and_the_run_say_how_its_steps_were_computed(here):
     run = train_recipe("tiny.toml", TrainOptions(), Workspace(**HERE), on_report=lines.append).run
     path = "tiles, not compiled, not captured"
     assert {line["path"] for line in lines if line["kind"] == "train"} == {path}
-    assert run_directory.open_run(run.directory).path == path
+    assert run_directory.read_run(run.directory).path == path
 
 
 @pytest.mark.parametrize(("profile", "max_steps", "fits"), [(4, None, 3), (1, 4, 0)])

@@ -24,20 +24,21 @@ def find_temperature(loss_at: Callable[[float], float]) -> float:
 
     The loss is convex in the inverse of the temperature, so it has one minimum.
     """
-    losses = {step: loss_at(1 + step * STEP) for step in (-1, 0, 1)}
-    best = min(losses, key=losses.__getitem__)
-    while best in (min(losses), max(losses)):
-        is_warmest = best == max(losses)
+    loss_of_step = {step: loss_at(1 + step * STEP) for step in (-1, 0, 1)}
+    best = min(loss_of_step, key=loss_of_step.__getitem__)
+    while best in (min(loss_of_step), max(loss_of_step)):
+        is_warmest = best == max(loss_of_step)
         step = best + 1 if is_warmest else best - 1
         if not COLDEST <= step <= HOTTEST:
             return 1 + best * STEP
-        losses[step] = loss_at(1 + step * STEP)
-        best = min(losses, key=losses.__getitem__)
-    left = losses[best - 1]
-    middle = losses[best]
-    right = losses[best + 1]
-    curvature = left - 2 * middle + right
-    vertex = (left - right) / (2 * curvature) if curvature > 0 else 0.0
+        loss_of_step[step] = loss_at(1 + step * STEP)
+        best = min(loss_of_step, key=loss_of_step.__getitem__)
+    colder = loss_of_step[best - 1]
+    warmer = loss_of_step[best + 1]
+    curvature = colder - 2 * loss_of_step[best] + warmer
+    vertex = 0.0
+    if curvature > 0:
+        vertex = (colder - warmer) / (2 * curvature)
     return round(1 + (best + vertex) * STEP, 4)
 
 
@@ -101,8 +102,10 @@ def find_length(
     while not ended and max(tried) < longest:
         length = min(length, longest)
         tried[length] = loss_at(length)
-        before = list(tried.values())[:-2]
-        ended = bool(before) and relative_gain(min(before), min(tried.values())) < LENGTH_THRESHOLD
+        losses_nats = list(tried.values())
+        if len(losses_nats) > 2:
+            gain_of_two = relative_gain(min(losses_nats[:-2]), min(losses_nats))
+            ended = gain_of_two < LENGTH_THRESHOLD
         length *= 2
     while True:
         shortest = _shortest(tried)
@@ -121,8 +124,8 @@ def relative_gain(before_nats: float, after_nats: float) -> float:
 def _shortest(tried: dict[int, float]) -> int:
     """Return the shortest length that no longer one improves on by the threshold."""
     for length in sorted(tried)[:-1]:
-        longer = [loss for other, loss in tried.items() if other > length]
-        if relative_gain(tried[length], min(longer)) < LENGTH_THRESHOLD:
+        lowest_of_longer = min(loss_nats for other, loss_nats in tried.items() if other > length)
+        if relative_gain(tried[length], lowest_of_longer) < LENGTH_THRESHOLD:
             return length
     return max(tried)
 

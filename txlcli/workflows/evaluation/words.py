@@ -107,18 +107,19 @@ class Words:
         """Number of tokens of each word, (W,)."""
         return np.diff(self.firsts, append=len(self.targets))
 
-    def bits(self, losses_nats: NDArray[np.float32], ends_nats: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    def bits(self, losses_nats: NDArray[np.float32], blanks_nats: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """Return the bits of each word, (W,), given the loss of each token, (T,).
 
         Args:
             losses_nats: of each token.
-            ends_nats: loss of the event that the token begins with a blank, for pieces of SentencePiece.
+            blanks_nats: loss of the event that the token begins with a blank, for pieces of SentencePiece.
         """
         nats = np.add.reduceat(losses_nats.astype(np.float64), self.firsts)
-        if ends_nats is not None:
-            before = ends_nats[self.firsts]
-            before[0] = 0.0  # nothing before the text takes it over
-            nats = nats - before + np.append(before[1:], 0.0)
+        if blanks_nats is not None:
+            of_first_token = blanks_nats[self.firsts]
+            of_first_token[0] = 0.0  # there is no word before the text
+            of_next_word = np.append(of_first_token[1:], 0.0)
+            nats = nats - of_first_token + of_next_word
         return nats / math.log(2)
 
     def with_bits(self, bits: NDArray[np.float64]) -> list[Word]:
@@ -171,29 +172,41 @@ def divide(characters: str, vocab: Vocab) -> tuple[NDArray[np.int64], tuple[str,
 
 def owners_of(vocab: Vocab, text: ScoredText, characters: str, spans: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of the word that each scored token belongs to, (T,), rising."""
-    count = len(text.targets)
     skipped = 1 if vocab.boundary is None else 0  # nothing predicts a first token then
+    numbers = np.arange(len(text.targets)) + skipped
     if vocab.tokenizer == "word":
-        return np.arange(count) + skipped
+        return numbers
     if vocab.tokenizer == "char":
-        starts = np.arange(count) + skipped
-        ends = starts + 1
+        firsts = numbers
+        lasts = numbers
     else:
-        sizes = np.array([len(piece) for piece in vocab.pieces])
-        lengths = sizes[text.targets]
-        ends_in_bytes = sizes[text.inputs[:skipped]].sum() + np.cumsum(lengths) - text.added_bytes
-        starts_in_bytes = (ends_in_bytes - lengths).clip(0)
-        character_of_byte = np.repeat(np.arange(len(characters)), [len(one.encode()) for one in characters])
-        starts = character_of_byte[starts_in_bytes]
-        ends = character_of_byte[(ends_in_bytes - 1).clip(0)] + 1
+        firsts, lasts = _characters_of_tokens(vocab, text, characters, skipped)
     if vocab.unit == "piece":  # blanks belong to the word after them
-        owners = np.searchsorted(spans[:, 1], ends - 1, side="right")
+        owners = np.searchsorted(spans[:, 1], lasts, side="right")
     else:  # to the word before
-        owners = np.searchsorted(spans[:, 0], starts, side="right") - 1
+        owners = np.searchsorted(spans[:, 0], firsts, side="right") - 1
     return owners.clip(0, len(spans) - 1)
 
 
-def ends_of_words(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
+def _characters_of_tokens(
+    vocab: Vocab, text: ScoredText, characters: str, skipped: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the offsets of the first and of the last character of each scored token, (T,), from the bytes of tokens.
+
+    The first `skipped` tokens of the text are not scored.
+    """
+    symbol_bytes = np.array([len(piece) for piece in vocab.pieces])
+    token_bytes = symbol_bytes[text.targets]
+    skipped_bytes = symbol_bytes[text.inputs[:skipped]].sum()
+    end_byte = skipped_bytes + np.cumsum(token_bytes) - text.added_bytes
+    first_byte = (end_byte - token_bytes).clip(0)
+    last_byte = (end_byte - 1).clip(0)
+    character_bytes = [len(character.encode()) for character in characters]
+    character_of_byte = np.repeat(np.arange(len(characters)), character_bytes)
+    return character_of_byte[first_byte], character_of_byte[last_byte]
+
+
+def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
     """Return the loss, in nats, of the event that a token begins with a blank, 0 where it does not, (T,).
 
     It takes another pass over the text. None if the vocabulary has no pieces that begin with a blank.
@@ -206,48 +219,48 @@ def ends_of_words(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
     if row.attn_len is None:
         if scoring.text.documents:
             scoring = scoring.changed(batch_size=1)
-        read = partial(_ends_with_memory, is_blank=is_blank)
+        read = partial(_with_memory, is_blank=is_blank)
         title = f"ends of words, M = {row.mem_len}"
     else:
         at_once = windows_at_once(scoring.opened.model, min(row.attn_len, row.tokens))
         scoring = scoring.changed(seg_len=row.attn_len, batch_size=at_once)
-        read = partial(_ends_in_windows, is_blank=is_blank, stride=row.stride or 1)
+        read = partial(_in_windows, is_blank=is_blank, stride=row.stride or 1)
         title = f"ends of words, N = {row.attn_len}"
 
     def read_parts(stream: Stream) -> NDArray[np.float64]:
         return np.concatenate([read(part) for part in documents_of(stream, scoring.text.spans)])
 
-    ends = scoring.score(read_parts, title)
-    ends[~is_blank[scoring.text.targets]] = 0.0
-    return ends
+    losses = scoring.score(read_parts, title)
+    losses[~is_blank[scoring.text.targets]] = 0.0
+    return losses
 
 
-def _ends_with_memory(stream: Stream, is_blank: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _with_memory(stream: Stream, is_blank: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the loss of a blank at each token of a stream that is read with a memory, (T,)."""
     segments: list[Tensor] = []
 
     def keep(hidden: Tensor, _targets: Tensor, _losses: Tensor) -> None:
-        segments.append(_losses_of_blanks(stream.model, hidden, is_blank))
+        segments.append(_blank_losses_after(stream.model, hidden, is_blank))
 
     with torch.inference_mode():
         score(stream, on_segment=keep)
-        ends: NDArray[np.float64] = stream.lanes().join(torch.cat(segments, dim=1)).numpy()
-    return ends
+        losses: NDArray[np.float64] = stream.lanes().join(torch.cat(segments, dim=1)).numpy()
+    return losses
 
 
-def _ends_in_windows(stream: Stream, is_blank: NDArray[np.bool_], stride: int) -> NDArray[np.float64]:
+def _in_windows(stream: Stream, is_blank: NDArray[np.bool_], stride: int) -> NDArray[np.float64]:
     """Return the loss of a blank at each token of a stream that is read in windows, (T,)."""
-    ends = np.zeros(len(stream.targets))
+    losses = np.zeros(len(stream.targets))
 
     def keep(positions: NDArray[np.int64], hidden: Tensor) -> None:
-        ends[positions] = _losses_of_blanks(stream.model, hidden, is_blank).numpy()
+        losses[positions] = _blank_losses_after(stream.model, hidden, is_blank).numpy()
 
     with torch.inference_mode():
         score_windows(stream, stride=stride, on_hidden=keep)
-    return ends
+    return losses
 
 
-def _losses_of_blanks(model: LanguageModel, hidden: Tensor, is_blank: NDArray[np.bool_]) -> Tensor:
+def _blank_losses_after(model: LanguageModel, hidden: Tensor, is_blank: NDArray[np.bool_]) -> Tensor:
     """Return the loss of all tokens that begin with a blank together, (B, l), after hidden states (B, l, d)."""
     blanks = torch.from_numpy(np.flatnonzero(is_blank)).to(hidden.device)
     rows = max(1, MAX_LOGITS // model.vocab_size)
@@ -261,11 +274,13 @@ def _losses_of_blanks(model: LanguageModel, hidden: Tensor, is_blank: NDArray[np
 
 def bits_of_parts(scoring: Scoring, words: Sequence[Words], row: EvalRow) -> list[NDArray[np.float64]]:
     """Return the bits of the words of each document, (W,) each, in a row of the result."""
-    ends = ends_of_words(scoring, row)
+    blanks_nats = blank_losses(scoring, row)
     bits = []
     for part, (first, end) in zip(words, scoring.text.spans, strict=True):
-        ends_of_part = None if ends is None else ends[first:end]
-        bits.append(part.bits(row.losses_nats[first:end], ends_of_part))
+        blanks_of_part = None
+        if blanks_nats is not None:
+            blanks_of_part = blanks_nats[first:end]
+        bits.append(part.bits(row.losses_nats[first:end], blanks_of_part))
     return bits
 
 

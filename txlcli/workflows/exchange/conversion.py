@@ -51,17 +51,17 @@ class Layout:
         return Naming(self.system, has_one_table=self.settings.div_val == 1, has_cutoffs=bool(self.settings.cutoffs))
 
     @cached_property
-    def links(self) -> dict[tuple[str, ...], list[str]]:
-        """Names of ours by the names of theirs that hold the same elements."""
-        links: dict[tuple[str, ...], list[str]] = {}
+    def our_names(self) -> dict[tuple[str, ...], list[str]]:
+        """Names of our tensors by the names of theirs that hold the same elements."""
+        our_names: dict[tuple[str, ...], list[str]] = {}
         has_biases_per_layer = self.system != "tf" and not self.settings.tie_biases
-        for name in self.parameters:
-            names = [name]
-            if has_biases_per_layer and name in BIASES:
-                names = [f"layers.{n}.{name}" for n in range(self.settings.n_layers)]
-            theirs = tuple(self.naming.of(ours) for ours in names)
-            links.setdefault(theirs, []).append(name)
-        return links
+        for ours in self.parameters:
+            parts = [ours]
+            if has_biases_per_layer and ours in BIASES:
+                parts = [f"layers.{n}.{ours}" for n in range(self.settings.n_layers)]
+            theirs = tuple(self.naming.of(part) for part in parts)
+            our_names.setdefault(theirs, []).append(ours)
+        return our_names
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -90,10 +90,11 @@ class Layout:
             return {name: tensor[: len(self.parameters[name])] for name, tensor in padded.items()}
         weights = self._without_aliases(theirs, where)
         ours: dict[str, Tensor] = {}
-        for names, linked in self.links.items():
-            flat = torch.cat([self._reordered(name, weights[name].float()).reshape(-1) for name in names])
-            parts = flat.split([self.parameters[name].numel() for name in linked])
-            for name, part in zip(linked, parts, strict=True):
+        for their_names, our_names in self.our_names.items():
+            tensors = [self._reordered(name, weights[name].float()) for name in their_names]
+            elements = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            parts = elements.split([self.parameters[name].numel() for name in our_names])
+            for name, part in zip(our_names, parts, strict=True):
                 ours[name] = part.view_as(self.parameters[name])
         return ours
 
@@ -143,9 +144,10 @@ class Layout:
         """Convert our tensors to theirs, tied tensors once."""
         theirs: dict[str, Tensor] = {}
         has_biases_of_one_layer = self.system != "tf" or self.settings.tie_biases  # or of all layers
-        for names, linked in self.links.items():
-            joined = torch.cat([ours[name].detach().float() for name in linked])
-            for name, part in zip(names, joined.chunk(len(names)), strict=True):
+        for their_names, our_names in self.our_names.items():
+            joined = torch.cat([ours[name].detach().float() for name in our_names])
+            parts = joined.chunk(len(their_names))
+            for name, part in zip(their_names, parts, strict=True):
                 tensor = part
                 if part.dim() == 3 and has_biases_of_one_layer:
                     tensor = part[0]

@@ -246,15 +246,17 @@ class _Index:
 def _of_index(path: Path, index: Path) -> _TokenFile:
     """Return the ids of a .bin, which must be the sequences of its index, one after the other."""
     size = path.stat().st_size
-    content = _read_index(index)
-    if content is not None:
-        edges = np.cumsum(np.append(0, content.lengths)) * content.dtype.itemsize
-        steps = np.diff(content.bounds, prepend=0, append=len(content.lengths))
-        follow = np.array_equal(edges, np.append(content.offsets, size))
-        if follow and content.lengths.min(initial=0) >= 0 and steps.min() >= 0:
-            starts = np.unique(edges[content.bounds])
-            before_end = array("q", starts[starts < size].tobytes())
-            return _TokenFile(content.format, content.dtype, Slice(path, 0, size), before_end)
+    sequences = _read_index(index)
+    if sequences is not None:
+        # Bytes before each sequence, as their lengths say, and the size of all.
+        offsets = np.cumsum(np.append(0, sequences.lengths)) * sequences.dtype.itemsize
+        is_complete = np.array_equal(offsets, np.append(sequences.offsets, size))
+        has_lengths = sequences.lengths.min(initial=0) >= 0
+        sequences_per_document = np.diff(sequences.bounds, prepend=0, append=len(sequences.lengths))
+        if is_complete and has_lengths and sequences_per_document.min() >= 0:
+            starts = np.unique(offsets[sequences.bounds])
+            documents = array("q", starts[starts < size].tobytes())
+            return _TokenFile(sequences.format, sequences.dtype, Slice(path, 0, size), documents)
     if _is_old(index):
         raise CorpusInputError(
             f"{index}: not the index of {path.name}, in the older format of fairseq and Megatron (TNTIDX); write both "

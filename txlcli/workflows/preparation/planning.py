@@ -109,24 +109,25 @@ class PreparationPlan:
 def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, chunk: int = CHUNK) -> PreparationPlan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
-    own_source = source if corpus is corpora.OWN_TEXT else None
-    exported = None
-    tokens = None
-    files: tuple[TextFile, ...] = ()
     vocab_file = options.vocab
     vocab = None
     if vocab_file is not None:
         vocab = _read_vocabulary(vocab_file, options)
     id_type = IdType(options.dtype, vocab.size if vocab else options.vocab_size)
-    if own_source is not None:
-        exported = _exported_vocabulary(own_source, options)
-        if exported is not None and vocab is None:
+    tokens = None
+    files: tuple[TextFile, ...] = ()
+    if corpus is corpora.OWN_TEXT and source is not None:
+        exported = None
+        if vocab is None:
+            exported = _exported_vocabulary(source, options)
+        if exported is not None:
             id_type = IdType(options.dtype, exported.size, is_export=True)
-        tokens, files = _find_files(own_source, options, id_type)
-    is_export = tokens is not None or (bool(files) and all(file.is_pieces for file in files))
-    if own_source is not None and vocab is None and is_export:
-        vocab_file = _vocabulary_file(own_source)
-        vocab = exported
+        tokens, files = _find_files(source, options, id_type)
+        # Ids, and rows that are the pieces of a text, are of the vocabulary next to them; other text is not.
+        has_pieces = bool(files) and all(file.is_pieces for file in files)
+        if exported is not None and (tokens is not None or has_pieces):
+            vocab = exported
+            vocab_file = _vocabulary_file(source)
     tokenizer = options.tokenizer or _default_tokenizer(corpus, vocab, tokens)
     _reject_unused(options, corpus, tokenizer, tokens, [file for file in files if file.column])
     if data_dir.exists() and not data_dir.is_dir():

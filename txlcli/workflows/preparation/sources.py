@@ -169,14 +169,14 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
 
 def _published_files(directory: Path, corpus: Corpus) -> list[Path]:
     """Return the published files in a directory; none if it has unpacked text."""
-    files = {path.name: path for path in text_files(directory)}
-    not_packed = files.keys() - (_published(corpus).keys() - corpus.digests.keys())
-    if any(corpus.has_file(name) for name in not_packed):
+    path_of = {path.name: path for path in text_files(directory)}
+    archives = _published(corpus).keys() - corpus.digests.keys()
+    if any(corpus.has_file(name) for name in path_of.keys() - archives):
         return []
     paths = []
     for download in corpus.downloads:
-        chosen = (download,) if download.file in files else download.mirror
-        paths += [files[file.file] for file in chosen if file.file in files]
+        alternatives = (download,) if download.file in path_of else download.mirror
+        paths += [path_of[file.file] for file in alternatives if file.file in path_of]
     return paths
 
 

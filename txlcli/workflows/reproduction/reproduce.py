@@ -84,7 +84,7 @@ def list_costs(names: Sequence[str], options: ReproduceOptions, scale: Scale, wo
 def _is_finished(directory: Path) -> bool:
     if not run_directory.is_run(directory.name, directory.parent):
         return False
-    return history.read(run_directory.open_run(directory)).state == "finished"
+    return history.read(run_directory.read_run(directory)).state == "finished"
 
 
 def run(

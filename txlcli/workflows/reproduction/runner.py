@@ -94,11 +94,11 @@ class Runner:
         else:  # a run that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
             train_recipe(model.recipe, replace(options, force=replaces), self.workspace)
-        return run_directory.open_run(directory)
+        return run_directory.read_run(directory)
 
     def _finish(self, directory: Path, settings: Settings) -> None:
         """Resume a run that is not finished; it must have the settings."""
-        run = run_directory.open_run(directory)
+        run = run_directory.read_run(directory)
         if run.settings != settings:
             raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
         if history.read(run).state != "finished":

@@ -61,7 +61,7 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
     """
     settings = request.settings
     if request.resumed is None and launcher.is_main():
-        next(new_directories(request, workspace.runs_dir))  # rejects a name that is taken
+        first_directory(request, workspace.runs_dir)  # rejects a name that is taken
         # Before the processes meet, since it may take long:
         preparing.prepare_if_missing(settings.corpus.store, workspace.data_dir, workspace.reporter)
     device = pick_device(workspace.device)
@@ -71,8 +71,8 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
     store = workspace.open_store(name) if launcher.is_main() else None
     world = distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
     with world.failing_together(), ExitStack() as files:
-        if store is None:
-            store = workspace.open_store(name, is_verified=launcher.local_rank() > 0)
+        if store is None:  # one process of each machine verifies it
+            store = workspace.open_store(name, verified_elsewhere=launcher.local_rank() > 0)
         builder = Builder(request, workspace, device, world, store)
         if request.resumed is None:
             yield builder.begin(files)
@@ -81,13 +81,21 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
 
 
 def new_directories(request: Request, runs_dir: Path) -> Iterator[Path]:
-    """Yield directories for a new run: the one that is asked for, or each free one with the name of the recipe."""
+    """Return directories for a new run: the one that is asked for, or all free ones with the name of the recipe.
+
+    Raises a RunError if the one that is asked for is taken.
+    """
     options = request.options
     if options.name is None and not options.force:
-        yield from lifecycle.free_directories(runs_dir, request.run_name)
+        return lifecycle.free_directories(runs_dir, request.run_name)
     directory = runs_dir / request.run_name
     lifecycle.check_free(directory, force=options.force)
-    yield directory
+    return iter([directory])
+
+
+def first_directory(request: Request, runs_dir: Path) -> Path:
+    """Return the directory that a new run would get now; see `new_directories`."""
+    return next(new_directories(request, runs_dir))
 
 
 def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
@@ -124,11 +132,13 @@ class Builder:
         store = self.store
         weights = initial_weights.read(request, store, self.workspace)
         self._agree(weights.checkpoint if weights else None)
-        run = new_run(request, Path(), store, weights)
+        registry.parameter_shapes(request.settings.model, store.vocab.size)  # rejects a model that cannot be made
         segments, valid = read_splits(request.settings, store, self.reporter)
+        directory = Path()  # the other ranks write nothing
         if self.world.is_rank_zero:  # after all checks, since it makes a directory
             claimed = lifecycle.claimed(new_directories(request, self.workspace.runs_dir))
-            run = replace(run, directory=files.enter_context(claimed))  # other runs may have begun since
+            directory = files.enter_context(claimed)
+        run = new_run(request, directory, store, weights)
         plan = self._plan(run, segments)
         self.reporter.say(f"training {plan}")
         for note in plan.notes:

@@ -35,7 +35,7 @@ from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.training import initial_weights, out_of_memory
-from txlcli.workflows.training.build import check_device, new_directories, new_run
+from txlcli.workflows.training.build import check_device, first_directory, new_run
 from txlcli.workflows.training.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.plan import Plan
@@ -162,42 +162,42 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
         workspace.reporter.say(note)
     rank_settings = of_one_process(train, processes)
     needed = step_bytes(settings.model, vocab_size, rank_settings, device=device, processes=processes)
-    flops = plan.flops_per_token
-    timed = None
+    timed_share = None
     if measures or device.type != "cpu":
         peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
         if needed.total <= MAX_TIMED_BYTES:
-            timed = _timed_share_of_peak(plan, rank_settings, peak, limit_s=MAX_TIMED_S)
+            timed_share = _timed_share_of_peak(plan, rank_settings, peak, limit_s=MAX_TIMED_S)
     else:
         clock = ShareClock()
         peak = _quick_peak(device, train.precision)
         if needed.total <= MAX_QUICK_BYTES:
-            timed = _timed_share_of_peak(plan, rank_settings, peak, limit_s=clock.share() * QUICK_S / 2)
+            limit_s = clock.share() * QUICK_S / 2
+            timed_share = _timed_share_of_peak(plan, rank_settings, peak, limit_s=limit_s)
     share, source = plan.expected_share(rank_settings)
-    if timed is not None:
-        share = timed
+    if timed_share is not None:
+        share = timed_share
         source = ""
     tails_by = "Zipf's law"
     if plan.store is not None:
         tails_by = "the store's text"
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
-    rate = devices * share * peak / flops
+    tokens_per_s = devices * share * peak / plan.flops_per_token
     tokens = plan.steps * train.batch_size * train.seg_len
     return TrainingForecast(
         plan=plan,
         parameters_by_part=parameters_by_part(settings.model, vocab_size),
         step_bytes=needed,
         snapshot_bytes=snapshot_bytes(settings.model, vocab_size, train, needed, processes),
-        training_flops_per_token=flops,
+        training_flops_per_token=plan.flops_per_token,
         tails=len(settings.model.cutoffs),
         tails_by=tails_by,
-        training_flops=tokens * flops,
+        training_flops=tokens * plan.flops_per_token,
         peak_flops_per_s=peak,
         share_of_peak=share,
         share_source=source,
-        step_was_timed=timed is not None,
-        tokens_per_s=rate,
-        seconds=tokens / rate,
+        step_was_timed=timed_share is not None,
+        tokens_per_s=tokens_per_s,
+        seconds=tokens / tokens_per_s,
         published=recipe.to_keys(settings.published),
     )
 
@@ -205,7 +205,7 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
 def _plan(request: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
     """Check a training run as `build.built` does, except for its device, and plan it."""
     settings = request.settings
-    directory = next(new_directories(request, workspace.runs_dir))
+    directory = first_directory(request, workspace.runs_dir)
     store = _store_if_prepared(settings, workspace)
     if store is not None:
         initial_weights.read(request, store, workspace)
@@ -307,14 +307,18 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     exchanged = _sent_bytes(train) * (devices - 1) * run.parameters // devices
     rank_settings = of_one_process(train, devices)
     share, source = plan.expected_share(rank_settings)
-    step_s = tokens_per_s = seconds = fits = None
-    if options.device_flops is not None:
-        flops = rank_settings.batch_size * train.seg_len * plan.flops_per_token
-        compute_s = flops / (share * options.device_flops)
+    peak_flops_per_s = options.device_flops
+    step_s = None
+    tokens_per_s = None
+    seconds = None
+    if peak_flops_per_s is not None:
+        rank_flops = rank_settings.batch_size * train.seg_len * plan.flops_per_token
+        compute_s = rank_flops / (share * peak_flops_per_s)
         exchange_s = exchanged / (options.bandwidth or math.inf)
         step_s = compute_s + _visible_exchange_s(run, exchange_s, compute_s)
         tokens_per_s = train.batch_size * train.seg_len / step_s
         seconds = plan.steps * step_s
+    fits = None
     if options.device_memory is not None:
         fits = needed["total"] <= USABLE * options.device_memory
     return DeviceCost(

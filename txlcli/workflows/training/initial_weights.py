@@ -35,6 +35,17 @@ UNITS = {"word": "words", "char": "characters"}
 """Tokenizers whose vocabularies can differ."""
 
 
+@dataclass(frozen=True)
+class KeptRows:
+    """Rows of a band whose symbols have weights in a band of the old vocabulary."""
+
+    band: int
+    rows: NDArray[np.intp]
+    old_band: int
+    old_rows: NDArray[np.int64]
+    """Rows of the same symbols in the old band."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class InitialWeights:
     """Weights of a run, for a model that may have another vocabulary."""
@@ -46,10 +57,10 @@ class InitialWeights:
     old_ids: NDArray[np.int64]
     """Id in the vocabulary of the weights for each id of the new one, (V,); -1 for a symbol that it lacks."""
 
-    def _rows(self) -> Iterator[tuple[int, NDArray[np.intp], int, NDArray[np.int64]]]:
-        """Yield a band, rows in it, the band of the old vocabulary that has them, and their rows there.
+    def _kept_rows(self) -> Iterator[KeptRows]:
+        """Yield the rows that two bands have in common.
 
-        Bands of another width, which depends on how frequent a word is, have no rows in common.
+        Bands of another width, which depends on how frequent a word is, have none.
         """
         new_bands = bands(self.settings, len(self.old_ids))
         old_bands = bands(self.settings, self.run.vocab_size)
@@ -58,35 +69,35 @@ class InitialWeights:
             for old_number, old in enumerate(old_bands):
                 if old.width == band.width:
                     rows = np.flatnonzero((old_ids >= old.first) & (old_ids < old.end))
-                    yield number, rows, old_number, old_ids[rows] - old.first
+                    yield KeptRows(number, rows, old_number, old_ids[rows] - old.first)
 
     @property
     def origin(self) -> Origin:
         """Where the new run begins, for its card."""
-        copied = sum(len(rows) for _, rows, _, _ in self._rows())
+        n_kept = sum(len(kept.rows) for kept in self._kept_rows())
         return Origin(
             run=str(self.run.directory),
             weights=self.run.best_or_last.name,
             step=self.checkpoint.state["step"],
             weights_sha256=self.checkpoint.weights_digest(),
-            new_symbols=len(self.old_ids) - copied,
+            new_symbols=len(self.old_ids) - n_kept,
         )
 
     @torch.no_grad()
     def copy_into(self, model: LanguageModel) -> None:
         """Copy the weights into a new model; rows of new symbols keep their values."""
         saved = self.checkpoint.group(self.checkpoint.weights_to_evaluate)
-        rows_of_bands = list(self._rows())
+        all_kept = list(self._kept_rows())
         for name, parameter in model.named_parameters():
             match = OF_SYMBOLS.fullmatch(name)
             if match is None:
                 parameter.copy_(saved[name])
                 continue
             prefix, band = match.groups()
-            for number, rows, old_number, old_rows in rows_of_bands:
-                if number == int(band):
-                    values = saved[f"{prefix}{old_number}"][torch.from_numpy(old_rows)]
-                    parameter[torch.from_numpy(rows)] = values.to(parameter)
+            for kept in all_kept:
+                if kept.band == int(band):
+                    old_rows = saved[f"{prefix}{kept.old_band}"][torch.from_numpy(kept.old_rows)]
+                    parameter[torch.from_numpy(kept.rows)] = old_rows.to(parameter)
 
 
 def read(request: Request, store: TokenStore, workspace: Workspace) -> InitialWeights | None:
