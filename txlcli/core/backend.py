@@ -21,9 +21,9 @@ class Rotation:
     """Rotates the pairs (c, c + D/2) of each query and key by an angle per position and pair."""
 
     cosine: Tensor
-    """(x, D/2), float64."""
+    """(x, D/2), as `distance_encoding` computes it, in float64 where the device has it."""
     sine: Tensor
-    """(x, D/2), float64."""
+    """(x, D/2), likewise."""
 
     def apply(self, heads: Tensor) -> Tensor:
         """Return queries or keys (B, H, x, D) rotated to the last x positions; computed in float32 at least."""

@@ -16,10 +16,10 @@ def problem():
     return None if importlib.util.find_spec("triton") else "the fake device compiles kernels with Triton; install it"
 
 
-def build(library):
-    """Compile the helper library in two seconds; return the ended compiler."""
+def build(library, source=SOURCE):
+    """Compile a helper library in two seconds; return the ended compiler."""
     torch_dir = Path(importlib.util.find_spec("torch").origin).parent  # not imported: it looks for devices then
     include = [f"-I{torch_dir}/include", f"-I{torch_dir}/include/torch/csrc/api/include"]
     link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch_dir}/lib"]
-    command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *include, str(SOURCE), "-o", str(library), *link]
+    command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *include, str(source), "-o", str(library), *link]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -16,6 +16,7 @@ from txlcli.core.kernels.device import (
     float64_device,
     own_gpu,
     pick_device,
+    used_by_others,
     useful_threads,
 )
 from txlcli.core.kernels.modes import autocast, float32_products, threads
@@ -63,6 +64,8 @@ def test_a_gpu_of_apples_is_rejected_if_there_is_none_and_computes_in_fp32():
         with pytest.raises(UsageError, match="needs a CPU or a CUDA device"):
             check_precision(precision, mps)
     assert [float64_device(device).type for device in (mps, CPU)] == ["cpu", "cpu"]
+    assert "Apple" in describe(mps)
+    assert used_by_others(mps) == 0
 
 
 @pytest.mark.parametrize(

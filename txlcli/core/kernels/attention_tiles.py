@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.device import generator_state, set_generator_state
+from txlcli.core.kernels.device import forked_generators, generator_state, set_generator_state
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.modes import computes_as_gpu
 from txlcli.core.kernels.private import softmax_backward
@@ -341,8 +341,7 @@ def _accumulate(tile: ScoreTile, grad: Tensor, left: Tensor, right: Tensor) -> N
 
 def _sample_again(state: Tensor, shape: torch.Size, rate: float, device: torch.device) -> Tensor:
     """Return the mask that was sampled from this state of the generator, without changing its present state."""
-    cuda_devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(cuda_devices):
+    with forked_generators(device):
         set_generator_state(state, device)
         return keep_mask(shape, rate, device)
 

@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -132,8 +133,8 @@ def available_bytes(device: torch.device, *, free: FreeBytes = free_bytes) -> in
 
 
 def used_by_others(device: torch.device) -> int:
-    """Return the bytes of a GPU that other processes, or libraries, use; 0 on a CPU."""
-    if device.type == "cpu":
+    """Return the bytes of a CUDA device that other processes, or libraries, use; 0 on other devices."""
+    if device.type != "cuda":
         return 0
     _, total = torch.cuda.mem_get_info(device)
     return int(total) - (available_bytes(device) or 0)
@@ -169,10 +170,13 @@ def _row_multiple_of(device: torch.device, dtype: torch.dtype) -> int:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device. Copies from the host to CUDA are asynchronous, from pinned memory."""
+    """Copy a tensor to a device. Copies from the host to CUDA are asynchronous, from pinned memory.
+
+    Other copies are not: Apple's GPUs would read memory of the host that is free again (pytorch/pytorch#189690).
+    """
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def float64_device(device: torch.device) -> torch.device:
@@ -186,10 +190,20 @@ def useful_threads(model: torch.nn.Module, tokens: int) -> int:
     return min(torch.get_num_threads(), max(1, work // WEIGHTS_PER_THREAD))
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has run all kernels that were launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def generator_state(device: torch.device) -> Tensor:
     """Return the state of PyTorch's random generator of a device."""
     if device.type == "cuda":
         return torch.cuda.get_rng_state(device)
+    if device.type == "mps":
+        return torch.mps.get_rng_state()
     return torch.get_rng_state()
 
 
@@ -197,8 +211,16 @@ def set_generator_state(state: Tensor, device: torch.device) -> None:
     """Set the state of PyTorch's random generator of a device."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(state)
     else:
         torch.set_rng_state(state)
+
+
+def forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Restore the random generators of the host and of a device after this block."""
+    devices = [] if device.type == "cpu" else [device]
+    return torch.random.fork_rng(devices, device_type=device.type)
 
 
 def cast_for_products(tensor: Tensor) -> Tensor:
@@ -223,9 +245,11 @@ def autocast_dtype(operand: Tensor) -> torch.dtype:
 
 
 def describe(device: torch.device) -> str:
-    """Describe a device for the user: `cpu (2 threads)`, or the name of the card."""
+    """Describe a device for the user: `cpu (2 threads)`, the name of the card, or `mps (Apple's GPU)`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return "mps (Apple's GPU)"
     count = torch.get_num_threads()
     threads = "thread" if count == 1 else "threads"
     return f"cpu ({count} {threads})"

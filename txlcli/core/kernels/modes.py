@@ -73,7 +73,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 def float32_products(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Multiply float32 in this precision inside this block, also in a backward pass, if the device has a choice."""
-    if device.type == "cpu" or DTYPES[precision] != torch.float32:
+    if device.type != "cuda" or DTYPES[precision] != torch.float32:
         return contextlib.nullcontext()
     return _Float32Products(tf32=precision == "tf32")
 

@@ -16,7 +16,8 @@ def recomputed(function: Callable[..., Result], *inputs: object, keeps_random_nu
     """Call a function of tensors, of which only the inputs are kept for the backward pass.
 
     The backward pass calls it again and repeats its random numbers: from the state of PyTorch's generator, or, with
-    `keeps_random_numbers`, from copies. A CUDA graph needs copies, since no state can be read or set in a capture.
+    `keeps_random_numbers`, from copies. A CUDA graph needs copies, since no state can be read or set in a capture, and
+    so do Apple's GPUs, whose state PyTorch's checkpoints do not set.
     """
     options: dict[str, Any] = {}
     if keeps_random_numbers:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import send
+from txlcli.core.kernels.device import float64_device, send
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import read_segment
@@ -98,7 +98,7 @@ def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSetting
     length = min(settings.seg_len, len(inputs))
     reader = make_reader(model, settings.with_batch_size(1), length=length)
     tokens = torch.from_numpy(np.asarray(inputs[:length], dtype=np.int64)).to(reader.device)
-    hidden = reader.read(tokens[None])[0].double()
+    hidden = reader.read(tokens[None])[0].to(float64_device(reader.device)).double()
     earlier = torch.tril_indices(len(hidden), len(hidden), -1).unbind()  # pairs (t, i) with i < t
     products = (hidden @ hidden.mT)[earlier]
     deviation = float(products.std()) if len(products) > 1 else 1.0

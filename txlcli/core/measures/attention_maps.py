@@ -22,6 +22,7 @@ from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.kernels.device import float64_device
 from txlcli.core.model.attention import attend
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
@@ -181,7 +182,7 @@ class _Sums:
         settings = decoder.model.settings
         shape = (settings.n_layers, settings.n_heads)
         self._at = at
-        zeros = partial(torch.zeros, dtype=torch.float64, device=decoder.device)
+        zeros = partial(torch.zeros, dtype=torch.float64, device=float64_device(decoder.device))
         names = (TOTAL, *settings.encoding.score_terms)
         self._by_distance = {name: zeros(*shape, decoder.reach) for name in names}
         self._shares = zeros(2, *shape)  # entropy, and attention to the memory
@@ -193,13 +194,13 @@ class _Sums:
         _, length, reach = attention.shape
         for name, sums in self._by_distance.items():
             weights = attention if name == TOTAL else scores[name].softmax(-1)
-            sums[layer, :, :reach] += weights.sum(1)
+            sums[layer, :, :reach] += weights.sum(1).to(sums.device)
         distance = torch.arange(reach, device=attention.device)
         place = torch.arange(length, device=attention.device)[:, None]  # of the query in its segment
         is_in_memory = distance > place  # (l, n)
         entropy = torch.special.entr(attention).sum((1, 2))
         memory_share = (attention * is_in_memory).sum((1, 2))
-        self._shares[:, layer] += torch.stack([entropy, memory_share])
+        self._shares[:, layer] += torch.stack([entropy, memory_share]).to(self._shares.device)
         seen = attention.masked_fill(scores[TOTAL].isneginf(), math.nan)
         self._keep_rows(layer, begin, seen)
 

@@ -15,6 +15,7 @@ import torch
 
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
+from txlcli.core.kernels.device import float64_device, send, synchronize
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.modes import DTYPES, float32_products
 from txlcli.core.model.base import LanguageModel
@@ -25,8 +26,12 @@ from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.system.memory import is_out_of_memory
 
-PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # a product of this size reaches the peak rate of the machine
-PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that synchronization takes a negligible share
+PEAK_SIZE = 2048
+"""Rows and columns of matrices whose product reaches the peak rate of a CPU."""
+CUDA_PEAK_SIZE = 8192
+"""Rows and columns for the peak rate of a CUDA device."""
+CUDA_PRODUCTS = 20
+"""Products in a row on a CUDA device, so that synchronization takes a negligible share; one on others."""
 MIN_STEPS = 10
 """Steps per repetition on CUDA, so that launching a kernel overlaps with the kernels before it."""
 MIN_SEARCHED = 4  # windows at once that are tried even if two are not faster
@@ -75,16 +80,16 @@ def measure(
 ) -> Timing:
     """Time steps of `tokens` tokens, `steps` per repetition; `warm_up` calls before them are not counted.
 
-    On a CPU, `seconds` tells the time. On CUDA, the host waits once per repetition, so that launches overlap. After the
-    last repetition, `path` tells how the work was computed.
+    On a CPU, `seconds` tells the time. On a GPU, the host waits once per repetition, so that launches overlap. After
+    the last repetition, `path` tells how the work was computed.
     """
     # Not torch.utils.benchmark.Timer: it adds an uncounted call before each measurement, so that a repetition would no
     # longer cover whole periods of a sliding buffer, and sets its own number of threads.
 
     def now() -> float:
-        if device.type != "cuda":
+        if device.type == "cpu":
             return seconds()
-        torch.cuda.synchronize(device)
+        synchronize(device)
         return time.perf_counter()
 
     for _ in range(warm_up):
@@ -110,8 +115,10 @@ def peak_flops_per_s(
 
     A smaller `size` takes less time, and reaches less of it.
     """
-    size = size or PEAK_SIZE[device.type]
-    products = PEAK_PRODUCTS[device.type]
+    on_cuda = device.type == "cuda"
+    if size is None:
+        size = CUDA_PEAK_SIZE if on_cuda else PEAK_SIZE
+    products = CUDA_PRODUCTS if on_cuda else 1
     left = torch.randn(size, size, device=device, dtype=DTYPES[precision])
     right = torch.randn(size, size, device=device, dtype=DTYPES[precision])
 
@@ -216,8 +223,9 @@ def time_training(
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
     """Sample tokens of this shape by Zipf's law, which `cost` assumes: the share of an id falls with its rank."""
-    rank = (model.vocab_size + 1) ** torch.rand(shape, dtype=torch.float64, device=model.device)  # from 1 to V + 1
-    return (rank.long() - 1).clamp(max=model.vocab_size - 1)
+    exponents = torch.rand(shape, dtype=torch.float64, device=float64_device(model.device))
+    rank = (model.vocab_size + 1) ** exponents  # from 1 to V + 1
+    return send((rank.long() - 1).clamp(max=model.vocab_size - 1), model.device)
 
 
 def best_windows(

@@ -76,10 +76,10 @@ class AdaptiveEmbedding(nn.Module):
         """Return the rows (..., w) of a band's table for ids (...) counted from the first of the band."""
         table = self.tables[number]
         if self.backend.gradient_of_rows and torch.is_grad_enabled() and ids.numel() < len(table):
-            if table.device.type == "cuda":
-                rows: Tensor = RowsOfTable.apply(table.detach().requires_grad_(), ids, [table])
-                return rows
-            return F.embedding(ids, _with_gradient_of_rows(table), sparse=True)
+            if table.device.type == "cpu":
+                return F.embedding(ids, _with_gradient_of_rows(table), sparse=True)
+            rows: Tensor = RowsOfTable.apply(table.detach().requires_grad_(), ids, [table])
+            return rows
         return F.embedding(ids, table)
 
     def _project(self, number: int, vectors: Tensor) -> Tensor:

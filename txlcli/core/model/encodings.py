@@ -27,7 +27,7 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.traits import EncodingTraits
 from txlcli.core.backend import Backend, Rotation, ScoreTerms, aligned
 from txlcli.core.kernels.compilation import compiled
-from txlcli.core.kernels.device import cast_for_products, row_multiple
+from txlcli.core.kernels.device import cast_for_products, float64_device, row_multiple
 from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.backends import FAST
 from txlcli.core.model.dropout import Dropout
@@ -95,9 +95,9 @@ class Encoding(nn.Module):
         return [ScoreTerms(reach)] * self.settings.n_layers
 
 
-def _distances(reach: int, max_distance: int | None, like: Tensor) -> Tensor:
+def _distances(reach: int, max_distance: int | None, device: torch.device) -> Tensor:
     """Return the distances n - 1 down to 0, (n,), those beyond `max_distance` clamped to it."""
-    distances = torch.arange(reach - 1, -1, -1, device=like.device)
+    distances = torch.arange(reach - 1, -1, -1, device=device)
     if max_distance is None:
         return distances
     return distances.clamp(max=max_distance)
@@ -105,7 +105,7 @@ def _distances(reach: int, max_distance: int | None, like: Tensor) -> Tensor:
 
 def encode(dropout: Dropout, reach: int, max_distance: int | None, like: Tensor, width: int) -> Tensor:
     """Return R of the distances n - 1 down to 0, (n, d), with one dropout mask for the batch and all layers."""
-    encoding = distance_encoding(_distances(reach, max_distance, like), width).to(like.dtype)
+    encoding = distance_encoding(_distances(reach, max_distance, like.device), width).to(like.dtype)
     return cast_for_products(dropout(encoding))
 
 
@@ -192,7 +192,7 @@ class ShawEncoding(Encoding):
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         last = len(self.distance_tables[0]) - 1
         farthest = last if max_distance is None else min(last, max_distance)
-        distances = _distances(reach, farthest, like)
+        distances = _distances(reach, farthest, like.device)
         keys = (split_heads(table[distances], self.settings.n_heads) for table in self.distance_tables)
         return [ScoreTerms(reach, key) for key in keys]
 
@@ -248,10 +248,12 @@ class AlibiEncoding(Encoding):
         self._slopes_on_device = self._slopes
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        if self._slopes_on_device.device != like.device:  # once: a CUDA graph cannot contain this copy
-            self._slopes_on_device = self._slopes.to(like.device)
-        penalty = -self._slopes_on_device[:, None] * _distances(reach, max_distance, like)
-        return [ScoreTerms(reach, distance_bias=penalty.to(like.dtype))] * self.settings.n_layers
+        device = float64_device(like.device)
+        if self._slopes_on_device.device != device:  # once: a CUDA graph cannot contain this copy
+            self._slopes_on_device = self._slopes.to(device)
+        penalty = -self._slopes_on_device[:, None] * _distances(reach, max_distance, device)
+        bias = penalty.to(like.dtype).to(like.device)
+        return [ScoreTerms(reach, distance_bias=bias)] * self.settings.n_layers
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
@@ -279,12 +281,13 @@ class T5Encoding(Encoding):
         self.bucket_biases = nn.Parameter(torch.empty(settings.n_heads, self.BUCKETS))
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        bias = self.bucket_biases[:, self.buckets(_distances(reach, max_distance, like))]
+        distances = _distances(reach, max_distance, float64_device(like.device))
+        bias = self.bucket_biases[:, self.buckets(distances).to(like.device)]
         return [ScoreTerms(reach, distance_bias=bias)] * self.settings.n_layers
 
     @classmethod
     def buckets(cls, distances: Tensor) -> Tensor:
-        """Return the number of the range (n,) to which each distance (n,) belongs."""
+        """Return the number of the range (n,) to which each distance (n,) belongs; computed in float64."""
         exact = cls.BUCKETS // 2
         share = (distances.clamp(min=exact).to(torch.float64) / exact).log() / math.log(cls.FARTHEST / exact)
         ranges = exact + (share * (cls.BUCKETS - exact)).to(torch.int64)

@@ -23,13 +23,17 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Scores, Stream, Tokens
 
 Positions = NDArray[np.int64]
-TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
-LOGITS_AT_ONCE = 1 << 28  # 1 GB in fp32
+CPU_TOKENS = 1 << 13
+"""Tokens that a CPU reads at once: the keys and values of 285M parameters take 1.3 GB in fp32."""
+GPU_TOKENS = 1 << 15
+"""Tokens that a GPU reads at once: 5 GB likewise."""
+LOGITS_AT_ONCE = 1 << 28
+"""Logits that are computed at once: 1 GB in fp32."""
 
 
 def windows_at_once(model: LanguageModel, length: int) -> int:
     """Return the default number of windows of a length that are read side by side."""
-    tokens = TOKENS_AT_ONCE[model.device.type]
+    tokens = CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS
     if model.hidden_are_logits:
         tokens = min(tokens, LOGITS_AT_ONCE // model.vocab_size)
     return max(1, tokens // length)

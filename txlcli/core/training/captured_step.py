@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.compilation import first_line, path_in_words
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
-from txlcli.core.kernels.device import product_dtype, send
+from txlcli.core.kernels.device import forked_generators, product_dtype, send
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
@@ -141,15 +141,13 @@ class CapturedStep:
 
     def _capture_gradients(self, batch: Batch, memories: list[Memory]) -> None:
         """Capture the first graph, on copies of these tensors."""
-        device = batch.inputs.device
         own = batch.clone()
         self._memories = []
         for memory in memories:
             self._memories.append([tensor.clone() for tensor in memory])
         compute = functools.partial(self._compute, own, self._memories)
         inputs = _tensors(own, self._memories)
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        with forked_generators(batch.inputs.device):
             self._gradient_graph = self._capture_together(compute, inputs)
         self._may_capture_gradients = self._gradient_graph is not None
         self.step.model.forget_gradients()

@@ -224,4 +224,7 @@ def restore_generators(states: dict[str, Tensor], world: World, device: torch.de
 
 
 def _generator_name(device: torch.device, rank: int) -> str:
-    return f"{device.type}.{rank}" if rank else device.type
+    device_type = device.type
+    if device_type == "mps":
+        device_type = "apple"  # version 0.2 saved the state of the CPU as "mps"
+    return f"{device_type}.{rank}" if rank else device_type

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from txlcli.core.kernels.compilation import first_line, give_up_triton, path_in_words
+from txlcli.core.kernels.device import forked_generators
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
@@ -238,9 +239,8 @@ class Step:
 
     def _reason_of_failure(self, batch: Batch, memories: list[Memory]) -> str:
         """Return why the gradients of a step cannot be computed here; "" if they can."""
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
         try:
-            with self.weights.paused(), torch.random.fork_rng(devices):
+            with self.weights.paused(), forked_generators(self.model.device):
                 self.gradients(batch, [list(memory) for memory in memories])
         except (torch.OutOfMemoryError, TxlError):
             raise
