@@ -90,8 +90,8 @@ def test_escapes_that_never_occur_cost_a_few_bits(model):
 def test_a_probe_differs_for_other_weights_and_leaves_no_trace(model):
     predictor = Predictor(model, SETTINGS, LANES)
     digest = predictor.probe()
-    first = Predictor(model, SETTINGS, LANES).read(np.zeros(LANES.number, dtype=np.int64))
-    assert (predictor.read(np.zeros(LANES.number, dtype=np.int64)) == first).all()
+    first = Predictor(model, SETTINGS, LANES).read(np.zeros(LANES.n_lanes, dtype=np.int64))
+    assert (predictor.read(np.zeros(LANES.n_lanes, dtype=np.int64)) == first).all()
     torch.manual_seed(6)
     other = make_model(model.settings, VOCAB).eval()
     assert Predictor(other, SETTINGS, LANES).probe() != digest

@@ -135,7 +135,7 @@ def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(
 def test_lanes_scored_apart_have_the_losses_that_they_have_together(count, parts):
     seen = []
     text = draw_stream(count, lanes_of(5), on_tokens=seen.append)
-    apart = [score(text, numbers=part).losses_nats for part in parts]
+    apart = [score(text, selected=part).losses_nats for part in parts]
     assert_close(np.concatenate(apart), score(text).losses_nats)
     assert set(seen) == {25, 50, count}
 

@@ -9,6 +9,7 @@ import torch
 
 from tests.core.builders import draw_stream, draw_tokens, small_model
 from txlcli.config.settings import EvalSettings
+from txlcli.core.reading.reader import StateReader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.windows import WindowReader, score_windows
@@ -98,3 +99,13 @@ def test_a_text_is_drawn_from_the_window_of_its_last_tokens(kind, length):
         expected.append(int(log_probs(model, text[-N:]).argmax()))
         text.append(expected[-1])
     assert drawn == expected
+
+
+def test_a_reader_of_windows_reports_the_graphs_that_read_them():
+    class Captured(StateReader):
+        has_captured = True
+
+    model = small_model()
+    assert WindowReader(model, windows()).path.endswith("not captured")
+    model.own_reader = Captured
+    assert WindowReader(model, windows()).path.endswith(", captured")

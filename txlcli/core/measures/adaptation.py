@@ -175,8 +175,8 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     inputs = lanes.cut(stream.inputs, device)
     targets = lanes.cut(stream.targets, device)
     is_token = lanes.cut(np.ones(len(stream.targets), dtype=bool), device) > 0  # padding is not
-    losses = torch.empty(lanes.number, lanes.length, device=device)
-    memory = stream.model.first_memory(lanes.number, settings.mem_len)
+    losses = torch.empty(lanes.n_lanes, lanes.length, device=device)
+    memory = stream.model.first_memory(lanes.n_lanes, settings.mem_len)
     started = time.perf_counter()
     for part in lanes.parts(settings.seg_len):
         with autocast(device, precision):
@@ -190,8 +190,8 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
             losses[:, part] = reported.float()
         with float32_products(device, precision):
             step(scored[is_token[:, part]].mean())
-        stream.on_tokens(min(part.stop * lanes.number, lanes.count))
-    return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)
+        stream.on_tokens(min(part.stop * lanes.n_lanes, lanes.n_tokens))
+    return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.n_lanes)
 
 
 def _dynamic_step(

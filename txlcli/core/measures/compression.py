@@ -42,7 +42,7 @@ class Predictor:
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
         self.lanes = lanes
         self.vocab_size = model.vocab_size
-        settings = settings.with_batch_size(lanes.number)
+        settings = settings.with_batch_size(lanes.n_lanes)
         self._reader = make_reader(model, settings, by_tokens=True, length=lanes.length)
 
     def read(self, tokens: Ids) -> Probabilities:
@@ -62,7 +62,7 @@ class Predictor:
         Machines that round differently give different digests. Nothing has been read before and after.
         """
         digest = hashlib.blake2b(digest_size=8)
-        lanes = np.arange(self.lanes.number, dtype=np.int64)
+        lanes = np.arange(self.lanes.n_lanes, dtype=np.int64)
         for step in range(PROBED_STEPS):
             digest.update(self.read((lanes + step) % self.vocab_size).tobytes())
         self._reader.reset()
@@ -143,13 +143,13 @@ def code_text(
     lanes = predictor.lanes
     vocab_size = predictor.vocab_size
     if boundary is None:
-        probabilities = np.full((lanes.number, vocab_size), 1.0 / vocab_size)
+        probabilities = np.full((lanes.n_lanes, vocab_size), 1.0 / vocab_size)
     else:
-        probabilities = predictor.read(np.full(lanes.number, boundary))
+        probabilities = predictor.read(np.full(lanes.n_lanes, boundary))
     done = 0
     escapes = FIRST_ESCAPES
     for step in range(lanes.length):
-        active = lanes.number
+        active = lanes.n_lanes
         if step >= lanes.length - lanes.missing:  # the last lane has ended
             active -= 1
         positions = np.arange(active) * lanes.length + step
@@ -169,6 +169,6 @@ def code_text(
         escapes += len(escaped)
         on_tokens(done)
         if step + 1 < lanes.length:
-            read = np.zeros(lanes.number, dtype=np.int64)
+            read = np.zeros(lanes.n_lanes, dtype=np.int64)
             read[:active] = tokens
             probabilities = predictor.read(read)

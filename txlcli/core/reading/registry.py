@@ -1,4 +1,4 @@
-"""The reader of each model."""
+"""The class that reads text with each model."""
 
 from dataclasses import replace
 
@@ -9,13 +9,13 @@ from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader, StateReader
 
 READERS: dict[str, type[Reader]] = {"states": StateReader, "keys": Decoder}
-"""Class of the reader for each word by which an architecture says how its text is read."""
+"""Class of the reader for each value of `Architecture.reader`."""
 
 
 def depends_on_segments(model: LanguageModel) -> bool:
-    """Return True if predictions may depend on where segments end: all but the decoder's memory and recurrent states.
+    """Return True if predictions may depend on where segments end; by a `Decoder` or a recurrent state they do not.
 
-    Text is then read token by token in segments of L tokens, as it was trained.
+    If they may, a text is read token by token in segments of L tokens, as in training.
     """
     return ARCHITECTURES[model.settings.arch].reader != "keys" and not model.settings.recurrent_state
 

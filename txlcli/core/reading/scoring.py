@@ -44,9 +44,9 @@ class Stream:
     new_reader: Callable[..., Reader] | None = None
     """Makes the reader of a text in lanes, given settings and `length`; by default `make_reader`, as for windows."""
 
-    def lanes(self, numbers: range | None = None) -> "Lanes":
-        """Return the lanes, of which those with these numbers are read; all by default."""
-        return Lanes.of(len(self.targets), self.settings, numbers)
+    def lanes(self, selected: range | None = None) -> "Lanes":
+        """Return the lanes, of which those with the selected numbers are read; all by default."""
+        return Lanes.of(len(self.targets), self.settings, selected)
 
 
 def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
@@ -103,23 +103,23 @@ def attention_span(model: LanguageModel, settings: EvalSettings, count: int | No
 def score(
     stream: Stream,
     *,
-    numbers: range | None = None,
+    selected: range | None = None,
     on_segment: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Scores:
     """Score every target once, given all inputs up to it that memory and segment hold.
 
     The lanes are contiguous pieces of the stream; the first input of a lane is the last target of the piece before,
-    so that no token is lost. `numbers` are those of the lanes to score, all by default.
+    so that no token is lost. `selected` are the numbers of the lanes to score, all by default.
 
     `on_segment` is called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l); the
     targets may be on the host.
     """
     started = time.perf_counter()
-    lanes = stream.lanes(numbers)
-    settings = stream.settings.with_batch_size(len(lanes.numbers))
+    lanes = stream.lanes(selected)
+    settings = stream.settings.with_batch_size(len(lanes.selected))
     new_reader = stream.new_reader or partial(make_reader, stream.model)
     reader = new_reader(settings, length=lanes.length)
-    losses = torch.empty(len(lanes.numbers), lanes.length, device=reader.device)
+    losses = torch.empty(len(lanes.selected), lanes.length, device=reader.device)
     for part in lanes.parts(reader.seg_len):
         inputs = lanes.cut(stream.inputs, reader.device, part)
         targets = lanes.cut(stream.targets, reader.model.targets_device, part)
@@ -128,9 +128,9 @@ def score(
         losses[:, part] = segment_losses
         if on_segment:
             on_segment(hidden, targets, segment_losses)
-        stream.on_tokens(min(part.stop * lanes.number, lanes.count))
+        stream.on_tokens(min(part.stop * lanes.n_lanes, lanes.n_tokens))
     in_order = lanes.join(losses).numpy()  # waits for the device
-    return Scores(in_order, time.perf_counter() - started, lanes.number)
+    return Scores(in_order, time.perf_counter() - started, lanes.n_lanes)
 
 
 def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np.int64], NDArray[np.float32]]:
@@ -171,39 +171,41 @@ def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np
 class Lanes:
     """A stream of T tokens as B contiguous pieces, of which some are read side by side."""
 
-    count: int
+    n_tokens: int
     """T."""
-    number: int
+    n_lanes: int
     """B."""
     length: int
     """Tokens of a lane, ceil(T / B)."""
-    numbers: range
-    """Lanes that are read, from 0."""
+    selected: range
+    """Numbers of the lanes that are read, from 0."""
 
     @classmethod
-    def of(cls, count: int, settings: EvalSettings, numbers: range | None = None) -> "Lanes":
+    def of(cls, n_tokens: int, settings: EvalSettings, selected: range | None = None) -> "Lanes":
         """Cut T tokens into `settings.batch_size` lanes, or fewer if the stream is short; read all by default."""
-        length = math.ceil(count / min(settings.batch_size, count))
-        number = math.ceil(count / length)
-        return cls(count=count, number=number, length=length, numbers=numbers or range(number))
+        length = math.ceil(n_tokens / min(settings.batch_size, n_tokens))
+        n_lanes = math.ceil(n_tokens / length)
+        if selected is None:
+            selected = range(n_lanes)
+        return cls(n_tokens=n_tokens, n_lanes=n_lanes, length=length, selected=selected)
 
     @property
     def missing(self) -> int:
         """Tokens by which the last lane that is read is shorter than `length`."""
-        return max(0, self.numbers.stop * self.length - self.count)
+        return max(0, self.selected.stop * self.length - self.n_tokens)
 
     @property
     def tokens(self) -> int:
         """Number of tokens in the lanes that are read."""
-        return len(self.numbers) * self.length - self.missing
+        return len(self.selected) * self.length - self.missing
 
     def cut(self, tokens: Tokens, device: torch.device, part: slice = slice(None)) -> Tensor:
         """Cut (T,) -> (b, l), a part of each lane; the last one is filled up with tokens whose losses are dropped."""
         start, stop, _ = part.indices(self.length)
-        rows = np.zeros((len(self.numbers), stop - start), dtype=np.int64)
-        for lane, row in zip(self.numbers, rows, strict=True):
+        rows = np.zeros((len(self.selected), stop - start), dtype=np.int64)
+        for lane, row in zip(self.selected, rows, strict=True):
             first = lane * self.length + start
-            piece = tokens[first : min(first + len(row), self.count)]
+            piece = tokens[first : min(first + len(row), self.n_tokens)]
             row[: len(piece)] = piece
         return send(torch.from_numpy(rows), device)
 

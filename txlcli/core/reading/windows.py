@@ -121,6 +121,10 @@ class WindowReader(Reader):
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
+    @property
+    def has_captured(self) -> bool:
+        return self._reader.has_captured
+
     def reset(self) -> None:
         self._reader.reset()
         self._window = self._window[:, :0]

@@ -155,7 +155,7 @@ def _score_documents(stream: Stream, spans: Sequence[tuple[int, int]], world: Wo
 
 def check_lanes(tokens: int, settings: EvalSettings, processes: int) -> None:
     """Reject more processes than lanes."""
-    lanes = Lanes.of(tokens, settings).number
+    lanes = Lanes.of(tokens, settings).n_lanes
     if lanes < processes:
         number = "one lane" if lanes == 1 else f"{lanes} lanes"
         raise UsageError(
@@ -169,17 +169,17 @@ def score_in_processes(stream: Stream, *, world: World) -> Scores:
 
     All processes return the losses of all lanes, and the seconds of the slowest process.
     """
-    number = stream.lanes().number
-    numbers = even_parts(number, world.size)[world.rank]
-    if numbers:
-        own = score(stream, numbers=numbers)
+    n_lanes = stream.lanes().n_lanes
+    selected = even_parts(n_lanes, world.size)[world.rank]
+    if selected:
+        own = score(stream, selected=selected)
         counted = own.losses_nats
     else:  # as many segments as the other processes, of a lane that they score
-        own = score(stream, numbers=range(1))
+        own = score(stream, selected=range(1))
         counted = own.losses_nats[:0]
     losses = torch.cat(world.all_gather(torch.from_numpy(counted))).numpy()
     seconds = max(world.gather_objects(own.seconds))
-    return Scores(losses, seconds, number)
+    return Scores(losses, seconds, n_lanes)
 
 
 def add_shares(own: Scores, world: World) -> Scores:
