@@ -377,11 +377,13 @@ def test_it_validates_after_every_epoch(tmp_path):
     assert [report.epoch for report in reports][:-1] == list(range(1, len(reports)))
 
 
-def test_it_validates_in_windows_as_an_evaluation_scores_them(tmp_path):
-    training = new_training(tmp_path, valid_attn_len=7, valid_seg_len=3, valid_every=1, max_steps=1)
+@pytest.mark.parametrize(("length", "stride"), [(7, 3), (L + M + 2, L + M + 1)], ids=["short", "beyond the memory"])
+def test_it_validates_in_windows_as_an_evaluation_scores_them(tmp_path, length, stride):
+    training = new_training(tmp_path, valid_attn_len=length, valid_seg_len=stride, valid_every=1, max_steps=1)
     (report,) = valids_of(run(training))
-    settings = EvalSettings(seg_len=7, mem_len=0, batch_size=4, same_length="off")
-    scores = score_windows(Stream(training.model, training.valid.inputs, training.valid.targets, settings), stride=3)
+    settings = EvalSettings(seg_len=length, mem_len=0, batch_size=4, same_length="off")
+    stream = Stream(training.model, training.valid.inputs, training.valid.targets, settings)
+    scores = score_windows(stream, stride=stride)
     assert report.loss_nats == pytest.approx(scores.total_nats / len(scores.losses_nats), rel=1e-6)
 
 

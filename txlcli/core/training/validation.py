@@ -84,8 +84,13 @@ def validation_settings(settings: TrainSettings) -> EvalSettings:
 
     Tokens that training reads again are in the memory.
 
-    Without recurrence a segment is all the context there is, so validation uses the segments of training.
+    Without recurrence a segment is all the context there is, so validation uses the segments of training. Windows of
+    valid_attn_len have no memory.
     """
+    if settings.valid_attn_len is not None:
+        return EvalSettings(
+            seg_len=settings.valid_attn_len, mem_len=0, batch_size=settings.valid_batch_size, same_length="off"
+        )
     context = settings.mem_len + settings.reread_len
     seg_len = settings.seg_len
     if context and settings.valid_seg_len:
@@ -130,13 +135,9 @@ def validate(
 
 def _score_windows(stream: Stream, settings: TrainSettings, world: World) -> Scores:
     """Score every target in windows of train.valid_attn_len tokens, divided over the processes."""
-    length = settings.valid_attn_len
-    assert length is not None
-    windows = windows_at_once(stream.model, min(length, len(stream.targets)))
-    evaluation = EvalSettings(seg_len=length, mem_len=0, batch_size=windows, same_length="off")
-    own = score_windows(
-        replace(stream, settings=evaluation), stride=settings.valid_stride, share=(world.rank, world.size)
-    )
+    windows = windows_at_once(stream.model, min(stream.settings.seg_len, len(stream.targets)))
+    stream = replace(stream, settings=stream.settings.with_batch_size(windows))
+    own = score_windows(stream, stride=settings.valid_stride, share=(world.rank, world.size))
     return add_shares(own, world)
 
 
