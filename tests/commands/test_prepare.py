@@ -25,7 +25,6 @@ from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import run, run_plan
-from txlcli.workflows.reporter import Reporter
 
 LINES = [
     f"the {animal} {verb} over N lazy dogs\n" for animal in ("fox", "Cat", "owl") for verb in ("jumps", "flies")
@@ -314,10 +313,7 @@ def site():
 def prepare_offered(name: str, downloads, digests=(), **options) -> None:
     """Prepare a corpus from these downloads instead of the published ones."""
     plan = make_plan(name, PrepareOptions(**options), Path("data"))
-    run_plan(
-        replace(plan, corpus=replace(plan.corpus, downloads=tuple(downloads), digests=dict(digests))),
-        Reporter(),
-    )
+    run_plan(replace(plan, corpus=replace(plan.corpus, downloads=tuple(downloads), digests=dict(digests))))
 
 
 TEXT8 = b" ab" * 40

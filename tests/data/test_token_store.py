@@ -16,7 +16,7 @@ from tests.hdf5_files import flip
 from tests.samples import sampled
 from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import SPLITS
-from txlcli.data.token_store import BENCHMARKS, SplitInfo, StoreFacts, TokenStore, prepare_command, writing
+from txlcli.data.token_store import BENCHMARKS, SplitCounts, StoreFacts, TokenStore, prepare_command, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError
 
@@ -27,10 +27,10 @@ FACTS = StoreFacts("tiny", "lm1b", "word", "word", "ppl", {"valid": "shard 1"}, 
 def write(path, splits=None, vocab=VOCAB, facts=FACTS):
     with writing(path, facts, vocab) as writer:
         for split, numbers in (splits or {"train": [2, 3, 0, 2, 0], "test": [3, 0]}).items():
-            ids, unknown = np.array(numbers), numbers.count(1)
-            info = SplitInfo(tokens=ids.size, words=7, bytes=11, unknown=unknown)
+            ids = np.array(numbers)
+            counts = SplitCounts(tokens=ids.size, words=7, bytes=11)
             starts = np.append(0, np.flatnonzero(ids == 0) + 1)  # the last one is behind the text
-            writer.add(split, info, np.array_split(ids, 2), starts if split == "test" else None)
+            writer.add(split, counts, np.array_split(ids, 2), starts if split == "test" else None)
     return path
 
 
@@ -70,7 +70,7 @@ def test_any_ids_and_words_are_read_as_they_were_written(tmp_path_factory, words
     starts = np.array(data.draw(st.lists(st.integers(0, 50), max_size=9)), dtype=np.int64)
     with writing(path, FACTS, vocab) as writer:
         for split, numbers in streams.items():
-            counts = SplitInfo(tokens=len(numbers), words=1, bytes=1, unknown=0)
+            counts = SplitCounts(tokens=len(numbers), words=1, bytes=1)
             cuts = sorted(data.draw(st.lists(st.integers(0, len(numbers)), max_size=3)))
             blocks = np.split(np.array(numbers, dtype=np.int64), cuts)
             writer.add(split, counts, blocks, starts if split == "train" else None)
@@ -181,7 +181,7 @@ def test_a_link_to_a_store_stays_a_link_and_its_file_is_replaced(tmp_path):
     (tmp_path / "tiny.h5").symlink_to(tmp_path / "disk/big.h5")
     (tmp_path / "work").mkdir()
     with writing(tmp_path / "tiny.h5", FACTS, VOCAB, work=tmp_path / "work") as writer:
-        writer.add("train", SplitInfo(tokens=2, words=7, bytes=11, unknown=0), [np.array([2, 2])])
+        writer.add("train", SplitCounts(tokens=2, words=7, bytes=11), [np.array([2, 2])])
     assert (tmp_path / "tiny.h5").is_symlink()
     assert TokenStore.open(tmp_path / "disk/big.h5").ids("train").tolist() == [2, 2]
     assert [entry.name for entry in (tmp_path / "disk").iterdir()] == ["big.h5"]
@@ -200,12 +200,12 @@ LIMITED = """
     from pathlib import Path
     import numpy as np
     from tests.data.test_token_store import FACTS, VOCAB
-    from txlcli.data.token_store import SplitInfo, writing
+    from txlcli.data.token_store import SplitCounts, writing
     from txlcli.errors import StoreError
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
     try:
         with writing(Path(sys.argv[1]), FACTS, VOCAB) as writer:
-            counts = SplitInfo(tokens=30_000, words=1, bytes=1, unknown=0)
+            counts = SplitCounts(tokens=30_000, words=1, bytes=1)
             writer.add("train", counts, np.array_split(np.zeros(30_000, dtype=np.uint8), 7))
     except StoreError as error:
         print(error)

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ NAME = re.compile(r"(?s)^(.+?)(?:-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitInfo:
-    """Counts of one split, and its digest."""
+class SplitCounts:
+    """Counts of one split before its ids are written."""
 
     tokens: int
     """Length of the token stream."""
@@ -54,12 +54,18 @@ class SplitInfo:
     """Number of original words, plus one per line end if the benchmark counts those."""
     bytes: int
     """Number of original bytes."""
-    unknown: int = 0
-    """Number of tokens whose symbol is not in the vocabulary; 0 before they are written, as of `types`."""
-    types: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitInfo(SplitCounts):
+    """Counts of one split of a store, and its digest."""
+
+    unknown: int
+    """Number of tokens whose symbol is not in the vocabulary."""
+    types: int
     """Number of distinct ids."""
-    sha256: str = ""
-    """Digest of the ids as stored in the file; empty before they are written."""
+    sha256: str
+    """Digest of the ids as stored in the file."""
 
 
 @dataclass(frozen=True)
@@ -301,11 +307,11 @@ class StoreWriter:
     def add(
         self,
         split: str,
-        info: SplitInfo,
+        counts: SplitCounts,
         blocks: Iterable[Ids],
         starts: Ids | None = None,
     ) -> None:
-        """Write one split from consecutive blocks of ids, `info.tokens` ids in total; -1 is a symbol that is unknown.
+        """Write one split from consecutive blocks of ids, `counts.tokens` in total; -1 is a symbol that is unknown.
 
         Also write the offsets of documents, `starts`, but for those behind the last id.
         """
@@ -314,7 +320,7 @@ class StoreWriter:
         used = np.zeros(size, dtype=np.bool_)
         unknown = 0
 
-        def counted() -> Iterator[Ids]:
+        def known() -> Iterator[Ids]:
             nonlocal unknown
             for block in blocks:
                 is_unknown = block < 0
@@ -325,13 +331,13 @@ class StoreWriter:
                 used[block] = True
                 yield block
 
-        sha256 = self._write(group, IDS, info.tokens, smallest_dtype(size), counted())
-        complete = replace(info, types=int(used.sum()), unknown=unknown, sha256=sha256)
-        set_attributes(group, {"info": json.dumps(asdict(complete))})
+        sha256 = self._write(group, IDS, counts.tokens, smallest_dtype(size), known())
+        info = SplitInfo(**vars(counts), unknown=unknown, types=int(used.sum()), sha256=sha256)
+        set_attributes(group, {"info": json.dumps(asdict(info))})
         if starts is not None:
-            offsets = starts[starts < max(info.tokens, 1)]
-            sha256 = self._write(group, SENTENCE_STARTS, offsets.size, smallest_dtype(info.tokens), [offsets])
-            set_attributes(group, {STARTS_DIGEST: sha256})
+            offsets = starts[starts < max(counts.tokens, 1)]
+            starts_sha256 = self._write(group, SENTENCE_STARTS, offsets.size, smallest_dtype(counts.tokens), [offsets])
+            set_attributes(group, {STARTS_DIGEST: starts_sha256})
 
     def _write(self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[Ids]) -> str:
         """Write a dataset from consecutive blocks and return its digest."""

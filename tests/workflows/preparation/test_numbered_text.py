@@ -66,7 +66,7 @@ def read(tmp_path: Path, vocab: Vocab, data: bytes, starts=(), *, sentences=Fals
     chunk = number_chunk(vocab, tmp_path, (pieces, list(starts)), sentences=sentences)
     counts = Counter(numbered(vocab, read_chunk(pieces, is_utf8=False))[1])
     text = NumberedText({"train": [chunk]})
-    assert text.counts() == {"train": counts}
+    assert text.symbol_counts() == {"train": counts}
     with Reporter().progress("writing") as step:
         (ids,) = text.ids("train", vocab, step)
     return chunk, ids.tolist()
@@ -100,10 +100,10 @@ def test_the_chunks_of_a_split_are_put_together(tmp_path):
         (tmp_path / "text").write_bytes(data)
         chunks.append(number_chunk(vocab, tmp_path, (whole(tmp_path / "text"), starts), sentences=False))
     text = NumberedText({"train": chunks, "test": chunks[:1]})
-    info = text.info("train", count_line_ends=True)
+    info = text.counts("train", count_line_ends=True)
     assert (info.tokens, info.words, info.bytes, text.total("bytes")) == (5, 2, 5, 7)
     assert text.starts("train").tolist() == [0, 1, 2, 4]
-    assert list(text.counts()["train"].items()) == [("a", 2), ("b", 3)]
+    assert list(text.symbol_counts()["train"].items()) == [("a", 2), ("b", 3)]
     with Reporter().progress("writing") as step:
         assert [block.tolist() for block in text.ids("train", vocab, step)] == [[0, 1], [], [1, 1, 0]]
     assert not list(tmp_path.glob("*.arrow"))

@@ -23,7 +23,7 @@ from pyarrow import feather
 
 from txlcli.corpora.corpus import Slice, Slices
 from txlcli.corpora.locate import whole
-from txlcli.data.token_store import SplitInfo
+from txlcli.data.token_store import SplitCounts
 from txlcli.data.vocabulary import REPLACEMENT, Ids, Vocab, count_words, smallest_dtype
 from txlcli.errors import CorpusInputError, TxlError
 from txlcli.system import processors
@@ -229,15 +229,15 @@ class NumberedText:
             total += sum(getattr(chunk, name) for chunk in self.chunks[split])
         return total
 
-    def info(self, split: str, *, count_line_ends: bool) -> SplitInfo:
-        """Return the counts of a split, but for those of ids."""
+    def counts(self, split: str, *, count_line_ends: bool) -> SplitCounts:
+        """Count the tokens, words and bytes of a split."""
         tokens = self.total("tokens", split)
         if not tokens:
             raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
         words = self.total("words", split)
         if count_line_ends:
             words += self.total("lines", split)
-        return SplitInfo(tokens=tokens, words=words, bytes=self.total("bytes", split))
+        return SplitCounts(tokens=tokens, words=words, bytes=self.total("bytes", split))
 
     def starts(self, split: str) -> Ids | None:
         """Return the places of the tokens that begin a document; None for text that is not divided into documents."""
@@ -251,7 +251,7 @@ class NumberedText:
             tokens_before += chunk.tokens
         return np.unique(np.concatenate(firsts))
 
-    def counts(self) -> dict[str, Counter[str]]:
+    def symbol_counts(self) -> dict[str, Counter[str]]:
         """Count the symbols of each split, in first-seen order."""
         counts = {split: Counter[str]() for split in self.chunks}
         for split, chunks in self.chunks.items():

@@ -2,7 +2,7 @@
 
 import re
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,10 +51,9 @@ class PreparationPlan:
     """Facts from the user and from a vocabulary about ids without a header."""
     files: "tuple[TextFile, ...]"
     """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
-    chunk: int = CHUNK
-    reporter: Reporter = field(default_factory=Reporter)
-    work: Path = Path()
-    """Temporary directory, while the plan is carried out."""
+    chunk: int
+    """Bytes of text that are read at once."""
+    reporter: Reporter
 
     @cached_property
     def documents(self) -> Documents | None:
@@ -106,7 +105,14 @@ class PreparationPlan:
         check_replaceable(self.store, FORMAT)
 
 
-def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, chunk: int = CHUNK) -> PreparationPlan:
+def make_plan(
+    corpus_or_path: str,
+    options: PrepareOptions,
+    data_dir: Path,
+    *,
+    reporter: Reporter | None = None,
+    chunk: int = CHUNK,
+) -> PreparationPlan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
     vocab_file = options.vocab
@@ -144,6 +150,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path, *, c
         id_type=id_type,
         files=files,
         chunk=chunk,
+        reporter=reporter or Reporter(),
     )
     plan.check_free()
     return plan

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from txlcli import corpora
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
 from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, train
-from txlcli.data.token_store import SplitInfo, TokenStore, writing
+from txlcli.data.token_store import SplitCounts, TokenStore, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.system.command_lines import command_line
@@ -111,17 +111,19 @@ def run(
     chunk: int = CHUNK,
 ) -> PreparedStore:
     """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`."""
-    reporter = reporter or Reporter()
-    plan = make_plan(corpus_or_path, options, data_dir, chunk=chunk)
+    plan = make_plan(corpus_or_path, options, data_dir, reporter=reporter, chunk=chunk)
     if options.source is None and plan.corpus.name == corpus_or_path and Path(corpus_or_path).exists():
-        reporter.say(f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here")
-    reporter.say(f"preparing {plan.title}, {plan.origin}, into {plan.store}")
-    return PreparedStore(run_plan(plan, reporter))
+        plan.reporter.say(
+            f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here"
+        )
+    plan.reporter.say(f"preparing {plan.title}, {plan.origin}, into {plan.store}")
+    return PreparedStore(run_plan(plan))
 
 
 def prepare_again(directory: Path, data_dir: Path, reporter: Reporter) -> TokenStore:
     """Prepare the text that an export wrote into a directory, and store it in `data_dir`."""
-    return run_plan(make_plan(str(directory), PrepareOptions(name="again"), data_dir), reporter)
+    plan = make_plan(str(directory), PrepareOptions(name="again"), data_dir, reporter=reporter)
+    return run_plan(plan)
 
 
 def prepare_if_missing(name: str, data_dir: Path, reporter: Reporter) -> None:
@@ -139,18 +141,18 @@ def clean(data_dir: Path) -> None:
     remove_abandoned(data_dir, WORK_DIRECTORY)
 
 
-def run_plan(plan: PreparationPlan, reporter: Reporter) -> TokenStore:
+def run_plan(plan: PreparationPlan) -> TokenStore:
     """Carry out a plan. After a failure only downloads are left, which the next attempt continues."""
     directory = plan.store.parent
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with _only_process(plan), temporary_directory(directory, WORK_DIRECTORY) as work:
-            plan = replace(plan, work=work, reporter=reporter)
             if isinstance(plan.tokens, PieceFiles):
-                return write_store(plan, plan.tokens.joined(work, plan.id_type.vocab_size))
+                joined = plan.tokens.joined(work, plan.id_type.vocab_size)
+                return write_store(plan, joined, work)
             if plan.tokens:
-                return write_store(plan, plan.tokens)
-            return _prepare_text(plan)
+                return write_store(plan, plan.tokens, work)
+            return _prepare_text(plan, work)
     except CorpusError as error:
         message = str(error)
         if plan.source is None:
@@ -174,9 +176,12 @@ def _only_process(plan: PreparationPlan) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def _prepare_text(plan: PreparationPlan) -> TokenStore:
-    """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store."""
-    text = locate_text(plan)
+def _prepare_text(plan: PreparationPlan, work: Path) -> TokenStore:
+    """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store.
+
+    `work` is a temporary directory.
+    """
+    text = locate_text(plan, work)
     rule = rules.rule_of(plan)
     closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
     splits = {split: _joined(plan, split, pieces, closes_lines) for split, pieces in text.splits.items()}
@@ -187,31 +192,32 @@ def _prepare_text(plan: PreparationPlan) -> TokenStore:
         with plan.reporter.progress("training SentencePiece"):
             vocab, sampling_notes = _train_sentencepiece(plan, splits)
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
-    numbered = _number(plan, splits, vocab or rules.vocabulary(plan, rule, marks))
+    splitter = vocab or rules.vocabulary(plan, rule, marks)
+    numbered = _number(plan, splits, splitter, work)
     vocab = vocab or rules.build(plan, rule, text.vocabulary_file, numbered)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
-    infos = {split: numbered.info(split, count_line_ends=count_line_ends) for split in splits}
-    notes += rules.notes_on(plan, rule, text, numbered, vocab, infos)
+    counts = {split: numbered.counts(split, count_line_ends=count_line_ends) for split in splits}
+    notes += rules.notes_on(plan, rule, text, numbered, vocab, counts)
     notes += sampling_notes
     facts = plan.facts(
         conventions=rules.conventions_of(plan, text),
         notes=tuple(notes),
-        changes=_changes(text, splits, vocab, numbered, infos),
+        changes=_changes(text, splits, vocab, numbered, counts),
         source_digest=digest(splits),
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )
-    tokens = sum(info.tokens for info in infos.values())
+    tokens = sum(of_split.tokens for of_split in counts.values())
     with (
-        writing(plan.store, facts, vocab, work=plan.work) as writer,
+        writing(plan.store, facts, vocab, work=work) as writer,
         plan.reporter.progress("writing", tokens, "tokens") as step,
     ):
-        for split, info in infos.items():
-            writer.add(split, info, numbered.ids(split, vocab, step), numbered.starts(split))
+        for split, of_split in counts.items():
+            writer.add(split, of_split, numbered.ids(split, vocab, step), numbered.starts(split))
     return TokenStore.open(plan.store)
 
 
 def _changes(
-    text: Text, splits: Splits, vocab: Vocab, numbered: NumberedText, infos: Mapping[str, SplitInfo]
+    text: Text, splits: Splits, vocab: Vocab, numbered: NumberedText, counts: Mapping[str, SplitCounts]
 ) -> dict[str, int]:
     """Count what was added to the text and left out of it."""
     changes = dict(text.changes)
@@ -220,7 +226,7 @@ def _changes(
     changes["bytes_dropped"] = 0
     changes["nul_bytes_kept"] = numbered.total("nuls")
     if vocab.dropped:
-        changes["bytes_dropped"] = sum(info.bytes - info.tokens for info in infos.values())
+        changes["bytes_dropped"] = sum(of_split.bytes - of_split.tokens for of_split in counts.values())
     elif not vocab.keeps_line_ends:
         changes["line_ends_dropped"] = numbered.total("lines")
     return changes
@@ -266,7 +272,7 @@ def _train_sentencepiece(plan: PreparationPlan, splits: Splits) -> tuple[Vocab, 
     return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), notes
 
 
-def _number(plan: PreparationPlan, splits: Splits, splitter: Vocab) -> NumberedText:
+def _number(plan: PreparationPlan, splits: Splits, splitter: Vocab, work: Path) -> NumberedText:
     """Number the symbols of each chunk, in worker processes if there are many chunks."""
     chunks: list[tuple[str, Slices]] = []  # with their splits
     for split, pieces in splits.items():
@@ -275,7 +281,7 @@ def _number(plan: PreparationPlan, splits: Splits, splitter: Vocab) -> NumberedT
     workers = plan.options.workers if len(chunks) > PARALLEL_CHUNKS else 1
     documents = plan.documents
     jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
-    number = partial(number_chunk, splitter, plan.work, sentences=plan.corpus.sentences and not documents)
+    number = partial(number_chunk, splitter, work, sentences=plan.corpus.sentences and not documents)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
     total = sum(map(size_of, splits.values()))
     with plan.reporter.progress("reading", total, "B") as step:

@@ -24,20 +24,20 @@ BLANK = b" \n"
 """Line that an empty row of a mirror stands for, as in WikiText."""
 
 
-def locate_text(plan: PreparationPlan) -> Text:
-    """Return the location of each split's text, cut between documents; archives are unpacked."""
+def locate_text(plan: PreparationPlan, work: Path) -> Text:
+    """Return the location of each split's text, cut between documents; archives are unpacked into `work`."""
     starts = plan.documents.starts if plan.documents else None
     options = ReadOptions(plan.options.released_convention, plan.options.split, starts)
     if plan.source is None:
-        return _download_text(plan, options)
+        return _download_text(plan, options, work)
     if plan.files:
-        return _extract_text(plan, options)
+        return _extract_text(plan, options, work / "text")
     source = plan.source
     packed = _packed_files(source, plan.corpus)
     for path in packed:
-        _unpack_or_copy(path, plan)
+        _unpack_or_copy(path, plan, work)
     if packed:
-        source = plan.work
+        source = work
     text = plan.corpus.read(source, options)
     notes = [f"{path.name} is not the original file" for path in _altered_files(source, plan.corpus)]
     tables = [path for path in text_files(source) if path.suffix.lower() in (".csv", ".tsv")]
@@ -46,21 +46,20 @@ def locate_text(plan: PreparationPlan) -> Text:
     return text.with_remarks(notes)
 
 
-def _download_text(plan: PreparationPlan, options: ReadOptions) -> Text:
-    _download(plan)
-    altered = _altered_files(plan.work, plan.corpus)
+def _download_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Text:
+    _download(plan, work)
+    altered = _altered_files(work, plan.corpus)
     if altered:
         wrong = "; ".join(f"{path}: {fault}" for path, fault in altered.items())
         raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
-    return plan.corpus.read(plan.work, options)
+    return plan.corpus.read(work, options)
 
 
-def _extract_text(plan: PreparationPlan, options: ReadOptions) -> Text:
-    """Write the text of files into text files of the same names, and find the splits in these."""
+def _extract_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Text:
+    """Write the text of files into text files of the same names in `work`, and find the splits in these."""
     assert plan.source is not None
     source = plan.source
     directory = source if source.is_dir() else source.parent
-    work = plan.work / "text"
     extracted = work / source.relative_to(directory)
     written = _write_text(plan, directory, work)
     columns = ", ".join(dict.fromkeys(file.column for file in plan.files if file.column))
@@ -109,13 +108,13 @@ def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> "list[Wri
     return written
 
 
-def _download(plan: PreparationPlan) -> None:
+def _download(plan: PreparationPlan, work: Path) -> None:
     """Download what is not in the directory of downloads, and unpack it into `work`."""
     for download in plan.corpus.downloads:
         for file in _fetch_or_mirror(plan, download):
             path = plan.downloads / file.file
             try:
-                _unpack_or_copy(path, plan)
+                _unpack_or_copy(path, plan, work)
             except CorpusInputError as error:
                 path.unlink()  # it has the right size, so it would not be fetched again
                 raise CorpusError(str(error)) from error
@@ -180,10 +179,9 @@ def _published_files(directory: Path, corpus: Corpus) -> list[Path]:
     return paths
 
 
-def _unpack_or_copy(path: Path, plan: PreparationPlan) -> None:
-    """Write the text of a published file into the temporary directory."""
+def _unpack_or_copy(path: Path, plan: PreparationPlan, work: Path) -> None:
+    """Write the text of a published file into `work`."""
     file = _published(plan.corpus).get(path.name)
-    work = plan.work
     if file is not None and file.rows_of:
         from txlcli.workflows.exchange import containers
 

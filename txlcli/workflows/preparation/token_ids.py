@@ -9,7 +9,7 @@ import numpy as np
 from txlcli.corpora.corpus import SHARES, Slices, Splits, size_of
 from txlcli.corpora.directory import cut
 from txlcli.corpora.locate import list_names, missing_note, text_files
-from txlcli.data.token_store import SplitInfo, TokenStore, writing
+from txlcli.data.token_store import SplitCounts, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles
@@ -19,13 +19,18 @@ from txlcli.workflows.preparation.sources import digest
 from txlcli.workflows.reporter import Step
 
 
-def write_store(plan: PreparationPlan, tokens: TokenFiles) -> TokenStore:
-    """Write the store, after a first pass that finds the largest id if the size of the vocabulary is not known."""
+def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> TokenStore:
+    """Write the store, after a first pass that finds the largest id if the size of the vocabulary is not known.
+
+    `work` is a temporary directory.
+    """
     splits = _splits(plan, tokens)
     size = tokens.dtype.itemsize
     counts = {split: size_of(pieces) // size for split, pieces in splits.items()}
     total = sum(counts.values())
-    vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or _count_ids(plan, tokens, splits, total))
+    vocab = plan.vocab
+    if vocab is None:
+        vocab = Vocab.of_ids(plan.options.vocab_size or _count_ids(plan, tokens, splits, total))
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
     conventions = {"ids": f"as in the token files ({tokens.format})"}
     if tokens.documents:
@@ -38,15 +43,16 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles) -> TokenStore:
         every_byte_scored=has_bytes,
     )
     with (
-        writing(plan.store, facts, vocab, work=plan.work) as writer,
+        writing(plan.store, facts, vocab, work=work) as writer,
         plan.reporter.progress("writing", total, "tokens") as step,
     ):
         for split, count in counts.items():
-            info = SplitInfo(tokens=count, words=0, bytes=count if has_bytes else 0)  # others are not known
+            n_bytes = count if has_bytes else 0  # 0: not known, like the words
             starts = None
             if tokens.documents:
                 starts = np.array(tokens.documents.starts(splits[split])) // size
-            writer.add(split, info, _ids(splits[split], tokens, vocab, step), starts)
+            counts_of_split = SplitCounts(tokens=count, words=0, bytes=n_bytes)
+            writer.add(split, counts_of_split, _ids(splits[split], tokens, vocab, step), starts)
     return TokenStore.open(plan.store)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from txlcli import corpora
 from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule, cards
 from txlcli.corpora.documents import UNITS
-from txlcli.data.token_store import SplitInfo
+from txlcli.data.token_store import SplitCounts
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange import vocabularies
@@ -104,9 +104,11 @@ def build(plan: PreparationPlan, rule: VocabularyRule, vocabulary_file: Path | N
                 f"{vocabulary_file}: the vocabulary lacks {' and '.join(lacking)}; this is another file"
             )
         return vocabulary(plan, rule, symbols)
-    counts = text.counts()
+    counts = text.symbol_counts()
     counted = [counts[split] for split in rule.splits if split in counts]
-    total = sum(counted, Counter[str]()) or sum(counts.values(), Counter[str]())
+    total = sum(counted, Counter[str]())
+    if not total:
+        total = sum(counts.values(), Counter[str]())
     min_count = plan.options.min_count or 1
     frequent = [symbol for symbol, times in total.most_common() if times >= min_count]
     symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
@@ -136,7 +138,7 @@ def notes_on(
     text: Text,
     numbered: NumberedText,
     vocab: Vocab,
-    counts: Mapping[str, SplitInfo],
+    counts: Mapping[str, SplitCounts],
 ) -> Iterator[str]:
     """Yield notes on what differs from the benchmark, and on symbols that do not mean what they look like."""
     built_from = _built_from(rule, text)
@@ -168,7 +170,7 @@ def notes_on(
         yield f"the text itself has {vocab.symbols[vocab.unknown]} {unknown:,} times, which are not counted as unknown"
 
 
-def _other_sizes(plan: PreparationPlan, vocab: Vocab, counts: Mapping[str, SplitInfo]) -> list[str]:
+def _other_sizes(plan: PreparationPlan, vocab: Vocab, counts: Mapping[str, SplitCounts]) -> list[str]:
     """Return the sizes that are not the published ones, in words."""
     if vocab.dropped:  # the published counts are of bytes, before any are dropped
         sizes = {split: count.bytes for split, count in counts.items()}

@@ -80,11 +80,11 @@ class Plan:
     def expected_share(self, train: TrainSettings) -> ExpectedShare:
         """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
         step_flops = train.batch_size * train.seg_len * self.flops_per_token
-        expected = expected_share(self.run.settings.model, step_flops, self.device.type)
+        share, source = expected_share(self.run.settings.model, step_flops, self.device.type)
         if train.recompute == "layers":
             # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
-            return expected._replace(share=0.75 * expected.share)
-        return expected
+            share *= 0.75
+        return ExpectedShare(share, source)
 
     @property
     def notes(self) -> list[str]:
