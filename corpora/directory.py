@@ -99,7 +99,8 @@ def remarks_on(beginning: bytes, names: str, *, has_documents: bool = False) -> 
         yield (
             f"{names}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
         )
-    complete = head[: head.rfind(b"\n") + 1] or head[: head.rfind(b" ") + 1] or head
+    end = head.rfind(b"\n") + 1 or head.rfind(b" ") + 1 or len(head)
+    complete = head[:end]  # without a number that is cut
     if NUMBERS.fullmatch(complete):
         numbers = "numbers, such as token ids"
         if max(map(int, re.findall(rb"\d+", complete))) < 256:

@@ -47,7 +47,8 @@ class TerminalReporter(Reporter):
 def _display(step: Step, bar: "Progress | None") -> Callable[[Step, str], None]:
     """Return the function that shows how far a step is: in the bar, or else as lines at intervals."""
     name = on_one_line(step.description)
-    started = last = time.monotonic()
+    started = time.monotonic()
+    last = started
     task = None
     if bar is not None:
         task = bar.add_task(name, total=step.total, completed=int(step.start), state="")

@@ -76,10 +76,12 @@ def quickstart(
         preparation = PrepareOptions()
         _announce("prepare", CORPUS, options=preparation, data_dir=data_dir)
         show_store(preparing.run(CORPUS, preparation, data_dir, reporter=workspace.reporter))
-    minutes = positions = None
+    minutes = None
     if max_minutes is not None:
-        minutes = round(max(0.0, TRAINING_SHARE * max_minutes - (time.monotonic() - started) / 60), 2)
+        passed = (time.monotonic() - started) / 60
+        minutes = round(max(0.0, TRAINING_SHARE * max_minutes - passed), 2)
     run = _train(minutes, workspace)
+    positions = None
     if max_minutes is not None:
         positions = _positions(run, 60 * max_minutes - (time.monotonic() - started))
     lengths = EvalOptions(mem_len=MEM_LENS, positions=positions)

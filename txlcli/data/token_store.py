@@ -382,7 +382,9 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
                 yield StoreWriter(file.create_group("splits"), disk, vocab)
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or _short(error)
+        reason = _short(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
         raise StoreError(f"could not write {path} ({reason}); free some space or give another `data_dir`") from error
 
 

@@ -70,9 +70,12 @@ class History:
     def missing_reports(self) -> str | None:
         """Contradiction between the last checkpoint and metrics.jsonl, which lost lines; None if there is none."""
         last = max((report["step"] for report in self.reports_of("train")), default=0)
+        lacks_steps = last + self.run.settings.log.every <= self.saved.get("step", 0)
         best_nats = self.saved.get("best_nats")
-        lacks_best = best_nats is not None and (self.best_valid is None or self.best_valid["loss_nats"] > best_nats)
-        if not lacks_best and last + self.run.settings.log.every > self.saved.get("step", 0):
+        lacks_best = False
+        if best_nats is not None:
+            lacks_best = self.best_valid is None or self.best_valid["loss_nats"] > best_nats
+        if not (lacks_steps or lacks_best):
             return None
         return f"{run_directory.METRICS} has lost reports; the checkpoint is of step {self.step:,}"
 
@@ -284,13 +287,16 @@ def summarize(past: History) -> RunSummary:
     best = past.best_valid or {}
     quoted, trials = past.test_result
     test = quoted or {}
-    best_valid = best_valid_step = valid_tokens = max_steps = None
+    best_valid = None
     if past.best_nats is not None:
         best_valid = metrics.in_metric(past.best_nats, run.metric)
+    best_valid_step = None
     if best.get("loss_nats") == past.best_nats:
         best_valid_step = best.get("step")
+    valid_tokens = None
     if best.get("tokens") == train.valid_tokens:  # not the whole split
         valid_tokens = train.valid_tokens
+    max_steps = None
     if past.state != "imported":
         max_steps = train.max_steps
     return RunSummary(

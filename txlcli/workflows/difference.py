@@ -121,43 +121,53 @@ def _summarize(first: LossSource, second: LossSource, differences: NDArray[np.fl
 def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> LossDifference:
     """Compare two files of words by the words that begin at the same places in both."""
     options.exclude("split", "positions", because="files of words have the text that they were written for")
-    files = [words_file.read(path) for path in (first, second)]
-    shared = set(files[0].places) & set(files[1].places)
-    texts = []
-    for file in files:
-        texts.append([word for word, place in zip(file.words, file.places, strict=True) if place in shared])
-    if texts[0] != texts[1] or 2 * len(shared) < max(len(file.words) for file in files):
+    first_file = words_file.read(first)
+    second_file = words_file.read(second)
+    shared = set(first_file.places) & set(second_file.places)
+    most_words = max(len(first_file.words), len(second_file.words))
+    if _words_at(first_file, shared) != _words_at(second_file, shared) or 2 * len(shared) < most_words:
         raise UsageError(
             f"{first} and {second} have words of different texts; evaluate both models on the same text, with the same "
             "names of documents"
         )
     lengths = options.mem_len or (None,)
-    sources = []
-    losses = []
-    ends = []
-    for path, file, mem_len in zip((first, second), files, (lengths[0], lengths[-1]), strict=True):
-        _check_unknown(path, file)
-        evaluation = _chosen_evaluation(path, file.losses_nats, mem_len)
-        sums, ends_of_sums = _joined(file, file.losses_nats[evaluation], shared)
-        sources.append(LossSource(file=str(path), run=None, evaluation=evaluation, loss_nats=float(sums.mean())))
-        losses.append(sums)
-        ends.append(ends_of_sums)
-    documents = [{document for document, _ in file.places} for file in files]
-    if ends[0] != ends[1] or documents[0] != documents[1]:
+    first_losses = _losses_of_shared(first, first_file, shared, lengths[0])
+    second_losses = _losses_of_shared(second, second_file, shared, lengths[-1])
+    if first_losses.ends != second_losses.ends or first_file.documents != second_file.documents:
         raise UsageError(
             f"{first} and {second} have words of different parts of a text; evaluate both models on the same documents "
             "and positions"
         )
-    return _summarize(sources[0], sources[1], losses[1] - losses[0], unit="word")
+    differences = second_losses.nats - first_losses.nats
+    return _summarize(first_losses.source, second_losses.source, differences, unit="word")
 
 
-def _joined(
-    file: WordLosses, nats: NDArray[np.float64], shared: Container[tuple[str, int]]
-) -> tuple[NDArray[np.float64], dict[str, int]]:
-    """Return the loss of each shared word, with the words after it that only this file has, and where documents end.
+def _words_at(file: WordLosses, places: Container[tuple[str, int]]) -> list[str]:
+    """Return the words of a file that begin at one of these places."""
+    return [word for word, place in zip(file.words, file.places, strict=True) if place in places]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SharedLosses:
+    """Losses of one evaluation by the words that two files share."""
+
+    source: LossSource
+    nats: NDArray[np.float64]
+    """Of each shared word, with the words after it that only this file has, (W,)."""
+    ends: dict[str, int]
+    """Offset after the last word, by document."""
+
+
+def _losses_of_shared(
+    path: Path, file: WordLosses, shared: Container[tuple[str, int]], mem_len: int | None
+) -> _SharedLosses:
+    """Add the losses of a file up to one for each shared word.
 
     Words before the first shared one of a document are left out. A line end does not move the end of a document.
     """
+    _check_unknown(path, file)
+    evaluation = _chosen_evaluation(path, file.losses_nats, mem_len)
+    nats = file.losses_nats[evaluation]
     sums: list[float] = []
     ends: dict[str, int] = {}
     for word, place, end, loss in zip(file.words, file.places, file.ends, nats.tolist(), strict=True):
@@ -169,7 +179,9 @@ def _joined(
             sums[-1] += loss
             if not word.isspace():
                 ends[document] = end
-    return np.array(sums), ends
+    losses = np.array(sums)
+    source = LossSource(file=str(path), run=None, evaluation=evaluation, loss_nats=float(losses.mean()))
+    return _SharedLosses(source=source, nats=losses, ends=ends)
 
 
 def _check_unknown(path: Path, file: WordLosses) -> None:
@@ -198,7 +210,9 @@ def _check_same_store(run_names: Sequence[str], workspace: Workspace) -> None:
 def _default_mem_len(name: str, workspace: Workspace) -> int | None:
     """Return the memory length of a run's evaluation, or of the best one of a file; None if it has none."""
     if _is_file(name):
-        prefix, _, length = _chosen_evaluation(name, loss_file.read(Path(name)).losses_nats, None).rpartition("_")
+        losses_nats = loss_file.read(Path(name)).losses_nats
+        best = _chosen_evaluation(name, losses_nats, None)
+        prefix, _, length = best.rpartition("_")
         return int(length) if prefix == "mem_len" else None
     settings = run_directory.find(name, workspace.runs_dir).settings
     if settings.model.recurrent_state:

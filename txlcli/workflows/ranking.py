@@ -49,7 +49,10 @@ def rank(history: History) -> ReportSection:
     grids = []
     table = published.BENCHMARKS.get(corpus.name)
     if table is not None:
-        rows, marks = _rows_of_table(table, released=released if results and dropped else None)
+        released_rows = None  # both
+        if results and dropped:
+            released_rows = released
+        rows, marks = _rows_of_table(table, released=released_rows)
         grids.append(Grid(COLUMNS, _ranked(rows, run, results), "Results in the paper."))
         notes.insert(0, f"Table {table.number} of the paper, {metric}, the best first; below, other papers.")
         notes += [f"{mark} {text}" for mark, text in MARKS.items() if mark in marks]

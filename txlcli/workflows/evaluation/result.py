@@ -50,6 +50,20 @@ class EvalResult:
         settings = self.scoring.settings
         model = opened.model.settings
         in_segments = not all(row.stride for row in self.rows)  # windows have their own lengths
+        seg_len = None
+        if in_segments:
+            seg_len = settings.seg_len
+        max_distance = None
+        same_length = None
+        attention = None
+        if model.has_attention:
+            max_distance = settings.max_distance
+            attention = opened.model.attention_backend
+            if in_segments:
+                same_length = settings.same_length
+        search = None
+        if self.search is not None:
+            search = self.search.to_json()
         result = {
             **opened.facts(),
             "text": text.title,
@@ -59,17 +73,17 @@ class EvalResult:
             "notes": list(text.notes),
             "split_sha256": text.digest,
             "may_be_learned": text.may_be_trained_on,
-            "seg_len": settings.seg_len if in_segments else None,
+            "seg_len": seg_len,
             "batch_size": settings.batch_size,
             "position": getattr(model, "position", None),
-            "max_distance": settings.max_distance if model.has_attention else None,
-            "same_length": settings.same_length if model.has_attention and in_segments else None,
+            "max_distance": max_distance,
+            "same_length": same_length,
             "precision": opened.precision,
-            "attention": opened.model.attention_backend if model.has_attention else None,
+            "attention": attention,
             "processes": self.scoring.world.size,
             "slowdown_windows": SLOWDOWN_WINDOWS,
             "paper": text.paper,
-            "search": self.search and self.search.to_json(),
+            "search": search,
             "in_sample": self.in_sample,
             "complete": self.ended_by is None,
             "rows": [row.to_json() for row in self.rows],

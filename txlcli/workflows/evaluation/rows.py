@@ -187,7 +187,8 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     fewest = length - stride + 1
     most = length
     if length >= tokens:  # such a window predicts all of the text at once
-        fewest = most = tokens
+        fewest = tokens
+        most = tokens
     window = model.settings.attention_window or most
     keys = (min(fewest, window), min(most, window))
     documents = len(text.documents) or None

@@ -104,8 +104,11 @@ def _read_documents(opened: OpenModel, options: EvalOptions, reporter: Reporter)
         for file in files:
             unit = options.documents or "files"
             documents += file.documents(unit, column=options.column, encoding=options.encoding)
-    title = options.text[0].title if len(options.text) == 1 else f"{len(options.text)} texts"
-    return _encode_documents(opened, documents, options, reporter, title=title).with_notes(*notes)
+    title = f"{len(options.text)} texts"
+    if len(options.text) == 1:
+        title = options.text[0].title
+    text = _encode_documents(opened, documents, options, reporter, title=title)
+    return text.with_notes(*notes)
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
@@ -245,14 +248,12 @@ def _encode_documents(
     notes = list(dict.fromkeys(all_notes))
     if left_out:
         notes.append(f"documents without a token to predict, which were left out: {left_out:,}")
-    words = [text.words for text in texts if text.words is not None]
-    sizes = [text.size for text in texts if text.size is not None]
     joined = ScoredText(
         title=printable(title),
         inputs=np.concatenate([text.inputs for text in texts]),
         targets=np.concatenate([text.targets for text in texts]),
-        words=sum(words) if len(words) == len(texts) else None,
-        size=sum(sizes) if len(sizes) == len(texts) else None,
+        words=_sum(text.words for text in texts),
+        size=_sum(text.size for text in texts),
         documents=tuple(texts),
         unit=opened.vocab.unit,
         conventions={},
@@ -260,6 +261,16 @@ def _encode_documents(
         notes=tuple(notes),
     )
     return _with_unknown(joined, opened.vocab, reporter)
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum of counts; None if one of them is not known."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def _encode(opened: OpenModel, read: ReadText, positions: int | None, source: UserText) -> ScoredText:
@@ -308,7 +319,9 @@ def _with_unknown(text: ScoredText, vocab: Vocab, reporter: Reporter) -> ScoredT
 
 def _unknown(targets: NDArray[np.integer], vocab: Vocab) -> int:
     """Return the number of targets that are not in the vocabulary."""
-    return 0 if vocab.unknown is None else int((targets == vocab.unknown).sum())
+    if vocab.unknown is None:
+        return 0
+    return int((targets == vocab.unknown).sum())
 
 
 def _count_words(data: bytes, tokens: int, opened: OpenModel) -> int:

@@ -35,6 +35,11 @@ class WordLosses:
     losses_nats: dict[str, NDArray[np.float64]]
     """Loss of each word, (W,), by evaluation: mem_len_M or attn_len_N."""
 
+    @property
+    def documents(self) -> set[str]:
+        """Names of the documents."""
+        return {document for document, _ in self.places}
+
 
 def read(path: Path) -> WordLosses:
     """Read a file of words; raise a UsageError if it is none."""
@@ -44,13 +49,16 @@ def read(path: Path) -> WordLosses:
         table = dict(zip(header, zip(*rows, strict=True), strict=True))
         columns = {name: table.pop(name) for name in COLUMNS}
         documents = table.pop(DOCUMENT, ("",) * len(rows))
-        losses = {name: np.array(values, dtype=np.float64) * math.log(2) for name, values in table.items()}
+        losses_nats = {}
+        for name, values in table.items():
+            bits = np.array(values, dtype=np.float64)
+            losses_nats[_evaluation(name)] = bits * math.log(2)
         return WordLosses(
             words=list(columns["word"]),
             places=list(zip(documents, map(int, columns["start"]), strict=True)),
             ends=list(map(int, columns["end"])),
             unknown=np.array(columns["unknown"], dtype=np.int64) == 1,
-            losses_nats={_evaluation(name): values for name, values in losses.items()},
+            losses_nats=losses_nats,
         )
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path") from error
@@ -60,5 +68,8 @@ def read(path: Path) -> WordLosses:
 
 def _evaluation(column: str) -> str:
     """Return the evaluation of a column, as in a file of losses: bits_M64 is mem_len_64."""
-    kind, length = column.removeprefix("bits_")[:1], column.removeprefix("bits_")[1:]
-    return f"{'attn_len' if kind == 'N' else 'mem_len'}_{int(length)}"
+    label = column.removeprefix("bits_")
+    length = int(label[1:])
+    if label.startswith("N"):
+        return f"attn_len_{length}"
+    return f"mem_len_{length}"

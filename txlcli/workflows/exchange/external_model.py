@@ -169,7 +169,9 @@ class ExternalModel(LanguageModel):
 
     def read_on(self, tokens: Tensor, cache: Any, *, before: int) -> Tensor:
         """Read tokens (B, l) after as many others, which a cache remembers; return their logits (B, l, V)."""
-        step = 1 if self.settings.by_token and before else tokens.shape[1]
+        step = tokens.shape[1]
+        if self.settings.by_token and before:
+            step = 1
         logits = []
         for part in tokens.split(step, dim=1):
             logits.append(self.read(part, cache, first=before, count=part.shape[1]))
@@ -199,8 +201,10 @@ class ExternalModel(LanguageModel):
 
     def losses(self, hidden: Tensor, targets: Tensor, tail_rows: object = None) -> Tensor:
         """Cross entropy in nats of each target, given logits: (B, L, V), (B, L) -> (B, L)."""
-        lanes = zip(hidden, targets, strict=True)  # one at a time, since logits are large
-        return torch.stack([F.cross_entropy(self._scaled(logits), own, reduction="none") for logits, own in lanes])
+        losses = []
+        for logits, of_lane in zip(hidden, targets, strict=True):  # one lane at a time, since logits are large
+            losses.append(F.cross_entropy(self._scaled(logits), of_lane, reduction="none"))
+        return torch.stack(losses)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         return self._scaled(hidden).log_softmax(-1)
@@ -264,14 +268,19 @@ def _examine(model: ExternalModel, n_positions: int | None) -> ExternalSettings:
     is_state = _is_state(model.new_cache())
     if obstacle is None and not is_state:
         obstacle = _find_obstacle(model, ids, n_positions)
-    settings = ExternalStateSettings if is_state and obstacle is None else ExternalSettings
-    return settings(**sizes, obstacle=obstacle, by_token=by_token)
+    if is_state and obstacle is None:
+        return ExternalStateSettings(**sizes, by_token=by_token)
+    return ExternalSettings(**sizes, obstacle=obstacle, by_token=by_token)
 
 
 def _tried_ids(model: ExternalModel, n_positions: int | None) -> Tensor:
     """Return random ids (1, L) that fill half of the positions at most."""
-    count = TRIED if n_positions is None else min(TRIED, n_positions // 2)
-    return torch.randint(model.vocab_size, (1, count), generator=torch.Generator().manual_seed(1)).to(model.device)
+    count = TRIED
+    if n_positions is not None:
+        count = min(TRIED, n_positions // 2)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(model.vocab_size, (1, count), generator=generator)
+    return ids.to(model.device)
 
 
 def _check_causal(model: ExternalModel, ids: Tensor) -> None:
@@ -283,9 +292,10 @@ def _check_causal(model: ExternalModel, ids: Tensor) -> None:
             f"{model.title}: its logits are not finite; its weights are damaged, or its numbers too large for this "
             "`precision`: try fp32, or download it again"
         )
-    last = (ids[:, -1:] + 1) % model.vocab_size
-    changed = model.read(torch.cat([ids[:, :-1], last], dim=1), count=count)
-    if not _are_equal(changed[:, :-1], logits[:, :-1]):
+    other_last = (ids[:, -1:] + 1) % model.vocab_size
+    changed = torch.cat([ids[:, :-1], other_last], dim=1)
+    changed_logits = model.read(changed, count=count)
+    if not _are_equal(changed_logits[:, :-1], logits[:, :-1]):
         raise ExternalModelError(
             f"{model.title} is not causal: predictions depend on later tokens, so that they are no likelihood; give a "
             "model that reads from left to right"
@@ -303,7 +313,8 @@ def _try_parts(model: ExternalModel, ids: Tensor, lengths: list[int]) -> str | N
             first += part.shape[1]
     except Exception as error:  # of the code of any model
         return f"a cache that cannot be continued ({type(error).__name__})"
-    if _are_equal(torch.cat(logits, dim=1), model.read(ids, count=ids.shape[1])):
+    at_once = model.read(ids, count=ids.shape[1])
+    if _are_equal(torch.cat(logits, dim=1), at_once):
         return None
     return "a cache that changes its predictions"
 
@@ -314,8 +325,12 @@ def _find_obstacle(model: ExternalModel, ids: Tensor, n_positions: int | None) -
         return "a cache that cannot be cut"
     if model.counts_positions:
         return "positions that it counts itself"
-    shift = SHIFT if n_positions is None else min(SHIFT, n_positions - ids.shape[1])
-    return None if _can_shift(model, ids, shift) else "absolute positions"
+    shift = SHIFT
+    if n_positions is not None:
+        shift = min(SHIFT, n_positions - ids.shape[1])
+    if not _can_shift(model, ids, shift):
+        return "absolute positions"
+    return None
 
 
 def _can_shift(model: ExternalModel, ids: Tensor, shift: int) -> bool:

@@ -82,7 +82,8 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     notes = []
     if padding:
         notes.append(f"the last {padding} ids of the weights pad the vocabulary and were dropped")
-    prepare = store_path = None
+    prepare = None
+    store_path = None
     if store is not None:
         store_path = str(store.path)
     else:

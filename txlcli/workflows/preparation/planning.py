@@ -245,7 +245,9 @@ def _reject_unused(
     rows: "list[TextFile]",
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
-    built = None if tokens or tokenizer == corpus.unit else tokenizer  # tokenizer of a vocabulary that is built
+    built = None  # tokenizer of a vocabulary that is built
+    if not tokens and tokenizer != corpus.unit:
+        built = tokenizer
     has_header = tokens is None or tokens.format != token_files.WITHOUT_HEADER
     has_splits = bool(corpus.files or corpus.symbols)
     if tokens:

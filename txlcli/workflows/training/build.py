@@ -222,7 +222,8 @@ def new_run(request: Request, directory: Path, store: TokenStore | None, weights
     """
     settings = request.settings
     vocab_size = settings.published.vocab_size
-    fingerprint = metric = ""
+    fingerprint = ""
+    metric = ""
     if store is not None:
         vocab_size = store.vocab.size
         fingerprint = store.fingerprint

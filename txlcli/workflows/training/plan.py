@@ -102,10 +102,12 @@ class Plan:
         """Return the beginning of the object that `txl train --dry-run --json` prints."""
         run = self.run
         train = run.settings.train
-        store = train_tokens = mem_len = None
+        store = None
+        train_tokens = None
         if self.store is not None:
             store = str(self.store.path)
             train_tokens = self.store.info("train").tokens
+        mem_len = None
         if not run.settings.model.recurrent_state:
             mem_len = train.mem_len
         return {

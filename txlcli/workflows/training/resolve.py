@@ -163,4 +163,6 @@ def _begun(request: Request, runs_dir: Path) -> Run | None:
         return None
     run = run_directory.find(name, runs_dir)
     has_checkpoint = (run.directory / run_directory.LAST).exists()
-    return run if has_checkpoint and run.settings == request.settings else None
+    if not has_checkpoint or run.settings != request.settings:
+        return None
+    return run
