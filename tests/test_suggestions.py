@@ -32,6 +32,7 @@ def test_a_name_is_suggested_by_meaning_then_by_spelling(word, known, meant):
         ("train", "learning_rate", "lr"),
         ("model", "nlayers", "n_layers"),
         ("train", "n_layers", "model.n_layers"),
+        ("model", "seg_len", "train.seg_len"),
         ("train", "zebra", None),
     ],
 )

@@ -41,21 +41,18 @@ def meant_name(name: str, known: Iterable[str]) -> str | None:
 def meant_setting(section: str, key: str, known: Iterable[str]) -> str | None:
     """Return the setting that was probably meant by a key of a section, as "key", or "section.key" of another one.
 
-    `known` has all settings, as section.key.
+    `known` has all settings, as section.key. The same key in another section comes before a similar one in this.
     """
     names = list(known)
     for meant in _synonyms(key, "settings"):
         if meant in names:
             return meant.removeprefix(f"{section}.")
     prefix = f"{section}."
-    keys = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    similar = _similar(key, keys)
-    if similar is not None:
-        return similar
     for name in names:
         if name.endswith(f".{key}"):
             return name
-    return None
+    keys = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return _similar(key, keys)
 
 
 def meant_option(option: str, options: Iterable[str], settings: Iterable[str]) -> str | None:

@@ -8,6 +8,7 @@ import typer.main
 from tests.commands.novel import done
 from tests.test_cli import python
 from txlcli.cli import app
+from txlcli.corpora import CORPORA
 
 HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "pyarrow", "safetensors"}
 COMMANDS = typer.main.get_command(app).commands
@@ -24,13 +25,18 @@ def test_the_help_of_every_command_has_a_description_an_example_and_a_text_for_e
     result = done(*words, "-h")
     assert result.stderr == ""
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
-    assert not re.search(r"<\w|x>=", result.stdout)  # Python types and ranges
+    assert not re.search(r"<\w|x>=|`", result.stdout)  # Python types, ranges and names
     command = WITH_SUBCOMMANDS[name]
     assert command.help.splitlines()[0].endswith(".")
     assert f"Example: txl {name}" in result.stdout
     assert command.get_short_help_str(200) in " ".join(done(*group, "--help").stdout.split())
     help_of = {parameter.name: getattr(parameter, "help", None) for parameter in command.params}
     assert [option for option, text in help_of.items() if not text] == []
+
+
+def test_the_help_of_prepare_lists_every_corpus():
+    listed = " ".join(COMMANDS["prepare"].help.split()).partition("Own text")[0]
+    assert set(CORPORA) <= set(re.findall(r"\w+", listed))
 
 
 def test_every_command_but_quickstart_prints_json():

@@ -1,5 +1,7 @@
 """Errors of PyTorch and Python that mean that memory ran out are recognized."""
 
+import os
+
 import pytest
 import torch
 
@@ -60,6 +62,7 @@ LIMITED = {
         4.5,
     ),
     "no groups": (None, {}, 11),
+    "a name that is not UTF-8": ("0::/job/\udcff", VERSION_2, 3),
 }
 
 
@@ -69,7 +72,7 @@ def test_the_limit_of_a_control_group_counts_as_the_memory_of_the_machine(tmp_pa
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {11 * GIB // 1024} kB\n")
     if group is not None:
-        (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+        (tmp_path / "proc/self/cgroup").write_bytes(os.fsencode(f"{group}\n"))
     for name, value in files.items():
         path = tmp_path / "cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from txlcli.config.ranges import FieldType
 from txlcli.errors import UsageError
 from txlcli.runs import lifecycle, run_directory
 from txlcli.system import launcher
-from txlcli.system.command_lines import default_data_dir, default_runs_dir, flag
+from txlcli.system.command_lines import default_data_dir, default_runs_dir, flag, with_flags
 from txlcli.workflows.options import Options, OptionTraits, parse
 from txlcli.workflows.reproduction.options import ALL_ITEMS, REPRODUCIBLE
 from txlcli.workflows.workspace import RunsDir, Workspace
@@ -173,7 +173,7 @@ def _parameter(field: Field[Any]) -> Parameter:
         metavar=traits.metavar or _metavar(type_),
         envvar=traits.variable,
         autocompletion=COMPLETIONS.get(field.name),
-        help=traits.help,
+        help=with_flags(traits.help),
     )
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option])
 

@@ -33,7 +33,7 @@ def prepare(
 ) -> None:
     """Turn a corpus, or your own text, into a token store.
 
-    Corpora: enwik8, text8, wt103, lm1b, ptb (downloaded, or read from --source), stdlib (part of every Python).
+    Corpora: enwik8, text8, wt103, wt2, lm1b, ptb (downloaded, or read from --source), stdlib (part of every Python).
     Own text may be plain, compressed, or a column of Parquet, Arrow, JSON lines, CSV or TSV. Token ids of nanoGPT,
     llm.c, LitGPT, Megatron and fairseq (.bin, .idx) are kept as they are; --ids reads them from .npy, .npz and JSON.
 

@@ -32,7 +32,7 @@ def free_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     if free is None:
         return None
     try:
-        groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+        groups = (proc / "self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         groups = []
     return max(0, min([1024 * free, *_free_in_groups(groups, cgroups)]))

@@ -176,5 +176,5 @@ seed_option = partial(option, "Random seed.", default=1111)
 class PlotOptions(Options):
     """Options of each job that plots its result, and all of `txl runs plot` and `txl runs compare`."""
 
-    plot: Path | None = option("Also plot the result to this .png, .svg or .pdf file.", writes=FIGURE_FORMATS)
+    plot: Path | None = option("Plot the result to this .png, .svg or .pdf file.", writes=FIGURE_FORMATS)
     force: bool = force_option()

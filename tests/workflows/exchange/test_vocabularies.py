@@ -115,7 +115,9 @@ def test_the_most_complete_file_of_a_directory_is_chosen(tmp_path):
 )
 def test_a_list_of_parts_of_words_is_not_a_list_of_words(tmp_path, pieces, word):
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
-    assert f"pieces of {word}" in refusal(tmp_path / "vocab.txt")
+    message = refusal(tmp_path / "vocab.txt")
+    assert f"pieces of {word}" in message
+    assert (".model" in message) == (word == "SentencePiece")
 
 
 def test_a_sentencepiece_model_is_a_vocabulary_if_it_restores_all_text(tmp_path):

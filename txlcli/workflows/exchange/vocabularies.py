@@ -112,7 +112,8 @@ def _reject_pieces(words: list[str]) -> None:
     for mark, tokenizer in PIECES.items():
         marked = sum(1 for word in words if word.startswith(mark) or word.endswith(mark))
         if marked > MIN_PIECES * len(words):
-            raise VocabularyError(f"a list of pieces of {tokenizer}; give its model instead, or words, one per line")
+            instead = " (its .model is read)" if tokenizer == "SentencePiece" else ""
+            raise VocabularyError(f"a list of pieces of {tokenizer}{instead}, not of words")
 
 
 def _first_index(words: list[str], symbols: tuple[str, ...]) -> int | None:
