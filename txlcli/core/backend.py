@@ -50,8 +50,9 @@ class ScoreTerms:
     reach: int
     """n; a query sees the distances 0 .. n - 1, no others."""
     position_key: Tensor | None = None
-    """(b): W_kR R, Q of Appendix B, (H, m, D); row c is distance m - 1 - c. The first row also stands for every larger
-    distance. For `AttendContext`, rows from n on belong to no distance: they align rows of scores."""
+    """(b): W_kR R, Q of Appendix B, (H, m, D); row c is distance m - 1 - c, and the first row also stands for every
+    larger distance. For `AttendContext`, m may exceed n: then row c is distance n - 1 - c, and the rows from n on are
+    zeros, which align the rows of scores."""
     content_bias: Tensor | None = None
     """(c): u, (H, D)."""
     position_bias: Tensor | None = None
@@ -88,7 +89,7 @@ class ScoreTerms:
         return torch.arange(key_len, device=self.farthest.device) < first_key
 
     def to(self, dtype: torch.dtype) -> "ScoreTerms":
-        """Cast all tensors but distances."""
+        """Cast the tensors in floating point; a rotation is not cast."""
         tensors = {}
         for name, term in vars(self).items():
             if isinstance(term, Tensor) and term.is_floating_point():
@@ -114,7 +115,7 @@ def nearest_rows(by_distance: Tensor, count: int) -> Tensor:
     return torch.cat([by_distance[:, :1].expand(-1, missing, -1), by_distance], dim=1)
 
 
-def aligned(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
+def pad_to(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
     """Append zeros to a tensor (..., T, in), so that it has so many columns, and rows if these are given."""
     missing_columns = columns - tensor.shape[-1]
     missing_rows = 0 if rows is None else rows - tensor.shape[-2]
@@ -123,7 +124,7 @@ def aligned(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
     return F.pad(tensor, (0, missing_columns)) if missing_columns else tensor
 
 
-def repeated(bias: Tensor, rows: Tensor) -> Tensor:
+def repeat_for_lanes(bias: Tensor, rows: Tensor) -> Tensor:
     """Return a bias (x, ...) for each lane of rows (B, L, x, ...), so that its gradient adds up L before B.
 
     torch.compile joins the first sum to the kernel that writes the gradients of the rows; for a sum over both axes at
@@ -202,7 +203,7 @@ class Backend:
     compiles: bool = False
     """True to compile the functions of a training step."""
     reading_compile: Compile = "auto"
-    """If readers compile the operations between two attentions; auto: on a GPU, for long texts."""
+    """If a reader is to compile; auto: on a GPU, for long texts. `compiles_reading` is what follows from it."""
     recompute: Recomputation = False
     """Let backward passes compute attention probabilities again without keeping them, or whole layers."""
     gradient_of_rows: bool = False
@@ -215,12 +216,13 @@ class Backend:
     """Number that divides all logits, of the bands of the vocabulary and of the clusters."""
     only_reads: bool = False
     """True for a view whose matrices are packed for reading."""
-    compiles_parts: bool = False
-    """True to compile what a reader computes between two attentions, in which no shape depends on the past."""
+    compiles_reading: bool = False
+    """True for a view that compiles what a reader computes between two attentions: no shape in it depends on the past.
+    """
     attend: Attend
     linear: Linear
     dropout: Drop
-    activation: Drop
+    relu_dropout: Drop
     """Dropout of relu(hidden); it may overwrite its input."""
     attend_context: AttendContext | None = None
     """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""
@@ -234,7 +236,7 @@ class Backend:
             attend=other.attend,
             linear=other.linear,
             dropout=other.dropout,
-            activation=other.activation,
+            relu_dropout=other.relu_dropout,
             attend_context=other.attend_context,
             multiple=other.multiple,
         )

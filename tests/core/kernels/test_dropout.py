@@ -62,8 +62,8 @@ def test_a_compiled_activation_passes_on_its_gradient(rate, variational):
     """PyTorch 2.11 lost it."""
     torch.compiler.reset()
     hidden = torch.randn(7, 11, 5, requires_grad=True)
-    backend = make_compiled_backend("auto", parts=False, joins_heads=False, pads_rows=False)
-    activation = functools.partial(backend.activation, rate=rate, variational=variational)
+    backend = make_compiled_backend("auto", reading=False, joins_heads=False, pads_rows=False)
+    activation = functools.partial(backend.relu_dropout, rate=rate, variational=variational)
     out = torch.compile(activation, fullgraph=True, backend="eager")(hidden)
     (grad,) = torch.autograd.grad(out.sum(), hidden)
     assert 0 < out.count_nonzero() < out.numel()

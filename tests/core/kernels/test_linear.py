@@ -95,7 +95,7 @@ def test_output_and_gradients_equal_plain_products(everywhere, with_bias, lead, 
 
 def test_the_compiler_traces_one_graph_of_products():
     module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
-    module.backend = make_compiled_backend("auto", parts=False, joins_heads=False, pads_rows=False)
+    module.backend = make_compiled_backend("auto", reading=False, joins_heads=False, pads_rows=False)
     given = torch.compile(lambda rows: module(rows).relu(), fullgraph=True, backend="eager")(rows)
     torch.testing.assert_close(given, module(rows).relu(), rtol=1e-5, atol=1e-5)
 

@@ -5,7 +5,7 @@ import torch
 from tests.core.builders import V, model_settings
 from txlcli.core.architectures.registry import parameter_shapes
 from txlcli.core.training.buckets import bucket_names
-from txlcli.core.training.parallel_zero import owners
+from txlcli.core.training.parallel_zero import assign_owners
 
 
 def shapes(**changed):
@@ -33,4 +33,4 @@ def test_no_layers_have_no_buckets():
 
 def test_the_largest_tensors_are_divided_first():
     of_model = {"a": torch.Size([2]), "b": torch.Size([3, 4]), "c": torch.Size([11]), "d": torch.Size([7])}
-    assert owners(of_model, 3) == {"b": 0, "c": 1, "d": 2, "a": 2}
+    assert assign_owners(of_model, 3) == {"b": 0, "c": 1, "d": 2, "a": 2}

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from txlcli.core.backend import ScoreTerms, aligned, nearest_rows, repeated
+from txlcli.core.backend import ScoreTerms, nearest_rows, pad_to, repeat_for_lanes
 from txlcli.core.kernels.device import row_multiple
 
 
@@ -20,7 +20,7 @@ def scaled_queries(
         scale: of the scores.
         width: D, padded.
     """
-    rows = aligned(query * scale, width)
+    rows = pad_to(query * scale, width)
     return _biased(rows, content_bias, scale), _biased(rows, position_bias, scale)
 
 
@@ -28,8 +28,8 @@ def _biased(rows: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """Return rows (B, L, H, D), scaled before, plus a bias (H, D) that is scaled and padded here."""
     if bias is None:
         return rows
-    padded = aligned(bias * scale, rows.shape[-1])
-    return (rows + repeated(padded, rows)).to(rows.dtype)
+    padded = pad_to(bias * scale, rows.shape[-1])
+    return (rows + repeat_for_lanes(padded, rows)).to(rows.dtype)
 
 
 class AttentionInputs(NamedTuple):
@@ -77,12 +77,12 @@ class AttentionInputs(NamedTuple):
                 position_key = query.new_zeros(query.shape[1], 1, width)
             position_key = nearest_rows(position_key, terms.reach)
         if position_key is not None:
-            position_key = aligned(position_key.to(dtype), width)
+            position_key = pad_to(position_key.to(dtype), width)
         return cls(
             reach=terms.reach,
-            query=aligned(query * scale, width),
-            key=aligned(key.to(dtype), width),
-            value=aligned(value.to(dtype), width),
+            query=pad_to(query * scale, width),
+            key=pad_to(key.to(dtype), width),
+            value=pad_to(value.to(dtype), width),
             content_bias=_scaled_bias(terms.content_bias, scale, query, width),
             position_bias=_scaled_bias(terms.position_bias, scale, query, width),
             position_key=position_key,
@@ -100,4 +100,4 @@ def _scaled_bias(bias: Tensor | None, scale: float, query: Tensor, width: int) -
     """Return a bias (H, D) scaled and padded, in the dtype of the queries: (H, 1, width)."""
     if bias is None:
         return None
-    return aligned((bias * scale)[:, None].to(query.dtype), width)
+    return pad_to((bias * scale)[:, None].to(query.dtype), width)

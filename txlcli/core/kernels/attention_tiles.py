@@ -243,10 +243,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        kept = ctx.saved_tensors  # read once: a layer that is computed again gives them once
-        inputs = AttentionInputs(ctx.reach, *kept[:INPUT_TENSORS])
-        mask = kept[INPUT_TENSORS]
-        saved_probabilities = kept[INPUT_TENSORS + 1 :]
+        saved = ctx.saved_tensors  # read once: a layer that is computed again gives them once
+        inputs = AttentionInputs(ctx.reach, *saved[:INPUT_TENSORS])
+        mask = saved[INPUT_TENSORS]
+        saved_probabilities = saved[INPUT_TENSORS + 1 :]
         buffers = ctx.tiled.buffers
         tiling = Tiling.of(inputs, buffers)
         recomputed: _Probabilities | None = None
@@ -265,9 +265,9 @@ class _Attention(torch.autograd.Function):
             grad_probability = torch.bmm(_dense(grad_out), value.mT)
             used = probability
             if mask is not None:
-                kept = tile.select_scores(mask)
-                used = probability * kept
-                grad_probability.mul_(kept)
+                mask_of_tile = tile.select_scores(mask)
+                used = probability * mask_of_tile
+                grad_probability.mul_(mask_of_tile)
             grad_score = softmax_backward(grad_probability, probability)
             grads.add(tile, grad_score, used, grad_out)
         if recomputed is not None:
@@ -276,7 +276,7 @@ class _Attention(torch.autograd.Function):
 
 
 INPUT_TENSORS = len(AttentionInputs._fields) - 1
-"""Number of the tensors of attention that may have a gradient: all fields but `reach`."""
+"""Number of the tensors among the arguments of attention: all fields but `reach`."""
 
 
 class _Gradients:
@@ -299,10 +299,10 @@ class _Gradients:
         """Add what a tile contributes.
 
         Args:
-            tile: the next one.
+            tile: one of the tiles, in their order.
             grad_score: gradient of its scores, (b*H, l, k).
-            used: its probabilities after dropout, (b*H, l, k).
-            grad_out: gradient of its outputs, (b*H, l, D).
+            used: its probabilities, masked by dropout but not scaled, (b*H, l, k).
+            grad_out: gradient of its outputs, times the scale of dropout, (b*H, l, D).
         """
         inputs = self._inputs
         key = _dense(tile.select_keys(inputs.key))

@@ -25,7 +25,7 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
-from txlcli.core.backend import ScoreTerms, aligned, nearest_rows
+from txlcli.core.backend import ScoreTerms, nearest_rows, pad_to
 from txlcli.core.kernels import attention_triton_kernels as kernels
 from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import compiled
@@ -148,12 +148,12 @@ def attend(
         content, position = compiled(scaled_queries, compiles)(
             _rows(query), terms.content_bias, terms.position_bias, scale, width
         )
-        key = aligned(key, width)
+        key = pad_to(key, width)
         if value is not None:
-            value = aligned(value, width)
+            value = pad_to(value, width)
         position_key = terms.position_key
         if position_key is not None:
-            position_key = aligned(position_key.to(query.dtype), width)
+            position_key = pad_to(position_key.to(query.dtype), width)
         columns = _count_columns(terms)
         by_distance = _position_scores(position, position_key, terms, columns)
         seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
@@ -194,11 +194,11 @@ def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerm
     scores: Tensor | None = None
     if position_key is not None:
         if position_key.shape[1] != pitch:  # else it may have rows for the padding
-            position_key = aligned(nearest_rows(position_key, columns), width, pitch)  # (H, P, D)
+            position_key = pad_to(nearest_rows(position_key, columns), width, pitch)  # (H, P, D)
         of_head = rows.reshape(batch_size * seg_len, heads, width).transpose(0, 1)  # (H, B * L, D)
         scores = torch.bmm(of_head, position_key.mT).view(heads, batch_size, seg_len, pitch)
     if terms.distance_bias is not None:
-        bias = aligned(terms.distance_bias, pitch).to(rows.dtype)[:, None, None]  # (H, 1, 1, P)
+        bias = pad_to(terms.distance_bias, pitch).to(rows.dtype)[:, None, None]  # (H, 1, 1, P)
         bias = bias.expand(heads, batch_size, seg_len, pitch)
         scores = bias.contiguous() if scores is None else scores + bias
     if terms.farthest is not None:

@@ -19,9 +19,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_FAILURES = 2
-"""Failures of the compiler after which a model is no longer compiled: a single one may come from a full disk."""
+"""Failures in a row after which a function is no longer compiled: a single one may come from a full disk."""
 _failures = Counter[Callable[..., Any]]()
-"""How often the compiler has failed for a function in a row."""
+"""Failures of the compiler in a row, for each function."""
 
 MAX_ITEMSIZE = 4
 """Bytes of the widest dtype of Triton's kernels, which add up in float32."""

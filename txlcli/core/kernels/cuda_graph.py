@@ -151,7 +151,9 @@ class Replay(Generic[Result]):
     Args:
         function: reads `fixed_inputs`, and may change them.
         fixed_inputs: tensors on the device.
+        device: of these tensors.
         capture_graph: makes the graph; raises a UsageError if it cannot.
+        warm_up: calls of the function before it is captured; see `capture`.
     """
 
     def __init__(

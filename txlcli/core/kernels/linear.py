@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from txlcli.core.backend import aligned
+from txlcli.core.backend import pad_to
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products
 from txlcli.core.kernels.modes import computes_as_gpu, setting
 from txlcli.core.kernels.private import onednn_has_bf16, onednn_linear, onednn_reorder
@@ -133,7 +133,7 @@ def pad_columns(matrix: Tensor, dtype: torch.dtype, multiple: int, *, rows: bool
     padded_height = height
     if rows:
         padded_height += -height % multiple
-    return aligned(matrix.to(dtype), padded_width, padded_height)
+    return pad_to(matrix.to(dtype), padded_width, padded_height)
 
 
 def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:

@@ -195,7 +195,10 @@ class _Work:
     def _first_gradients(
         self, hidden: Tensor, table: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return memory for the gradients of hidden states, of the table in a dtype, and of the bias: zeros."""
+        """Return memory for the gradients of hidden states, of the table in a dtype, and of the bias.
+
+        That of the bias is zeros; the others are overwritten, but that of the table is zeros if there is no token.
+        """
         grad_table = self.spare.acquire(table, dtype)
         if not len(hidden):
             grad_table.zero_()

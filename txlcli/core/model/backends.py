@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.train_settings import AttentionBackend
-from txlcli.core.backend import Attend, AttendContext, Backend, ScoreTerms, aligned, repeated
+from txlcli.core.backend import Attend, AttendContext, Backend, ScoreTerms, pad_to, repeat_for_lanes
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import CUDA_MULTIPLE, cast, cast_for_products
@@ -17,7 +17,7 @@ from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import ScoreBuffers
 from txlcli.core.model import attention
 
-FAST = Backend(attend=TiledAttention(), linear=linear, dropout=drop, activation=relu_dropout)
+FAST = Backend(attend=TiledAttention(), linear=linear, dropout=drop, relu_dropout=relu_dropout)
 """The fast path, before a model shares its score buffers."""
 
 
@@ -30,9 +30,9 @@ def make_backend(name: AttentionBackend, workspace: ScoreBuffers, *, recompute: 
         recompute: keep no probabilities for the backward pass; "auto" only.
     """
     if name == "reference":
-        return Backend(attend=attention.attend, linear=F.linear, dropout=drop, activation=relu_dropout)
+        return Backend(attend=attention.attend, linear=F.linear, dropout=drop, relu_dropout=relu_dropout)
     attend = FastAttention(TiledAttention(workspace, recompute=recompute))
-    return Backend(attend=attend, linear=linear, dropout=drop, activation=relu_dropout)
+    return Backend(attend=attend, linear=linear, dropout=drop, relu_dropout=relu_dropout)
 
 
 class FastAttention:
@@ -67,7 +67,7 @@ class FastAttention:
         if terms.position_key is not None:
             terms = dataclasses.replace(terms, position_key=terms.position_key[:, : terms.reach, :width])
         attended = self.tiles(query[..., :width], key[..., :width], value[..., :width], terms, dropout=dropout)
-        return aligned(attended, query.shape[3])
+        return pad_to(attended, query.shape[3])
 
 
 def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
@@ -81,7 +81,7 @@ def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
     return cast(hidden * scale, hidden.dtype)
 
 
-class _FusedActivation(torch.autograd.Function):
+class _FusedReluDropout(torch.autograd.Function):
     """Dropout of relu(hidden) for the next product, which keeps the result: a mask is not kept."""
 
     @staticmethod
@@ -98,9 +98,9 @@ class _FusedActivation(torch.autograd.Function):
         return torch.where(out > 0, grad_outputs[0].to(ctx.dtype) * ctx.scale, 0.0), None, None
 
 
-def _fused_activation(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
-    activation: Tensor = _FusedActivation.apply(hidden, rate, variational)
-    return activation
+def _fused_relu_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
+    dropped: Tensor = _FusedReluDropout.apply(hidden, rate, variational)
+    return dropped
 
 
 def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -109,7 +109,7 @@ def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return product
     if len(weight) > weight.shape[1]:  # gradients of narrow rows are added up with those of the norm that follows
-        bias = repeated(bias, product)
+        bias = repeat_for_lanes(bias, product)
     return product + bias
 
 
@@ -117,21 +117,21 @@ def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     """Return `_fused_linear` of rows (..., in) that may end in zeros: at the multiple of CUDA, ending in zeros."""
     width = len(weight) + -len(weight) % CUDA_MULTIPLE
     if bias is not None:
-        bias = aligned(bias, width)
-    return _fused_linear(rows, aligned(weight, rows.shape[-1], width), bias)
+        bias = pad_to(bias, width)
+    return _fused_linear(rows, pad_to(weight, rows.shape[-1], width), bias)
 
 
 _KERNELS = FastAttention(attention.attend)
 _KERNELS_TO_CONTEXT = _KERNELS.to_context
-_KERNELS_OF_PARTS = FastAttention(attention.attend, compiles=True)
+_KERNELS_FOR_READING = FastAttention(attention.attend, compiles=True)
 
 
-def make_compiled_backend(name: AttentionBackend, *, parts: bool, joins_heads: bool, pads_rows: bool) -> Backend:
+def make_compiled_backend(name: AttentionBackend, *, reading: bool, joins_heads: bool, pads_rows: bool) -> Backend:
     """Return plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition without them.
 
     Args:
         name: of the attention backend.
-        parts: compile what a reader computes between two attentions, not whole layers.
+        reading: compile what a reader computes between two attentions, not whole layers.
         joins_heads: let one product make keys and values, where the kernels are in a compiled layer.
         pads_rows: pad the rows of hidden states there for widths that CUDA's fast products do not take.
     """
@@ -141,8 +141,8 @@ def make_compiled_backend(name: AttentionBackend, *, parts: bool, joins_heads: b
     multiple = 1
     if name == "reference":
         attend = attention.attend
-    elif parts:
-        attend = _KERNELS_OF_PARTS
+    elif reading:
+        attend = _KERNELS_FOR_READING
     else:
         if joins_heads:
             attend_context = _KERNELS_TO_CONTEXT
@@ -154,6 +154,6 @@ def make_compiled_backend(name: AttentionBackend, *, parts: bool, joins_heads: b
         attend_context=attend_context,
         linear=linear,
         dropout=_plain_dropout,
-        activation=_fused_activation,
+        relu_dropout=_fused_relu_dropout,
         multiple=multiple,
     )

@@ -167,7 +167,7 @@ class LanguageModel(nn.Module, ABC):
         """
         if self.backend.only_reads:
             return self
-        chosen = dataclasses.replace(self.backend, only_reads=True, compiles=False, compiles_parts=compiles)
+        chosen = dataclasses.replace(self.backend, only_reads=True, compiles=False, compiles_reading=compiles)
         view = self._view(chosen).eval()
         dtype = product_dtype(self.backend.precision, self.dtype)
         if dtype != self.dtype:
@@ -191,9 +191,9 @@ class LanguageModel(nn.Module, ABC):
     def make_backend(self, chosen: Backend) -> Backend:
         """Return a backend for this model, which has the fields of `Choices` that are chosen.
 
-        A model without attention computes it in no way, and one whose layers have kernels of their own is not compiled.
+        By default nothing is compiled: layers without attention have kernels of their own.
         """
-        return dataclasses.replace(chosen, compiles=False, compiles_parts=False)
+        return dataclasses.replace(chosen, compiles=False, compiles_reading=False)
 
     def _use(self, backend: Backend) -> None:
         """Give the backend to all modules, when a model or a view is made."""
@@ -320,6 +320,8 @@ class LanguageModel(nn.Module, ABC):
         self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
     ) -> tuple[Tensor, Tensor, Memory]:
         """Compute what a training step minimizes on one segment.
+
+        This method is for E = 0 and segments without padding; a model that allows more overrides it.
 
         Args:
             tokens: (B, E + L), read; the first E, which were read before, are fewer at the beginning of an epoch.

@@ -42,7 +42,7 @@ class Dropout(nn.Module):
 
     def after_relu(self, hidden: Tensor) -> Tensor:
         """Drop entries of relu(hidden), which may be overwritten."""
-        return self.backend.activation(hidden, self.active_rate, variational=self.variational)
+        return self.backend.relu_dropout(hidden, self.active_rate, variational=self.variational)
 
 
 DROPPED = 1e-12

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from txlcli.config import traits as config
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.traits import EncodingTraits
-from txlcli.core.backend import Backend, Rotation, ScoreTerms, aligned
+from txlcli.core.backend import Backend, Rotation, ScoreTerms, pad_to
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import cast_for_products, float64_device, row_multiple
 from txlcli.core.model.attention import distance_encoding, split_heads
@@ -103,33 +103,26 @@ def _distances(reach: int, max_distance: int | None, device: torch.device) -> Te
     return distances.clamp(max=max_distance)
 
 
-def encode(dropout: Dropout, reach: int, max_distance: int | None, like: Tensor, width: int) -> Tensor:
+def dropped_encodings(dropout: Dropout, reach: int, max_distance: int | None, like: Tensor, width: int) -> Tensor:
     """Return R of the distances n - 1 down to 0, (n, d), with one dropout mask for the batch and all layers."""
-    encoding = distance_encoding(_distances(reach, max_distance, like.device), width).to(like.dtype)
-    return cast_for_products(dropout(encoding))
+    encodings = distance_encoding(_distances(reach, max_distance, like.device), width).to(like.dtype)
+    return cast_for_products(dropout(encodings))
 
 
-class TiedRelativeEncoding(Encoding):
-    """The paper's encoding without weights of its own: sinusoids of distances, projected by W_k and W_q of every layer.
-
-    The position keys are W_k R, and u = v = W_q R_0.
-    """
+class SinusoidsOfDistances(Encoding):
+    """Base class of encodings that project the sinusoids R of section 3.3."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
         self.dropout = Dropout.of(settings, "distance_dropout")
 
-    def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        distances = self.encode(reach, max_distance, like)
-        return [ScoreTerms(reach, distances=distances)] * self.settings.n_layers
-
-    def encode(self, reach: int, max_distance: int | None, like: Tensor) -> Tensor:
-        """Return R of the distances n - 1 down to 0, (n, d)."""
-        run = compiled(encode, self.backend.compiles)
-        return run(self.dropout, reach, max_distance, like, self.settings.d_model)
+    def sinusoids(self, reach: int, max_distance: int | None, like: Tensor) -> Tensor:
+        """Return R of the distances n - 1 down to 0, (n, d), after dropout."""
+        compute = compiled(dropped_encodings, self.backend.compiles)
+        return compute(self.dropout, reach, max_distance, like, self.settings.d_model)
 
 
-class RelativeEncoding(TiedRelativeEncoding):
+class RelativeEncoding(SinusoidsOfDistances):
     """The paper's encoding (3.3): sinusoids of distances, projected by every layer, with the biases u and v."""
 
     def __init__(self, settings: TransformerSettings) -> None:
@@ -144,7 +137,7 @@ class RelativeEncoding(TiedRelativeEncoding):
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
-        encoding = self.encode(reach, max_distance, like)
+        encoding = self.sinusoids(reach, max_distance, like)
         if self.backend.attend_context is None:
             projected = self._project_by_layer(encoding)
         else:
@@ -169,10 +162,21 @@ class RelativeEncoding(TiedRelativeEncoding):
         count += -count % multiple
         width += -width % multiple
         weight = joined_heads(self.w_k_position, self.settings.d_head, width)
-        keys = F.linear(aligned(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
+        keys = F.linear(pad_to(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
         content_biases = self.content_bias.expand(n_layers, -1, -1).unbind()
         position_biases = self.position_bias.expand(n_layers, -1, -1).unbind()
         return zip(keys, content_biases, position_biases, strict=True)
+
+
+class TiedRelativeEncoding(SinusoidsOfDistances):
+    """The paper's encoding without weights of its own: sinusoids of distances, projected by W_k and W_q of every layer.
+
+    The position keys are W_k R, and u = v = W_q R_0.
+    """
+
+    def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
+        distances = self.sinusoids(reach, max_distance, like)
+        return [ScoreTerms(reach, distances=distances)] * self.settings.n_layers
 
 
 class ShawEncoding(Encoding):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.core.backend import Attend, Backend, Rotation, ScoreTerms, aligned
+from txlcli.core.backend import Attend, Backend, Rotation, ScoreTerms, pad_to
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.attention import Attention, split_heads
@@ -201,7 +201,7 @@ class Layer(nn.Module):
         if first:
             hidden = hidden[:, first:]
         if hidden.shape[1]:
-            hidden = compiled(Layer.residual_block, self.backend.compiles_parts)(self, hidden, attended)
+            hidden = compiled(Layer.residual_block, self.backend.compiles_reading)(self, hidden, attended)
         kept = layer_input[..., : self.d_model].detach().contiguous()
         if not joins:
             return LayerOutput(hidden, kept)
@@ -209,7 +209,7 @@ class Layer(nn.Module):
 
     def _attend_to_past(self, hidden: Tensor, past: Past, terms: ScoreTerms, first: int) -> tuple[Tensor, Tensor]:
         """Return the input (B, L, d) of the sublayer, and its output for the positions from `first` on."""
-        layer_input, query, keys, values = compiled(project, self.backend.compiles_parts)(
+        layer_input, query, keys, values = compiled(project, self.backend.compiles_reading)(
             self, hidden, terms.rotation, first
         )
         keys, values = past.extend(keys, values, self, terms.rotation)
@@ -232,7 +232,7 @@ class Layer(nn.Module):
         segment = self.attention_input(layer_input)
         width = segment.shape[-1]
         if past.length:
-            remembered = self.attention_input(aligned(past.states, width))
+            remembered = self.attention_input(pad_to(past.states, width))
             w_query = joined_heads([attention.w_q], d_head, width)
             w_key_value = joined_heads([attention.w_k_content, attention.w_v], d_head, width)
             queries, keys_values = _ContextProducts.apply(remembered, segment, w_query, w_key_value)  # section 3.2
@@ -242,8 +242,8 @@ class Layer(nn.Module):
         query = split_heads(self.projection_dropout(queries), heads)
         key_value = self.projection_dropout(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
         attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
-        output = aligned(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
-        return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))
+        output = pad_to(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
+        return F.linear(attended.transpose(1, 2).flatten(2), pad_to(output, output.shape[1], width))
 
     def residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.

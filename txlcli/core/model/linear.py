@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from txlcli.core.backend import aligned
+from txlcli.core.backend import pad_to
 from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.kernels.linear import pack
 from txlcli.core.model.backends import FAST
@@ -37,7 +37,7 @@ def joined_heads(matrices: Iterable[nn.Linear], d_head: int, width: int) -> Tens
     Zeros are appended: to D up to the multiple of the device, and to d up to `width`.
     """
     weight = torch.cat([matrix.weight for matrix in matrices])
-    wide = aligned(weight.unflatten(0, (-1, d_head)), width, d_head + -d_head % row_multiple(weight.device))
+    wide = pad_to(weight.unflatten(0, (-1, d_head)), width, d_head + -d_head % row_multiple(weight.device))
     return cast_for_products(wide.flatten(0, 1))
 
 

@@ -57,10 +57,10 @@ class Objective:
     progress: float = 0.0
     """Share of the training steps that are done, 0 to 1."""
     seg_len: Tensor | None = None
-    """If targets end in padding, the number of the others, 0-d; models without attention read none."""
+    """Number of the targets that are not padding, 0-d; None if there is no padding, as for models without attention."""
     tail_rows: Sequence[Tensor] | None = None
-    """Of an adaptive softmax, the rows (n,) of the targets in each tail, where a CUDA graph reads them: numbers of
-    fixed size, filled up with T, a row after the last. None: the softmax finds them."""
+    """Rows (n,) of the targets in each tail of an adaptive softmax, for a CUDA graph: as many in each step, filled up
+    with T, the row after the last. None: the softmax finds them."""
     reread_len: int = 0
     """E, final positions that the next segment reads again, so that the memory ends before them."""
     since_reset: Tensor | None = None

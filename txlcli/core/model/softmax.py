@@ -24,22 +24,22 @@ from txlcli.core.model.backends import FAST
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
-class Split(NamedTuple):
+class BandOperands(NamedTuple):
     """Operands of the losses of targets, by band."""
 
     operands: list[tuple[Tensor, Tensor, Tensor, Tensor]]
     """The first arguments of `token_losses` for each band: of all tokens (T,) for the head, of rows (n,) for a tail."""
-    others: Tensor | None
-    """Log normalizers of the clusters (T,), if there are tails."""
-    of_cluster: Tensor | None
-    """Logits (T,) of the targets' clusters, 0 for targets in the head."""
+    cluster_normalizer: Tensor | None
+    """Log normalizer (T,) of the logits of all clusters; None without tails."""
+    cluster_logit: Tensor | None
+    """Logit (T,) of the target's cluster, 0 for a target in the head; None without tails."""
     weights: list[Tensor]
-    """Of the losses of each band, (T,) and (n,)."""
+    """Weights of the losses of each band: (T,) for the head, (n,) for a tail."""
 
 
-def split(
+def split_by_band(
     softmax: "AdaptiveSoftmax", hidden: Tensor, targets: Tensor, rows: list[Tensor], weights: Tensor | None = None
-) -> Split:
+) -> BandOperands:
     """Prepare the losses of each band.
 
     Args:
@@ -57,11 +57,11 @@ def split(
             targets.shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device
         )
     if not tails:
-        return Split([(*softmax.operands(0, projected), targets)], None, None, [weights])
+        return BandOperands([(*softmax.operands(0, projected), targets)], None, None, [weights])
     of_head = softmax.operands(0, projected.view_as(projected))  # the last of the gradients of `projected` to be added
     operands: list[tuple[Tensor, Tensor, Tensor, Tensor]] = [(*of_head, torch.where(targets < head.end, targets, -1))]
     clusters = softmax.cluster_logits(projected)
-    of_cluster = torch.zeros_like(clusters[:, 0])
+    cluster_logit = torch.zeros_like(clusters[:, 0])
     weights_of_bands = [weights]
     padded = F.pad(weights, (0, 1))  # the row after the last counts nothing
     for number, (band, of_band) in enumerate(zip(tails, rows, strict=True), start=1):
@@ -70,16 +70,16 @@ def split(
         of_tail = softmax.operands(number, softmax.project(number, hidden.index_select(0, own)))
         in_band = targets.index_select(0, own) - band.first
         operands.append((*of_tail, in_band.clamp(0, band.size - 1)))
-        of_cluster = torch.where(targets >= band.first, clusters[:, number - 1], of_cluster)
+        cluster_logit = torch.where(targets >= band.first, clusters[:, number - 1], cluster_logit)
         weights_of_bands.append(padded.index_select(0, of_band))
-    return Split(operands, clusters.logsumexp(-1), of_cluster, weights_of_bands)
+    return BandOperands(operands, clusters.logsumexp(-1), cluster_logit, weights_of_bands)
 
 
-def mean_of_totals(totals: list[Tensor], of_cluster: Tensor | None, weights: Tensor) -> Tensor:
-    """Return the mean loss (0-d), given the total of each band (0-d) and what else `Split` has."""
+def mean_of_totals(totals: list[Tensor], cluster_logit: Tensor | None, weights: Tensor) -> Tensor:
+    """Return the mean loss (0-d), given the total of each band (0-d), and of `BandOperands` the fields (T,)."""
     total = torch.stack(totals).sum()
-    if of_cluster is not None:
-        total = total - (of_cluster * weights).sum()
+    if cluster_logit is not None:
+        total = total - (cluster_logit * weights).sum()
     return total / weights.sum().clamp(min=1)
 
 
@@ -142,14 +142,14 @@ class AdaptiveSoftmax(nn.Module):
         With several bands the targets should be on the host, unless `tail_rows` (`Objective`) are given: the number of
         targets in each tail is needed, and reading it from a GPU has to wait.
         """
-        found, rows = self._split(hidden, targets, tail_rows)
-        head, *tails = found.operands
-        of_head = token_losses(*head, others=found.others, spare=self.spare[0])
-        if found.of_cluster is None:
+        split, rows = self._split_by_band(hidden, targets, tail_rows)
+        head, *tails = split.operands
+        of_head = token_losses(*head, others=split.cluster_normalizer, spare=self.spare[0])
+        if split.cluster_logit is None:
             return of_head
         within = [token_losses(*tail, spare=spare) for tail, spare in zip(tails, self.spare[1:], strict=True)]
         in_band = of_head.new_zeros(len(of_head) + 1).index_copy(0, torch.cat(rows), torch.cat(within))[:-1]
-        return of_head - found.of_cluster + in_band
+        return of_head - split.cluster_logit + in_band
 
     def mean_loss(
         self,
@@ -162,26 +162,26 @@ class AdaptiveSoftmax(nn.Module):
 
         The gradient is computed with the loss, so that no logits are kept for the backward pass.
         """
-        found, _ = self._split(hidden, targets, tail_rows, weights)
+        split, _ = self._split_by_band(hidden, targets, tail_rows, weights)
         totals: list[Tensor] = []
-        for number, operands in enumerate(found.operands):
-            others = found.others if number == 0 else None
-            weights_of_band = found.weights[number]
+        for number, operands in enumerate(split.operands):
+            others = split.cluster_normalizer if number == 0 else None
+            weights_of_band = split.weights[number]
             totals.append(total_loss(*operands, others=others, weights=weights_of_band, spare=self.spare[number]))
         is_compiled = self.backend.compiles and self.has_fixed_rows(tail_rows)
-        return compiled(mean_of_totals, is_compiled)(totals, found.of_cluster, found.weights[0])
+        return compiled(mean_of_totals, is_compiled)(totals, split.cluster_logit, split.weights[0])
 
-    def _split(
+    def _split_by_band(
         self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None, weights: Tensor | None = None
-    ) -> tuple[Split, list[Tensor]]:
-        """Return what `split` does, and the rows of the targets in each tail; see `losses`."""
+    ) -> tuple[BandOperands, list[Tensor]]:
+        """Return what `split_by_band` returns, and the rows of the targets in each tail; see `losses`."""
         if tail_rows is None:
             rows = [send(of_tail, hidden.device) for of_tail in self.rows_of_tails(targets)]
             targets = send(targets, hidden.device)
         else:
             rows = list(tail_rows)
         compiles = self.backend.compiles and self.has_fixed_rows(tail_rows)
-        return compiled(split, compiles)(self, hidden, targets, rows, weights), rows
+        return compiled(split_by_band, compiles)(self, hidden, targets, rows, weights), rows
 
     def rows_of_tails(self, targets: Tensor) -> list[Tensor]:
         """Return the rows (n,) of the targets (T,) in each tail."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from txlcli.config import traits
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.core.backend import aligned
+from txlcli.core.backend import pad_to
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
@@ -31,7 +31,7 @@ class LayerNorm(nn.LayerNorm):
         scaled = _scaled(torch.where(torch.arange(width, device=hidden.device) < d_model, hidden - mean, 0.0), self)
         if self.bias is None:
             return scaled
-        return scaled + aligned(self.bias, width)
+        return scaled + pad_to(self.bias, width)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -47,7 +47,7 @@ class RMSNorm(nn.RMSNorm):
 def _scaled(hidden: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
     """Divide rows of d numbers and zeros by their root mean square, and multiply them by the gains."""
     root = torch.rsqrt(hidden.square().sum(-1, keepdim=True) / norm.normalized_shape[0] + (norm.eps or 0.0))
-    return hidden * root * aligned(norm.weight, hidden.shape[-1])
+    return hidden * root * pad_to(norm.weight, hidden.shape[-1])
 
 
 def make_norm(settings: TransformerSettings) -> nn.LayerNorm | nn.RMSNorm:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.train_settings import AttentionBackend
-from txlcli.core.backend import Backend, ScoreTerms, aligned
+from txlcli.core.backend import Backend, ScoreTerms, pad_to
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn, linear
@@ -41,7 +41,7 @@ def last_output(layers: Iterator[LayerOutput]) -> Tensor:
 def embed_inputs(model: "TransformerXL", vectors: list[Tensor], tokens: Tensor, positions: Tensor) -> Tensor:
     """Return the input of the first layer, (B, L, d), from what the embedding finds for tokens at positions (L,)."""
     embedded = model.embedding.join(vectors, tokens) * model.settings.d_model**0.5
-    return aligned(model.embedding_dropout(model.encoding.add_to_embedding(embedded, positions)), model.width)
+    return pad_to(model.embedding_dropout(model.encoding.add_to_embedding(embedded, positions)), model.width)
 
 
 def final_states(
@@ -157,13 +157,13 @@ class TransformerXL(LanguageModel):
         return self.settings.d_model + -self.settings.d_model % self.backend.multiple
 
     def make_backend(self, chosen: Backend) -> Backend:
-        is_compiled = chosen.compiles or chosen.compiles_parts
+        is_compiled = chosen.compiles or chosen.compiles_reading
         if is_compiled and not self.backend.compiles:
             check_compiler(self.device, "`compile` off")
         if is_compiled:
             backend = backends.make_compiled_backend(
                 chosen.attention,
-                parts=chosen.compiles_parts,
+                reading=chosen.compiles_reading,
                 joins_heads=self.settings.parts.qk_norm == "none",  # else they are normalized before
                 pads_rows=self._pads_rows,
             )

@@ -35,8 +35,8 @@ from txlcli.core.model.softmax import tail_capacity
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.reader import Reader
 
-MIN_TAIL = 64
-"""A tail of the softmax has room for one of so many targets, at least."""
+MIN_TAIL_SHARE = 1 / 64
+"""Share of the targets for which a tail of the softmax has room, at least."""
 MAX_PHASES = 16
 """Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
 MIN_FLOPS_TO_COMPILE = 2.4e15
@@ -126,8 +126,8 @@ class FixedSlots(Past):
         return all_keys, all_values
 
 
-class Replays:
-    """A function of tensors that is captured as CUDA graphs, which read their inputs from the same memory.
+class GraphsByPhase:
+    """A function of tensors that is captured as CUDA graphs, one for each phase, which read the same memory.
 
     Args:
         run: of tensors whose shapes and dtypes are the same in each call, and of integers (n,), if there are any.
@@ -185,18 +185,28 @@ class Decoder(Reader):
         return model.for_reading(compiles=should_compile(model, tokens))
 
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
-        sizes = self.model.settings
         self.model.encoding.check_positions(self.seg_len)
+        if capture_graph is None and self.device.type == "cuda" and self.model.attention_backend != "reference":
+            capture_graph = captured_or_called(graphs_of_one_pool())
+        self._capture_graph = capture_graph
+        self.replays_tokens = capture_graph is not None
+        """True to read single tokens by a graph: launching kernels takes longer than running them."""
+        self._set_lengths()
+        self._allocate()
+        self._captured = dict[Hashable, GraphsByPhase]()
+        if capture_graph is not None:
+            self._make_graphs(capture_graph)
+        self.reset()
+
+    def _set_lengths(self) -> None:
+        """Set how many positions are remembered and seen, and for how many the buffers have room."""
+        sizes = self.model.settings
         self.mem_len = sizes.visible_memory(self.settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         key_len = self.mem_len + self.seg_len
         self._limit = smallest_limit(self.settings.key_limit, sizes.window)
         self.reach = min(key_len, self._limit or key_len)
         """The largest number of keys that a query sees."""
-        if capture_graph is None and self.device.type == "cuda" and self.model.attention_backend != "reference":
-            capture_graph = captured_or_called(graphs_of_one_pool())
-        self.replays_tokens = capture_graph is not None
-        """True to read single tokens by a graph: launching kernels takes longer than running them."""
         slack = max(self.seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
         phases = math.ceil(slack / self.seg_len)
         self._replays_segments = self.replays_tokens and phases <= MAX_PHASES
@@ -205,33 +215,32 @@ class Decoder(Reader):
         self.housekeeping_interval = slack
         self.capacity = self.mem_len + self.housekeeping_interval
         """Positions that the buffer holds before it slides."""
-        self._range = BufferRange()
-        self._allocate()
-        self._capture_graph = capture_graph
-        self._repeated = dict[Hashable, Replays]()
-        if capture_graph is not None:
-            read_segment = partial(self._read_segment, reach=self.reach, count=self.seg_len)
-            self._token = Replays(self._read_token, capture_graph)
-            self._segment = Replays(read_segment, capture_graph)
-            self._losses = Replays(self._losses_of, capture_graph)
-            self._tail_sizes = [0] * (len(self.model.softmax.bands) - 1)
-        self.reset()
+
+    def _make_graphs(self, capture_graph: CaptureGraph) -> None:
+        """Make the graphs of single tokens, whole segments, and losses of segments, which are captured when used."""
+        read_segment = partial(self._read_segment, reach=self.reach, count=self.seg_len)
+        self._token = GraphsByPhase(self._read_token, capture_graph)
+        self._segment = GraphsByPhase(read_segment, capture_graph)
+        self._losses = GraphsByPhase(self._losses_of, capture_graph)
+        self._tail_sizes = [0] * (len(self.model.softmax.bands) - 1)
+        """Rows of each tail of the softmax in the graph of losses."""
 
     @property
     def has_captured(self) -> bool:
         return self.replays_tokens and (self._token.has_captured or self._segment.has_captured)
 
-    def repeated(self, function: Callable[..., Tensor], options: Hashable) -> Callable[..., Tensor]:
+    def captured(self, function: Callable[..., Tensor], options: Hashable) -> Callable[..., Tensor]:
         if self._capture_graph is None:
-            return super().repeated(function, options)
+            return super().captured(function, options)
         key = function, options
-        if key not in self._repeated:
-            self._repeated[key] = Replays(super().repeated(function, options), self._capture_graph)
-        return partial(self._repeated[key], 0)
+        if key not in self._captured:
+            self._captured[key] = GraphsByPhase(super().captured(function, options), self._capture_graph)
+        return partial(self._captured[key], 0)
 
     @torch.inference_mode()
     def _allocate(self) -> None:
         """Make buffers for keys and values of all layers; project the distances."""
+        self._range = BufferRange()
         sizes = self.model.settings
         limit = self.settings.max_distance
         dtype = product_dtype(self.model.backend.precision, self.model.dtype)
@@ -282,7 +291,7 @@ class Decoder(Reader):
         if recurs and self._replays_segments:
             return self._segment(self._range.start, tokens, integers=(before,))
         # A segment that is not complete has a length that occurs once.
-        is_usual = length == self.seg_len or not self.model.backend.compiles_parts
+        is_usual = length == self.seg_len or not self.model.backend.compiles_reading
         compiler = contextlib.nullcontext() if is_usual else self.model.uncompiled()
         with compiler:
             return self._read_segment(tokens, before, reach=reach, count=count)
@@ -354,8 +363,8 @@ class Decoder(Reader):
         for number, rows in enumerate(self.model.softmax.rows_of_tails(targets)):
             if len(rows) > self._tail_sizes[number]:
                 assert self._capture_graph is not None
-                self._tail_sizes[number] = tail_capacity(max(len(rows), count / MIN_TAIL), count)
-                self._losses = Replays(self._losses_of, self._capture_graph)  # sizes of a graph do not change
+                self._tail_sizes[number] = tail_capacity(max(len(rows), count * MIN_TAIL_SHARE), count)
+                self._losses = GraphsByPhase(self._losses_of, self._capture_graph)  # sizes of a graph do not change
             padded.append(F.pad(rows, (0, self._tail_sizes[number] - len(rows)), value=count))
         return padded
 
@@ -370,7 +379,7 @@ class Decoder(Reader):
 
 
 def should_compile(model: LanguageModel, tokens: int) -> bool:
-    """Return True if reading is to be compiled, or by default, if so many tokens take a GPU much longer without.
+    """Return True if `reading_compile` says so; by default, if reading so many tokens takes a GPU much longer without.
 
     Compiling takes up to half a minute.
     """

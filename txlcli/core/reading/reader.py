@@ -67,7 +67,7 @@ class Reader(ABC):
     def path(self) -> str:
         """How text has been read up to now; see `path_in_words`."""
         attention = self.model.attention_kernels
-        return path_in_words(attention, compiled=self.model.backend.compiles_parts, captured=self.has_captured)
+        return path_in_words(attention, compiled=self.model.backend.compiles_reading, captured=self.has_captured)
 
     @property
     def has_captured(self) -> bool:
@@ -93,11 +93,11 @@ class Reader(ABC):
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         """Read a segment or a part of it (B, l); return the last hidden states of its last `count` positions."""
 
-    def repeated(self, function: Callable[..., Tensor], options: Hashable) -> Callable[..., Tensor]:
+    def captured(self, function: Callable[..., Tensor], options: Hashable) -> Callable[..., Tensor]:
         """Return a function of tensors that calls another one with this reader, options, and them.
 
-        Their shapes must not change. If graphs read tokens, the function must wait for nothing: its kernels are
-        repeated.
+        A reader with CUDA graphs captures it as one: then the shapes of the tensors must not change, and the function
+        must wait for nothing.
         """
         return partial(function, self, options)
 

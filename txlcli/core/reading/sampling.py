@@ -83,7 +83,7 @@ def continue_text(reader: Reader, context: Tensor, options: Sampling, generator:
     exact = torch.promote_types(hidden.dtype, torch.float32)
     candidates = options.candidates(reader.model.vocab_size)
     noise = torch.empty(candidates, dtype=exact, device=reader.device)
-    choose = reader.repeated(sample_next, options)
+    choose = reader.captured(sample_next, options)
     few = useful_threads(reader.model, tokens=1)
     while True:
         with threads(few), torch.inference_mode():

@@ -14,11 +14,12 @@ from txlcli.core.training.distributed import even_parts
 from txlcli.core.training.flat import move_to, padded_numel, views_of
 
 LAYER_BUCKETS = 5
-"""Largest number of buckets of layers; with all other parameters there are at most eight buckets."""
+"""Largest number of groups of layers. Each group, the tables and all other parameters are one bucket each, or two: the
+matrices that passes read as copies, and the rest."""
 
 
 def bucket_names(shapes: Mapping[str, torch.Size]) -> list[list[str]]:
-    """Divide parameters into buckets, in the order in which a backward pass completes their gradients.
+    """Divide parameters into groups, in the order in which a backward pass completes their gradients.
 
     These are the matrices after the layers, with those of the last layers; the matrices of the other layers; vectors
     and everything else; the tables of the embedding, to which the embedding itself adds last.
@@ -55,9 +56,9 @@ class Buffers(NamedTuple):
     sent: Tensor
     """The gradients as they are sent: the same buffer, or one in bf16."""
     masters: Tensor
-    """The parameters."""
+    """The parameters; empty if they stay where they are, since neither copies nor other processes read this buffer."""
     copies: Tensor
-    """Weights that passes read: the parameters, or copies of them in 16 bits."""
+    """Weights that passes read: copies in 16 bits, or the same buffer as `masters`."""
 
     def part(self, at: slice) -> "Buffers":
         """Return a part of each buffer."""

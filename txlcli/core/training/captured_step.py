@@ -20,7 +20,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import tail_capacity
 from txlcli.core.training.exchange import Exchange
-from txlcli.core.training.flat import FlatMatrices, Weights
+from txlcli.core.training.flat import FlatMatrices, StepWeights
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
@@ -306,11 +306,11 @@ def make_step(
     return step, None
 
 
-def _weights(parallel: DataParallel, copies: torch.dtype | None = None) -> Weights:
+def _weights(parallel: DataParallel, copies: torch.dtype | None = None) -> StepWeights:
     """Return what passes read: the parameters, or copies of the matrices in another dtype."""
     if parallel.world.size > 1 and parallel.settings.parallel != "fsdp":
         return Exchange(parallel, copies)
-    return Weights(parallel) if copies is None else FlatMatrices(parallel, copies)
+    return StepWeights(parallel) if copies is None else FlatMatrices(parallel, copies)
 
 
 def _eager_reason(parallel: DataParallel) -> str | None:

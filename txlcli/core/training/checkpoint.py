@@ -89,7 +89,11 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
-    """Read a checkpoint."""
+    """Read a checkpoint; with `to_evaluate`, only the tensors of the weights to evaluate (`group_to_evaluate`).
+
+    Raises:
+        RunError: there is no such checkpoint, or it cannot be read or is damaged.
+    """
     if not check_regular(path).is_file():
         other = next(path.parent.glob("*.safetensors"), None)
         if other is not None:

@@ -14,14 +14,14 @@ from torch import Tensor, distributed
 
 from txlcli.core.kernels.private import foreach
 from txlcli.core.training.buckets import Bucket, BucketLayout
-from txlcli.core.training.flat import Weights, clip_factor, large_updates, matrices_of, swapped_in, views_of
+from txlcli.core.training.flat import StepWeights, clip_factor, large_updates, matrices_of, swapped_in, views_of
 from txlcli.core.training.parallel import DataParallel
 
 FEW = 4
 """Tensors that are cast one by one; more of them are joined and then cast, by two kernels."""
 
 
-class Exchange(Weights):
+class Exchange(StepWeights):
     """The weights of several processes, which add up their gradients during the last backward pass of a step.
 
     With owners (train.parallel = "zero", ZeRO stage 1 of Rajbhandari et al. 2020), each gradient is added up in the
@@ -43,13 +43,15 @@ class Exchange(Weights):
         self._accumulates = parallel.settings.accumulate > 1
         self._is_paused = False
         self._works = list[distributed.Work]()
-        self._announced = set[int]()
+        self._announced_layers = set[int]()
         """Layers before which the model has called `before_layer`."""
-        self._given = set[Tensor]()
+        self._with_gradient = set[Tensor]()
         """Parameters that have a gradient in the step at work."""
         self._is_active = False
-        self._is_first = self._is_last = True
-        self._complete = 0
+        """True while the passes of a micro-batch run."""
+        self._is_first = True
+        self._is_last = True
+        self._n_complete = 0
         """Number of buckets that are complete."""
         self._parameters = dict(self._model.named_parameters())
         self._own = set(parallel.own_weights().values())
@@ -59,7 +61,7 @@ class Exchange(Weights):
         self._buckets = layout.buckets
         self._of_matrices = layout.of_matrices
         self._leaves = dict[Tensor, Tensor]()
-        """The copies, by the parameters that passes read them in place of."""
+        """The copy that passes read in place of each parameter that has one."""
         for bucket in self._buckets:
             if bucket.leaves is not bucket.parameters:
                 self._leaves |= zip(bucket.parameters, bucket.leaves, strict=True)
@@ -82,11 +84,11 @@ class Exchange(Weights):
     def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
         """Let the passes of a micro-batch run inside this block, and send the gradients of the last one."""
         if is_first:
-            self._given.clear()
+            self._with_gradient.clear()
             self._receive_weights()
         self._is_first = is_first
         self._is_last = is_last
-        self._complete = 0
+        self._n_complete = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.leaves)
             for leaf in bucket.leaves:
@@ -94,15 +96,15 @@ class Exchange(Weights):
         self._is_active = True
         with swapped_in(self._model, self._leaves), self._called_before_layers():
             yield
-        while self._complete < len(self._buckets):  # some weights take no part in some steps
-            self._add(self._buckets[self._complete])
+        while self._n_complete < len(self._buckets):  # some weights take no part in some steps
+            self._complete_bucket(self._buckets[self._n_complete])
         self._is_active = False
         if is_last:
-            self._receive()
+            self._receive_gradients()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """See `Weights.paused`."""
+        """See `StepWeights.paused`."""
         self._is_paused = True
         try:
             yield
@@ -113,7 +115,7 @@ class Exchange(Weights):
     def connect(self) -> None:
         """Send everything once, whatever it is: NCCL connects the processes then, which it may not do in a capture."""
         for bucket in self._buckets:
-            self._send(bucket)
+            self._send_gradients(bucket)
         self._wait(self._works)
         self._receive_weights()
         for bucket in self._buckets:
@@ -139,7 +141,7 @@ class Exchange(Weights):
             for owner, part in bucket.of_owner.items():
                 bucket.received.append(self._broadcast(bucket.buffers.copies[part], owner))
         for bucket in self._buckets:
-            if not bucket.layers or not bucket.layers <= self._announced:
+            if not bucket.layers or not bucket.layers <= self._announced_layers:
                 self._wait(bucket.received)
 
     @contextlib.contextmanager
@@ -156,7 +158,7 @@ class Exchange(Weights):
 
     def _before_layer(self, number: int) -> None:
         """Wait for the weights of a layer."""
-        self._announced.add(number)
+        self._announced_layers.add(number)
         for bucket in self._buckets:
             if number in bucket.layers:
                 self._wait(bucket.received)
@@ -176,27 +178,27 @@ class Exchange(Weights):
         if not self._is_active:
             return
         bucket.missing -= 1
-        while self._complete < len(self._buckets) and not self._buckets[self._complete].missing:
-            self._add(self._buckets[self._complete])
+        while self._n_complete < len(self._buckets) and not self._buckets[self._n_complete].missing:
+            self._complete_bucket(self._buckets[self._n_complete])
 
     @torch.no_grad()
-    def _add(self, bucket: Bucket) -> None:
+    def _complete_bucket(self, bucket: Bucket) -> None:
         """Add the gradients of a micro-batch to those of earlier ones, and send the sum after the last."""
-        self._complete += 1
+        self._n_complete += 1
         target = bucket.buffers.gradients if self._accumulates else bucket.buffers.sent
         has_gradient = [leaf.grad is not None for leaf in bucket.leaves]
         gradients = [leaf.grad for leaf in bucket.leaves if leaf.grad is not None]
-        self._given.update(compress(bucket.parameters, has_gradient))
+        self._with_gradient.update(compress(bucket.parameters, has_gradient))
         if self._is_first and len(gradients) < len(bucket.leaves):
             target.zero_()
         if gradients:
-            self._add_to(target, gradients, partial(_views, bucket.leaves, has_gradient))
+            self._accumulate(target, gradients, partial(_views, bucket.leaves, has_gradient))
         for leaf in bucket.leaves:
             leaf.grad = None
         if self._is_last:
-            self._send(bucket)
+            self._send_gradients(bucket)
 
-    def _add_to(self, target: Tensor, gradients: list[Tensor], views: Callable[[Tensor], list[Tensor]]) -> None:
+    def _accumulate(self, target: Tensor, gradients: list[Tensor], views: Callable[[Tensor], list[Tensor]]) -> None:
         """Add gradients to a flat buffer, given its views, or replace its content if they are the first."""
         dtype = gradients[0].dtype
         added = gradients
@@ -211,9 +213,10 @@ class Exchange(Weights):
         else:
             foreach.add_(added_to, added)
 
-    def _send(self, bucket: Bucket) -> None:
+    def _send_gradients(self, bucket: Bucket) -> None:
         """Begin to add up the gradients of all processes: in each of them, or in the owner of each."""
-        gradients, sent, *_ = bucket.buffers
+        gradients = bucket.buffers.gradients
+        sent = bucket.buffers.sent
         if self._accumulates and sent.dtype != gradients.dtype:
             sent.copy_(gradients)
         if self._is_paused:
@@ -226,16 +229,17 @@ class Exchange(Weights):
             self._works.append(distributed.reduce(sent[part], dst=owner, group=group, async_op=True))
 
     @torch.no_grad()
-    def _receive(self) -> None:
+    def _receive_gradients(self) -> None:
         """Wait for all sums, and give them to the parameters that this process updates."""
         self._wait(self._works)
         for bucket in self._buckets:
             own = self._own_part(bucket)
-            gradients, sent, *_ = bucket.buffers
+            gradients = bucket.buffers.gradients
+            sent = bucket.buffers.sent
             if sent.dtype != gradients.dtype:
                 gradients[own].copy_(sent[own])
             for parameter, view in zip(bucket.parameters, views_of(gradients, bucket.parameters), strict=True):
-                if parameter in self._given and parameter in self._own:
+                if parameter in self._with_gradient and parameter in self._own:
                     parameter.grad = view
         if self._owners and self._parallel.settings.precision == "fp16":
             self._spread_overflow()

@@ -95,7 +95,7 @@ def _problem_of(large: LargeUpdates) -> str | None:
     return None
 
 
-class Weights:
+class StepWeights:
     """The parameters of a model. Forward and backward passes read them themselves, and products cast them."""
 
     can_pause = False
@@ -147,7 +147,7 @@ class _Matrix(NamedTuple):
     gradient_of_copy: Tensor
 
 
-class FlatMatrices(Weights):
+class FlatMatrices(StepWeights):
     """The matrices that a model multiplies by in 16 bits: one buffer of them, of their copies and of their gradients.
 
     Optimizers, averages and checkpoints see the parameters of before, which are now views of the buffer in float32.

@@ -71,7 +71,7 @@ class DataParallel:
         return dict(self.model.named_parameters())
 
     def own_part(self, whole: Tensor) -> Tensor:
-        """Return a tensor with the shape of a weight, of which this process holds what it holds of the weight."""
+        """Return the part of a tensor with the shape of a weight that this process holds of the weight."""
         return whole.to(self.model.device)
 
     def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:

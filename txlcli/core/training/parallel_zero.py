@@ -1,7 +1,7 @@
 """ZeRO stage 1 (Rajbhandari et al. 2020): each process updates some of the weights, and keeps only their state.
 
-Whole tensors are divided, so that optimizers that look at a whole matrix work as ever. What other processes update is
-current between the beginning of a forward pass and the next update.
+Each tensor belongs to one process as a whole, so that optimizers that look at a whole matrix work as ever. What other
+processes update is current between the beginning of a forward pass and the next update.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FLOAT_BYTES = 4
 """Bytes of a weight, and of a number of the optimizer's state, in fp32."""
 
 
-def owners(shapes: Mapping[str, torch.Size], processes: int) -> dict[str, int]:
+def assign_owners(shapes: Mapping[str, torch.Size], processes: int) -> dict[str, int]:
     """Return the process that updates each parameter: in turn, the largest first, the one with the fewest elements."""
     elements = [0] * processes
     ranks = {}
@@ -37,7 +37,7 @@ class ZeroParallel(DataParallel):
 
     def _prepare(self) -> None:
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        self.owners = owners(shapes, self.world.size)
+        self.owners = assign_owners(shapes, self.world.size)
 
     def receive_updates(self) -> None:
         for name, parameter in self.model.named_parameters():
@@ -65,11 +65,11 @@ class ZeroParallel(DataParallel):
 
 
 def largest_share_bytes(shapes: Mapping[str, torch.Size], settings: TrainSettings, processes: int) -> tuple[int, int]:
-    """Return the bytes of the weights that a process updates, and of their optimizer state, of the one with most."""
+    """Return the most bytes of weights that a process updates, and the most bytes of optimizer state that one keeps."""
     count = OPTIMIZERS[settings.optimizer].state_tensors
     weights = [0] * processes
     state = [0] * processes
-    for name, rank in owners(shapes, processes).items():
+    for name, rank in assign_owners(shapes, processes).items():
         size = FLOAT_BYTES * shapes[name].numel()
         weights[rank] += size
         state[rank] += size * count(name, shapes[name], settings)

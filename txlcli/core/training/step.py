@@ -17,7 +17,7 @@ from txlcli.core.kernels.device import forked_generators
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
-from txlcli.core.training.flat import Weights
+from txlcli.core.training.flat import StepWeights
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import TxlError
 
@@ -78,11 +78,11 @@ class Step:
     The methods after these choose when layers are compiled, and leave out a part of the fast path that fails.
     """
 
-    def __init__(self, parallel: DataParallel, weights: Weights | None = None) -> None:
+    def __init__(self, parallel: DataParallel, weights: StepWeights | None = None) -> None:
         self.parallel = parallel
         self.settings = parallel.settings
         self.optimizer = parallel.optimizer
-        self.weights = weights or Weights(parallel)
+        self.weights = weights or StepWeights(parallel)
         self.scaler = torch.amp.GradScaler(self.model.device.type, enabled=self.settings.precision == "fp16")
         """Scales the loss in fp16, and skips steps with non-finite gradients."""
         self.grad_norm = torch.zeros((), device=self.model.device)
