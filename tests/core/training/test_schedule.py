@@ -103,13 +103,14 @@ def test_cosine_falls_from_the_start_or_from_the_end_of_the_warm_up(cosine_from,
     assert given == pytest.approx([0.8 * share for share in expected])
 
 
-def scales(improvements, **changed):
-    """Return the scale of the learning rate after each validation."""
-    settings, stale, given = train_settings(schedule="plateau", **changed), 0, [1.0]
+def reduced_rates(improvements, factor=1.0, **changed):
+    """Return the share of the peak learning rate after each validation, of parameters whose peak has a factor."""
+    settings, stale, scale, given = train_settings(schedule="plateau", **changed), 0, 1.0, []
     for improved in improvements:
         stale = 0 if improved else stale + 1
-        given.append(reduced(settings, given[-1], stale))
-    return given[1:]
+        scale = reduced(settings, scale, stale)
+        given.append(scheduled_lr(settings, 50, factor, scale) / settings.lr)
+    return given
 
 
 @pytest.mark.parametrize(
@@ -123,10 +124,12 @@ def scales(improvements, **changed):
             [1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01],
         ),
         ([False] * 4, {"min_lr_ratio": 0.2}, [0.5, 0.25, 0.2, 0.2]),
+        ([False] * 4, {"min_lr_ratio": 0.2, "factor": 2.0}, [1, 0.5, 0.25, 0.2]),
+        ([False] * 4, {"min_lr_ratio": 0.2, "factor": 0.6}, [0.3, 0.2, 0.2, 0.2]),
     ],
 )
 def test_plateau_reduces_the_rate_at_validations_without_a_better_loss(improvements, changed, expected):
-    assert scales(improvements, **changed) == pytest.approx(expected)
+    assert reduced_rates(improvements, **changed) == pytest.approx(expected)
 
 
 def test_another_schedule_keeps_its_rate():

@@ -426,7 +426,7 @@ class Training:
 
     def lr(self, step: int, factor: float = 1.0) -> float:
         """Return the learning rate of step number `step`, for parameters whose peak has a factor."""
-        return scheduled_lr(self.settings, step, factor) * self.validations.lr_scale
+        return scheduled_lr(self.settings, step, factor, self.validations.lr_scale)
 
     def empty_memories(self) -> list[Memory]:
         """Return the memory before the first segment, one for each micro-batch of this process."""

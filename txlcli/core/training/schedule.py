@@ -5,10 +5,11 @@ import math
 from txlcli.config.train_settings import TrainSettings
 
 
-def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0) -> float:
-    """Return the learning rate of step number `step`, counted from 1, before it is `reduced`.
+def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0, scale: float = 1.0) -> float:
+    """Return the learning rate of step number `step`, counted from 1.
 
-    `factor` is that of a group of parameters: it multiplies the peak, not the lowest rate, which is the same for all.
+    `factor` is that of a group of parameters, and `scale` what validations have `reduced` the rate to: both multiply
+    the peak, not the lowest rate, which is the same for all.
 
     Step n of the warm-up has the fraction n / warmup_steps. The released PyTorch code is one step behind during the
     warm-up, with its very first step at the full rate; the first step of the released TF code has rate 0.
@@ -16,7 +17,8 @@ def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0) -> flo
     floor = min(settings.min_lr_ratio, factor)
     end = max(1, settings.schedule_steps)
     if settings.average == "mean" and step > end:
-        return settings.average_lr_factor * scheduled_lr(settings, end, factor)
+        return settings.average_lr_factor * scheduled_lr(settings, end, factor, scale)
+    factor = max(factor * scale, floor)
     if step <= settings.warmup_steps:
         return factor * settings.lr * step / settings.warmup_steps
     ratio = factor
@@ -33,7 +35,7 @@ def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0) -> flo
 
 
 def reduced(settings: TrainSettings, scale: float, stale: int) -> float:
-    """Return the factor of the scheduled rate, `scale` before, after so many validations in a row without improvement.
+    """Return the factor of the peak rate, `scale` before, after so many validations in a row without improvement.
 
     torch's ReduceLROnPlateau is not used: it overwrites the learning rates of an optimizer, while this factor resumes
     from one number.
@@ -42,4 +44,4 @@ def reduced(settings: TrainSettings, scale: float, stale: int) -> float:
         return scale
     if stale % (settings.plateau_patience + 1) > 0:
         return scale
-    return max(scale * settings.plateau_factor, settings.min_lr_ratio)
+    return scale * settings.plateau_factor
