@@ -303,6 +303,12 @@ def test_the_plateau_reduces_the_rate_of_the_next_steps(tmp_path):
     assert [report.lr for report in steps_of(reports)] == pytest.approx([1e-30] * 4 + [5e-31] * 2 + [2.5e-31] * 2)
 
 
+def test_the_plateau_does_not_reduce_the_rate_once_the_mean_has_begun(tmp_path):
+    mean = {"average": "mean", "average_from": 4, "average_lr_factor": 3.0, "valid_every": 1, "max_steps": 7}
+    reports = run(new_training(tmp_path, schedule="plateau", lr=1e-30, optimizer="sgd", **mean))
+    assert [report.lr / 1e-30 for report in steps_of(reports)] == pytest.approx([1, 1, 0.5, 0.25, 0.75, 0.75, 0.75])
+
+
 def test_a_report_is_the_mean_over_its_tokens_and_the_last_step_is_reported(tmp_path):
     each = steps_of(run(new_training(tmp_path / "each", max_steps=5)))
     both = steps_of(run(new_training(tmp_path / "both", max_steps=5), report_every=3))

@@ -47,7 +47,7 @@ class Validations:
         self.stale = 0
         """Number since the last improvement."""
         self.lr_scale = 1.0
-        """Factor of the scheduled learning rate, with schedule = "plateau"."""
+        """Factor of the peak learning rate, with schedule = "plateau"."""
 
     def add(self, step: int, loss_nats: float) -> bool:
         """Add one; return True if its loss is the lowest."""
@@ -58,7 +58,9 @@ class Validations:
             self.stale = 0
         else:
             self.stale += 1
-        self.lr_scale = reduced(self._settings, self.lr_scale, self.stale)
+        mean_has_begun = self._settings.average == "mean" and step >= self._settings.schedule_steps
+        if not mean_has_begun:  # with the mean, the schedule ends
+            self.lr_scale = reduced(self._settings, self.lr_scale, self.stale)
         return is_best
 
     def state(self) -> dict[str, Any]:
