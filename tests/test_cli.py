@@ -174,3 +174,20 @@ def test_an_option_of_one_value_is_rejected_if_it_is_given_twice(line):
     result = txl(*line)
     assert result.exit_code == 2
     assert "is given twice" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["train", "ptb", "--runs-dir", ""],
+        ["train", "--resume", ""],
+        ["prepare", "text", "--encoding", ""],
+        ["attention", "--out", ""],
+        ["generate", "--prompt", ""],
+        ["eval", "--mem-len", ""],
+    ],
+)
+def test_an_empty_value_of_an_option_is_rejected(line):
+    result = txl(*line)
+    assert result.exit_code == 2
+    assert f"{line[-2]} is empty" in result.stderr

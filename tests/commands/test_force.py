@@ -36,7 +36,7 @@ def test_a_file_of_txl_is_replaced(text, file):
 def test_a_file_of_the_user_is_kept(text, file):
     Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_text("years of work")
-    assert f"{file} does not look like a file of txl" in refusal(*COMMANDS[file], "--force")
+    assert f"{file} does not look like an earlier result" in refusal(*COMMANDS[file], "--force")
     assert Path(file).read_text() == "years of work"
 
 

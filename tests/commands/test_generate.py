@@ -187,7 +187,7 @@ def test_a_text_spelled_token_by_token_is_the_text(here, kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", ""], "prompt is empty"),
         (["--at", 100_000], "has 459 tokens"),
         (["--reference", "--at", 450, "--tokens", 10], "has 449 tokens that 10 more follow"),
         (["--reference", "--tokens", 500], "has 0 tokens that 500 more follow"),

@@ -20,4 +20,6 @@ def check_replaceable(path: Path, signature: str = MARK) -> None:
         file.seek(max(0, path.stat().st_size - EDGE))
         edges += file.read()
     if edges and signature.encode() not in edges:
-        raise UsageError(f"{path} does not look like a file of txl, so `force` does not replace it; move it away first")
+        raise UsageError(
+            f"{path} does not look like an earlier result, so `force` does not replace it; move it away first"
+        )
