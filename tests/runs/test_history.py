@@ -219,7 +219,7 @@ def test_reports_that_were_lost_are_noticed_by_the_checkpoint(run, kept, best, s
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "last.safetensors", "best.safetensors"])
 def test_a_file_of_another_run_is_noticed_by_its_id(run, name):
-    other = dataclasses.replace(run, directory=run.directory.with_name("other"), id=run_directory.new_id())
+    other = dataclasses.replace(run, directory=run.directory.with_name("other"), id="another")
     lifecycle.create(other, "{}")
     for each in (run, other):
         save(each, step=20, run_id=each.id)

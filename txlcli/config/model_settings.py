@@ -358,7 +358,6 @@ class TransformerSettings(ModelSettings):
             encoding.check(self)
 
     def check_training(self, *, seg_len: int, mem_len: int) -> None:
-        super().check_training(seg_len=seg_len, mem_len=mem_len)
         if mem_len:
             why = "with train.mem_len above 0 (only the vanilla model has them; set train.mem_len=0)"
             self.must_be_default("auxiliary_losses", why)

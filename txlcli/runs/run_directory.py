@@ -95,11 +95,6 @@ class Card:
     checksum: str | None = None
 
 
-def new_id() -> str:
-    """Return an id that no other run has."""
-    return secrets.token_hex(8)
-
-
 @dataclass(frozen=True)
 class Run:
     """One training run on disk."""
@@ -121,8 +116,8 @@ class Run:
     """How its last steps were computed, see `Step.path`; empty before the first report."""
     weights: Path | None = None
     """File of the weights to read, if the user named one of the run."""
-    id: str | None = field(default_factory=new_id, compare=False)
-    """Id that its weights, reports and evaluations carry; None for a run of an earlier version."""
+    id: str | None = field(default_factory=lambda: secrets.token_hex(8), compare=False)
+    """Id that no other run has, which its weights, reports and evaluations carry; None for an earlier version's run."""
 
     @property
     def name(self) -> str:

@@ -61,7 +61,7 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
     """
     settings = request.settings
     if request.resumed is None and launcher.is_main():
-        first_directory(request, workspace.runs_dir)  # rejects a name that is taken
+        new_directories(request, workspace.runs_dir)  # rejects a name that is taken
         # Before the processes meet, since it may take long:
         preparing.prepare_if_missing(settings.corpus.store, workspace.data_dir, workspace.reporter)
     device = pick_device(workspace.device)
@@ -93,11 +93,6 @@ def new_directories(request: Request, runs_dir: Path) -> Iterator[Path]:
     return iter([directory])
 
 
-def first_directory(request: Request, runs_dir: Path) -> Path:
-    """Return the directory that a new run would get now; see `new_directories`."""
-    return next(new_directories(request, runs_dir))
-
-
 def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
     """Reject settings that a device does not support: precision, determinism, processes."""
     train = settings.train
@@ -121,28 +116,27 @@ class Builder:
     world: World
     store: TokenStore
 
-    @property
-    def reporter(self) -> Reporter:
-        """Receives messages."""
-        return self.workspace.reporter
-
     def begin(self, files: ExitStack) -> Job:
         """Build the training of a new run; `files` keeps its directory locked, and removes it without a checkpoint."""
         request = self.request
+        reporter = self.workspace.reporter
         store = self.store
-        weights = initial_weights.read(request, store, self.workspace)
-        self._agree(weights.checkpoint if weights else None)
+        weights = None
+        if request.options.begin_from is not None:
+            weights = initial_weights.read(request.options.begin_from, request.settings.model, store, self.workspace)
+        if self.world.size > 1:
+            self._agree(weights.checkpoint if weights else None)
         registry.parameter_shapes(request.settings.model, store.vocab.size)  # rejects a model that cannot be made
-        segments, valid = read_splits(request.settings, store, self.reporter)
+        segments, valid = read_splits(request.settings, store, reporter)
         directory = Path()  # the other ranks write nothing
         if self.world.is_rank_zero:  # after all checks, since it makes a directory
             claimed = lifecycle.claimed(new_directories(request, self.workspace.runs_dir))
             directory = files.enter_context(claimed)
         run = new_run(request, directory, store, weights)
         plan = self._plan(run, segments)
-        self.reporter.say(f"training {plan}")
+        reporter.say(f"training {plan}")
         for note in plan.notes:
-            self.reporter.say(note)
+            reporter.say(note)
         training = self._build(plan, segments, valid, weights)
         if self.world.is_rank_zero:
             created = lifecycle.created(run, store.vocab.to_json(), force=request.options.force)
@@ -152,27 +146,27 @@ class Builder:
     def resume(self, stopped: Run, files: ExitStack) -> Job:
         """Build the training of a run exactly where it stopped; `files` keeps its directory locked."""
         request = self.request
+        reporter = self.workspace.reporter
         if self.world.is_rank_zero:
             files.enter_context(lifecycle.locked(stopped.directory))
         saved = _load_checkpoint(stopped, self.store)
-        self._agree(saved)
+        if self.world.size > 1:
+            self._agree(saved)
         run = _with_settings(stopped, request.settings, saved.state["step"])
-        segments, valid = read_splits(run.settings, self.store, self.reporter)
+        segments, valid = read_splits(run.settings, self.store, reporter)
         plan = self._plan(run, segments)
         training = self._build(plan, segments, valid, saved)
         _check_resumed(run, stopped, training, request.options.max_steps)
-        _report_changes(run, stopped, training.step, self.reporter)
+        _report_changes(run, stopped, training.step, reporter)
         if self.world.is_rank_zero:
             run.drop_metrics_after(training.step, reported=training.reported, validated=training.validations.last_step)
             run_directory.update(run)
         last_step = run.settings.train.max_steps
-        self.reporter.say(f"resuming {run.directory} at step {training.step:,} of {last_step:,}, {plan.devices}")
+        reporter.say(f"resuming {run.directory} at step {training.step:,} of {last_step:,}, {plan.devices}")
         return Job(plan, training)
 
     def _agree(self, saved: Checkpoint | None) -> None:
         """Compare settings, texts and checkpoint of all processes."""
-        if self.world.size == 1:
-            return
         facts = {"the release of txl": __version__, **recipe.facts(self.request.settings)}
         facts["the checkpoint"] = "none" if saved is None else saved.fingerprint()
         for split in ("train", "valid"):
@@ -194,9 +188,10 @@ class Builder:
     ) -> Training:
         """Build the training of a run from new weights, weights of another run or a checkpoint; nothing is written."""
         run = plan.run
+        reporter = self.workspace.reporter
         saved = begin if isinstance(begin, Checkpoint) else None
-        explain_attention(run.settings, self.device, self.reporter)
-        train = decide_compile(plan, saved, self.world, self.reporter)
+        explain_attention(run.settings, self.device, reporter)
+        train = decide_compile(plan, saved, self.world, reporter)
         identity = {
             run_directory.RUN_ID: run.id,
             "recipe": run.recipe_name,
@@ -206,7 +201,7 @@ class Builder:
             "valid_sha256": self.store.digest("valid"),
         }
         saver = Saver(run.directory, identity)
-        out_of_memory.warn(plan, self.reporter)
+        out_of_memory.warn(plan, reporter)
         with out_of_memory.explained(plan):
             model = _make_model(run, train, begin, self.device)
             training = Training(model, train, segments, valid, saver, self.world)

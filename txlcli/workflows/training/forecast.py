@@ -35,7 +35,7 @@ from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.training import initial_weights, out_of_memory
-from txlcli.workflows.training.build import check_device, first_directory, new_run
+from txlcli.workflows.training.build import check_device, new_directories, new_run
 from txlcli.workflows.training.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.plan import Plan
@@ -205,10 +205,11 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
 def _plan(request: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
     """Check a training run as `build.built` does, except for its device, and plan it."""
     settings = request.settings
-    directory = first_directory(request, workspace.runs_dir)
+    directory = next(new_directories(request, workspace.runs_dir))
     store = _store_if_prepared(settings, workspace)
-    if store is not None:
-        initial_weights.read(request, store, workspace)
+    begin_from = request.options.begin_from
+    if store is not None and begin_from is not None:
+        initial_weights.read(begin_from, settings.model, store, workspace)
     run = new_run(request, directory, store)
     named_groups(settings.model, run.vocab_size, settings.train)
     segments = None

@@ -26,7 +26,6 @@ from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, read_vocabulary
 from txlcli.runs.run_directory import Origin, Run
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training.resolve import Request
 from txlcli.workflows.workspace import Workspace
 
 OF_SYMBOLS = re.compile(r"((?:.+\.)?(?:tables|biases)\.)(\d+)")
@@ -100,12 +99,9 @@ class InitialWeights:
                     parameter[torch.from_numpy(kept.rows)] = old_rows.to(parameter)
 
 
-def read(request: Request, store: TokenStore, workspace: Workspace) -> InitialWeights | None:
-    """Read the weights that a new run begins with, and say what is new in it; None for new weights."""
-    if request.options.begin_from is None:
-        return None
-    run = run_directory.find(request.options.begin_from, workspace.runs_dir)
-    settings = request.settings.model
+def read(begin_from: str, settings: ModelSettings, store: TokenStore, workspace: Workspace) -> InitialWeights:
+    """Read the weights of a run for a model with these settings on the text of a store, and say what is new in it."""
+    run = run_directory.find(begin_from, workspace.runs_dir)
     check_shapes(run, settings, workspace.reporter)
     path = run.best_or_last
     saved = checkpoint.load(path, to_evaluate=True)
