@@ -257,8 +257,6 @@ transformer | train.parallel=fsdp train.reset_at_documents=true | train.reset_at
 transformer | train.valid_attn_len=9 train.reset_at_documents=true | train.reset_at_documents | valid_attn_len
 compressive | train.seg_len_jitter=true | train.seg_len_jitter | "compressive"
 rmt | train.seg_len_jitter=true | train.seg_len_jitter | "rmt"
-rmt | train.activation_penalty=2 | train.activation_penalty | "rmt"
-rmt | train.slowness_penalty=2 | train.slowness_penalty | "rmt"
 compressive | train.mem_len=0 | train.mem_len | greater than 0
 compressive | train.seg_len=7 | train.seg_len | model.compression_rate (2)
 rmt | train.seg_len=7 | train.seg_len | model.segment_len (3)

@@ -64,8 +64,6 @@ class ModelSettings(Section):
     """True if segments can be read again, with tokens before them (train.reread_len)."""
     supports_reset: ClassVar[bool] = False
     """True if the objective begins anew within a segment, at `Objective.since_reset` (train.reset_at_documents)."""
-    supports_penalties: ClassVar[bool] = True
-    """True if the objective has the penalties of the last hidden states (train.activation_penalty)."""
 
     arch: Annotated[str, MODELS] = "transformer"
     """Architecture: a Transformer with a memory of hidden states (Transformer-XL; a vanilla one without), with a
@@ -412,7 +410,6 @@ class RmtSettings(TransformerSettings):
     fixed_segments = True
     supports_reread = False
     supports_reset = False
-    supports_penalties = False
 
     segment_len: PositiveInt
     """Number of tokens L between two states. train.seg_len is a multiple of it: its gradients pass through

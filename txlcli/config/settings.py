@@ -204,9 +204,6 @@ class Settings:
             train.must_be_default("reset_at_documents", model.reset_obstacle)
         if model.fixed_segments:
             train.must_be_default("seg_len_jitter", arch)
-        if not model.supports_penalties:
-            train.must_be_default("activation_penalty", arch)
-            train.must_be_default("slowness_penalty", arch)
         model.check_training(seg_len=train.seg_len, mem_len=train.mem_len)
 
     def _check_memory(self) -> None:
