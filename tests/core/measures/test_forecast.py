@@ -185,6 +185,12 @@ def test_recomputing_saves_probabilities_and_their_masks(dropout):
     assert (kept.weights, kept.memory, kept.optimizer) == (again.weights, again.memory, again.optimizer)
 
 
+def test_an_apple_gpu_keeps_dropout_masks_and_recomputes_probabilities():
+    dropped = model_settings(attention_dropout=0.5)
+    assert activations(dropped, device="mps") > activations(model_settings(), device="mps")
+    assert activations(dropped, device="mps", recompute=True) < activations(dropped, device="mps")
+
+
 def test_attention_for_cuda_keeps_scores_by_distance_instead_of_probabilities():
     settings = model_settings(attention_dropout=0.1)
     assert activations(settings, device="cuda") == activations(model_settings(), device="cuda")

@@ -168,15 +168,16 @@ class _Step:
     train: TrainSettings
     """Of a micro-batch; steps that are counted alike are equal."""
     on_gpu: bool
+    has_kernels: bool
+    """True if Triton's kernels compute attention."""
 
     @classmethod
     def of(cls, model: ModelSettings, train: TrainSettings, device: torch.device) -> "_Step":
         """Return the step of one process."""
-        on_gpu = device.type != "cpu"
         # Triton's kernels keep no probabilities and no dropout masks, but as many position scores.
-        is_fused = on_gpu and train.attention == "auto"
+        has_kernels = device.type == "cuda" and train.attention == "auto"
         plain = with_plain_softmax(model)
-        if is_fused and isinstance(plain, TransformerSettings):
+        if has_kernels and isinstance(plain, TransformerSettings):
             plain = replace(plain, attention_dropout=0.0)
         micro_batch = TrainSettings(  # without settings that change no size, so that these steps are traced once
             seg_len=train.seg_len,
@@ -190,7 +191,7 @@ class _Step:
             attention=train.attention,
             precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
         )
-        return cls(model=plain, train=micro_batch, on_gpu=on_gpu)
+        return cls(model=plain, train=micro_batch, on_gpu=device.type != "cpu", has_kernels=has_kernels)
 
     def saved_bytes(self) -> int:
         """Return the bytes of the tensors that the backward pass reads."""
@@ -278,8 +279,8 @@ def _network(step: _Step) -> LanguageModel:
     """Return the model of a step in training."""
     network = make_model(step.model, 2).train()  # logits are not kept: any number of them gives the same bytes
     recompute = step.train.recompute
-    if step.on_gpu and recompute is True:
-        recompute = False  # the kernels of a GPU keep scores
+    if step.has_kernels and recompute is True:
+        recompute = False  # these kernels keep scores
     return network.on(attention=step.train.attention, recompute=recompute)
 
 
