@@ -9,6 +9,7 @@ import torch
 
 from tests.commands.novel import done, refusal, text_of, train
 from txlcli.core.reading.registry import make_reader
+from txlcli.core.reading.windows import WindowReader
 from txlcli.runs import loading
 
 WITHOUT_TXL = """
@@ -26,7 +27,7 @@ print(loaded["encode"]("the fox\\n"), repr(loaded["decode"](loaded["encode"]("th
 KINDS = {
     "gates": ["model.norm=pre", "model.gating=gru", "corpus.store=word", "model.cutoffs=[5,11]", "model.div_val=2"],
     "modern": ["model.norm=pre", "model.block=modern", "model.position=rotary", "model.d_head=6"],
-    "zeros": ["model.memory_start=zeros", "model.position=alibi", "corpus.store=word"],
+    "zeros": ["model.memory_start=zeros", "model.position=alibi", "corpus.store=word", "eval.temperature=1.4"],
     "window": ["model.window=4", "eval.max_distance=4"],
 }
 
@@ -47,7 +48,8 @@ def test_a_program_reads_segments_as_txl_does(here, kind):
         done("export", kind, "out", "--format", "pt2")
     opened = loading.open_run(kind, here / "runs", device="cpu", precision="fp32")
     tokens = torch.randint(opened.model.vocab_size, (3, 27), generator=torch.Generator().manual_seed(5))
-    reader = make_reader(opened.model, opened.run.settings.evaluation_settings(batch_size=3))
+    settings = opened.run.settings.evaluation_settings(batch_size=3)
+    reader = make_reader(opened.model.on(temperature=float(settings.temperature)), settings)
     expected = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(5, dim=1)], dim=1)
     torch.save(tokens, "tokens.pt")
     printed = run_python("-c", WITHOUT_TXL, "out")
@@ -55,6 +57,41 @@ def test_a_program_reads_segments_as_txl_does(here, kind):
     ids = opened.vocab.encode("the fox\n").tolist()
     first = [] if opened.vocab.boundary is None else [opened.vocab.boundary]
     assert printed.splitlines()[0].startswith(str([*first, *ids]))
+
+
+CONTINUES = """
+import runpy, torch
+continued = runpy.run_path("out/load.py")["continued"]
+torch.manual_seed(3)
+print(repr(continued("the fox", 12)))
+"""
+SHORT_CONTEXTS = {
+    "without memory": ["train.mem_len=0", "eval.mem_len=0"],
+    "positions in the segment": ["model.position=sinusoid", "eval.same_length=off"],
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [name if "memory" in name else pytest.param(name, marks=pytest.mark.slow) for name in SHORT_CONTEXTS]
+)
+def test_the_loader_samples_what_txl_predicts(here, kind):
+    train(*SHORT_CONTEXTS[kind], "train.max_steps=40", name="short")
+    done("export", "short", "out", "--format", "pt2")
+    opened = loading.open_run("short", here / "runs", device="cpu", precision="fp32")
+    settings = opened.run.settings.evaluation_settings(batch_size=1)
+    reader = (
+        make_reader(opened.model, settings, by_tokens=True)
+        if settings.mem_len
+        else WindowReader(opened.model, settings)
+    )
+    ids = opened.vocab.encode("the fox").tolist()
+    unread = ids
+    torch.manual_seed(3)
+    for _ in range(12):
+        log_probs = reader.log_probs(reader.read_last(torch.tensor([unread])))
+        unread = [int(torch.multinomial(log_probs[0, -1].exp(), 1))]
+        ids += unread
+    assert run_python("-c", CONTINUES) == f"{opened.vocab.decode(ids)!r}\n"
 
 
 @pytest.mark.slow

@@ -89,6 +89,11 @@ class EvalSettings(Section):
             return None
         return self.mem_len + 1 if self.same_length == "m_plus_one" else self.mem_len
 
+    @property
+    def exported_temperature(self) -> float:
+        """Temperature of an exported model, for which none is chosen: 1 in place of "auto"."""
+        return 1.0 if self.temperature == "auto" else self.temperature
+
     def with_batch_size(self, batch_size: int) -> "EvalSettings":
         """Return the settings of an evaluation with so many lanes, or windows, side by side."""
         return dataclasses.replace(self, batch_size=batch_size)

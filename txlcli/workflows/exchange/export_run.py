@@ -39,7 +39,8 @@ EMPTY_START = (
     "Hugging Face's memory starts with M zero vectors that are attended to, this run's memory started empty: "
     "predictions differ near the beginning of a text"
 )
-
+NO_TEMPERATURE = "Hugging Face's model has no temperature: its predictions are those at eval.temperature = 1"
+AUTO_TEMPERATURE = "eval.temperature = auto is exported as 1"
 ONLY_IDS = f"{LOADER} cannot encode text of this vocabulary: import it, and give its function `read` ids"
 
 
@@ -68,11 +69,15 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
         write = _write_program
         if opened.vocab.tokenizer not in ("byte", "char", "word"):
             notes = (ONLY_IDS,)
+        if opened.run.settings.eval.temperature == "auto":
+            notes += (AUTO_TEMPERATURE,)
     else:
         _check_settings(opened)
         write = _write_hugging_face
         if not opened.model.memory_starts_full:
             notes = (EMPTY_START,)
+        if opened.run.settings.eval.temperature != 1:
+            notes += (NO_TEMPERATURE,)
     fill = functools.partial(write, opened)
     names = FILES_BY_FORMAT[options.format]
     return ExportedRun(
@@ -102,7 +107,7 @@ class Program(nn.Module):
 
     def __init__(self, model: TransformerXL, settings: EvalSettings) -> None:
         super().__init__()
-        self.model = model.on(attention="reference")
+        self.model = model.on(attention="reference", temperature=settings.exported_temperature)
         self.settings = settings
 
     def forward(self, tokens: Tensor, count: Tensor, remembered: Tensor, memory: Memory) -> tuple[Tensor, Memory]:

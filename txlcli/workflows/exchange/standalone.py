@@ -17,6 +17,8 @@ MODEL = PROGRAM.module()
 # Inputs at the beginning of a text: L padded tokens (B, L), their number without padding, how many positions at the
 # end of the memory hold something, and the memory, (B, M, d) for each layer.
 SEGMENT, _, REMEMBERED, MEMORY = PROGRAM.example_inputs[0]
+SEG_LEN = SEGMENT.shape[1]
+MEM_LEN = MEMORY[0].shape[1]
 VOCAB = json.loads((HERE / "vocab.json").read_text(encoding="utf-8"))
 State = tuple[Tensor, list[Tensor]]
 KIND = VOCAB["kind"]
@@ -37,14 +39,12 @@ def read(tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
     if state is None:
         state = REMEMBERED, [part[:1].expand(len(tokens), -1, -1) for part in MEMORY]
     remembered, memory = state
-    seg_len = SEGMENT.shape[1]
-    mem_len = MEMORY[0].shape[1]
     results = []
-    for part in tokens.split(seg_len, dim=1):
+    for part in tokens.split(SEG_LEN, dim=1):
         count = part.shape[1]
-        padded = torch.nn.functional.pad(part, (0, seg_len - count))
+        padded = torch.nn.functional.pad(part, (0, SEG_LEN - count))
         log_probs, memory = MODEL(padded, torch.tensor(count), remembered, memory)
-        remembered = (remembered + count).clamp(max=mem_len)
+        remembered = (remembered + count).clamp(max=MEM_LEN)
         results.append(log_probs[:, :count])
     return torch.cat(results, dim=1), (remembered, memory)
 
@@ -82,12 +82,22 @@ def score(text: str) -> float:
 
 
 def continued(text: str, count: int = 200) -> str:
-    """Return a text and `count` sampled tokens."""
+    """Return a text and `count` sampled tokens.
+
+    The present segment is read again for each token, which costs the same; without a memory, the last L tokens are.
+    """
     ids = encode(text)
-    log_probs, state = read(torch.tensor([ids]))
+    state = None
+    begin = 0
     for _ in range(count):
+        complete = (len(ids) - 1) // SEG_LEN * SEG_LEN
+        if MEM_LEN == 0:
+            begin = max(0, len(ids) - SEG_LEN)
+        elif complete > begin:
+            _, state = read(torch.tensor([ids[begin:complete]]), state)
+            begin = complete
+        log_probs, _ = read(torch.tensor([ids[begin:]]), state)
         ids.append(int(torch.multinomial(log_probs[0, -1].exp(), 1)))
-        log_probs, state = read(torch.tensor([ids[-1:]]), state)
     return decode(ids)
 
 

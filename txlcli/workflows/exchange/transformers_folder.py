@@ -89,7 +89,6 @@ def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: 
     limits = [limit for limit in (evaluation.key_limit, model.window) if limit is not None]
     auto_map = {"AutoConfig": "modeling_txl.TxlConfig", "AutoModelForCausalLM": "modeling_txl.TxlForCausalLM"}
     segment_len = evaluation.seg_len if evaluation.mem_len else None
-    temperature = 1.0 if evaluation.temperature == "auto" else evaluation.temperature
     return {
         "model_type": "txl",
         "architectures": ["TxlForCausalLM"],
@@ -115,7 +114,7 @@ def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: 
         "mem_len": evaluation.mem_len,
         "key_limit": min(limits, default=None),
         "max_distance": evaluation.max_distance,
-        "softmax_temperature": temperature,
+        "softmax_temperature": evaluation.exported_temperature,
         "init_std": model.init_std,
         "dropout": model.dropout,
         "embedding_dropout": model.dropout_rate("embedding_dropout"),
