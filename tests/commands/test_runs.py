@@ -111,6 +111,21 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
     assert [row[1] for row in cells(done("runs"))].count("damaged") == 2
 
 
+def test_compare_and_plot_say_which_run_has_lost_reports(here):
+    path = here / "runs/char/metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
+    assert "char: metrics.jsonl has lost reports" in done("runs", "compare", "byte", "char").stdout
+    assert "runs/char: metrics.jsonl has lost reports" in done("runs", "plot", "byte", "char").stderr
+
+
+def test_no_result_is_added_to_the_results_of_another_run(here):
+    done("eval", "word", "--mem-len", "0", "--positions", "20")
+    results = (here / "runs/word/evals.jsonl").read_text()
+    (here / "runs/byte/evals.jsonl").write_text(results)
+    assert "belongs to another run" in refusal("eval", "byte", "--mem-len", "0", "--positions", "20", code=1)
+    assert (here / "runs/byte/evals.jsonl").read_text() == results
+
+
 @pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"]])
 def test_an_option_before_the_command_is_rejected(here, option):
     assert f"{option[0]} must come last" in refusal("runs", *option, "compare", "byte", "char")

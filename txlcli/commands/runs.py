@@ -172,8 +172,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
     histories = [history.read(run) for run in run_directory.find_each(run_names, where.runs_dir)]
     result = history.compare(histories)
     if options.plot is not None:
-        figures.plot_curves(options.plot, histories)
-        console.say(f"figure written to {options.plot}")
+        _plot(options.plot, histories)
     console.show_result(result, _show_comparison, json=json)
 
 
@@ -188,8 +187,16 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
     """
     runs = run_directory.find_each(run_names, where.runs_dir)
     path = options.plot or runs[0].directory / CURVES
-    figures.plot_curves(path, [history.read(run) for run in runs])
+    _plot(path, [history.read(run) for run in runs])
+
+
+def _plot(path: Path, histories: list[history.History]) -> None:
+    """Plot the curves of runs, and tell the user of those that are not complete."""
+    figures.plot_curves(path, histories)
     console.say(f"figure written to {path}")
+    for past in histories:
+        if past.missing_reports is not None:
+            console.say(f"{past.run.directory}: {past.missing_reports}")
 
 
 def _show_comparison(result: Comparison) -> None:
@@ -210,6 +217,7 @@ def _show_comparison(result: Comparison) -> None:
         notes.append(SAME_SETTINGS)
     if not result.same_text:
         notes.append(OTHER_TEXTS)
+    notes += [f"{run.name}: {run.missing_reports}" for run in result.runs if run.missing_reports is not None]
     notes += map(_describe_seeds, result.seeds)
     console.show_table("runs compared", ["", *(run.name for run in result.runs)], rows, notes)
 

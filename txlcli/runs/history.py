@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.saved_state import check_state
-from txlcli.errors import MissingPackageError, TxlError, UsageError
+from txlcli.errors import MissingPackageError, RunError, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import log_file, run_directory
 from txlcli.runs.log_file import Record
@@ -205,6 +206,15 @@ def _records(run: Run, name: str, *, skip_truncated: bool = False) -> tuple[Reco
     records = log_file.read(path, skip_truncated=skip_truncated)
     run.check_own(path, records)
     return records
+
+
+def check_results(run: Run) -> None:
+    """Raise a RunError if evals.jsonl, to which results of this run are appended, is of another one."""
+    path = run.directory / run_directory.EVALS
+    records: tuple[Record, ...] = ()
+    with suppress(RunError):  # a damaged file keeps its lines and those that are appended
+        records = log_file.read(path, skip_truncated=True)
+    run.check_own(path, records)
 
 
 def record(run: Run, results: Iterable[Record]) -> None:

@@ -13,7 +13,7 @@ from txlcli.core.training import distributed
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.core.training.validation import check_lanes
 from txlcli.paper import metrics
-from txlcli.runs import run_directory
+from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenModel
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.evaluation import result
@@ -56,6 +56,7 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
         pick_device(workspace.device), rank_timeout_s=found.settings.train.rank_timeout, next_step="evaluate again"
     )
     with world.failing_together():
+        history.check_results(found)
         opened = workspace.open_run(str(found.weights or found.directory))
         evaluated = evaluate(opened, options, workspace, world)
     if world.is_rank_zero:
