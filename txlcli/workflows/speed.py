@@ -330,13 +330,16 @@ class Bench:
             timing = timed(self._times)
         share = self._share(clock)
         rate = 1e3 / timing.median
+        peak_memory_bytes = None
+        if on_cuda:
+            peak_memory_bytes = torch.cuda.max_memory_allocated(self.device)
         return ThroughputRow(
             work=work,
             tokens_per_s=rate,
             ms_per_token=timing.median,
             low_high_ms=timing.low_high,
             share_of_peak=rate * flops / self.peak,
-            peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if on_cuda else None,
+            peak_memory_bytes=peak_memory_bytes,
             tokens_per_step=timing.tokens,
             processor_share=share,
             times_trusted=is_trusted(share),

@@ -37,11 +37,10 @@ class Pieces:
     @classmethod
     def of(cls, vocab: Vocab, text: ScoredText) -> "Pieces":
         """Join the tokens of a text."""
-        before, *spelled = vocab.spell([int(text.inputs[0]), *text.targets.tolist()])
-        last = len(text.targets) - 1
-        spelled[last:] = ["".join(spelled[last:])]
+        before, *spelled, rest = vocab.spell([int(text.inputs[0]), *text.targets.tolist()])
+        spelled[-1] += rest  # of a character that is not complete
         is_visible = [bool(piece) for piece in spelled]
-        is_visible[last] = True
+        is_visible[-1] = True
         lasts = np.flatnonzero(is_visible)
         if vocab.boundary is not None:
             before = ""

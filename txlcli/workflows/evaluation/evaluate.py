@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from txlcli import __version__
 from txlcli.config import recipe
@@ -73,10 +72,11 @@ def _evaluate_external(name: str, options: EvalOptions, workspace: Workspace) ->
         precision=workspace.precision,
         trust_remote_code=options.trust_remote_code,
     )
-    changes: dict[str, Any] = {"timed": False}
+    options = replace(options, timed=False)
     if options.store is not None:
-        changes |= {"text": (text_of_split(workspace, options.store, options.split or "test"),), "split": None}
-    return evaluate(opened, replace(options, **changes), workspace)
+        text = text_of_split(workspace, options.store, options.split or "test")
+        options = replace(options, text=(text,), split=None)
+    return evaluate(opened, options, workspace)
 
 
 def evaluate(
@@ -151,7 +151,9 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting], options: EvalOptions
         reads_stream = setting.attn_len is None and not reads_documents and setting.protocol is None
         if options.timed and reads_stream:
             row = with_times(tempered, row)
-        yield replace(row, processor_share=clock.share() if on_cpu else None)
+        if on_cpu:
+            row = replace(row, processor_share=clock.share())
+        yield row
 
 
 def _collect(yielded: Iterator[EvalRow], world: World) -> tuple[list[EvalRow], BaseException | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txlcli.config.settings import CorpusSettings, EvalSettings, Settings
+from txlcli.config.settings import CorpusSettings, EvalSettings, SameLength, Settings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.kernels.modes import DTYPES
@@ -46,14 +46,15 @@ class OpenExternal(OpenModel):
         longest = model.n_positions or 2 * SEG_LEN
         seg_len = min(SEG_LEN, longest)
         mem_len = 0
+        same_length: SameLength = "off"
+        if model.recurrent_state:
+            same_length = "m"
         if model.obstacle is None and not model.recurrent_state:
             seg_len = min(SEG_LEN, longest // 2)
             mem_len = seg_len
-        reading = EvalSettings(
-            seg_len=seg_len, mem_len=mem_len, batch_size=1, same_length="m" if model.recurrent_state else "off"
-        )
+        evaluation = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=1, same_length=same_length)
         train = TrainSettings(seg_len=seg_len, mem_len=0, batch_size=1, max_steps=1)
-        return Settings(corpus=CorpusSettings(store="external"), model=model, train=train, eval=reading)
+        return Settings(corpus=CorpusSettings(store="external"), model=model, train=train, eval=evaluation)
 
     @property
     def metric(self) -> str:

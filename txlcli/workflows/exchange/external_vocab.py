@@ -78,10 +78,8 @@ class ExternalVocab(Vocab):
 
     def __init__(self, tokenizer: Any, n_outputs: int, title: str) -> None:
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        symbols = []
-        for number in range(max(len(names), n_outputs)):
-            name = names[number] if number < len(names) else None
-            symbols.append(name or f"<{number}>")
+        names += [None] * (n_outputs - len(names))  # ids that the tokenizer lacks
+        symbols = [name or f"<{number}>" for number, name in enumerate(names)]
         boundary = tokenizer.bos_token_id
         if boundary is None:
             boundary = tokenizer.eos_token_id

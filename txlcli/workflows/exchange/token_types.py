@@ -71,8 +71,11 @@ def are_below(path: Path, dtype: np.dtype[Any], vocab_size: int) -> bool:
     if path.stat().st_size % dtype.itemsize:
         return False
     ids = np.memmap(path, dtype, mode="r")
-    blocks = (ids[start : start + MAX_WORDS] for start in range(0, len(ids), MAX_WORDS))
-    return all(bool(((block >= 0) & (block < vocab_size)).all()) for block in blocks)
+    for start in range(0, len(ids), MAX_WORDS):
+        block = ids[start : start + MAX_WORDS]
+        if block.min() < 0 or block.max() >= vocab_size:
+            return False
+    return True
 
 
 def _is_unsigned_equal(first: np.dtype[Any], second: np.dtype[Any]) -> bool:

@@ -54,9 +54,13 @@ class Request:
         for seed in range(train.seed, train.seed + count):
             name = f"{self.run_name}-seed{seed}"
             lifecycle.check_free(runs_dir / name, force=self.options.force)
-            settings = self.settings.with_train(seed=seed)
-            options = replace(self.options, name=name)
-            requests.append(replace(self, run_name=name, settings=settings, options=options))
+            request = Request(
+                recipe_name=self.recipe_name,
+                run_name=name,
+                settings=self.settings.with_train(seed=seed),
+                options=replace(self.options, name=name),
+            )
+            requests.append(request)
         return requests
 
 
