@@ -49,13 +49,17 @@ def draw(unit, rows, path):
     """Draw the band of the logs and our line, by epoch or by step."""
     mpl.use("agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     figure, axes = plt.subplots(figsize=(6.4, 4))
     at = [row["at"] for row in rows]
     values = [row["logs"].values() for row in rows]
     axes.fill_between(at, [min(of) for of in values], [max(of) for of in values], alpha=0.4, label="public logs")
-    axes.plot(at, [row["ours"] for row in rows], color="black", label="txl")
+    axes.plot(at, [row["ours"] for row in rows], color="black", marker="o", label="txl")
     axes.set(xlabel=unit, ylabel="perplexity on valid", yscale="log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:.0f}"))
     axes.legend()
     figure.savefig(path, bbox_inches="tight")
 
