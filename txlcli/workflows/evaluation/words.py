@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from txlcli.core.kernels.device import float64_device
 from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.documents import documents_of
@@ -268,7 +269,8 @@ def _blank_losses_after(model: LanguageModel, hidden: Tensor, is_blank: NDArray[
     with autocast(model.device, model.backend.precision):
         for part in hidden.flatten(0, 1).split(rows):
             log_probs = model.log_probs(part[None])[0]  # (rows, V)
-            parts.append(-log_probs[:, blanks].double().logsumexp(-1))
+            blank_log_probs = log_probs[:, blanks].to(float64_device(hidden.device)).double()
+            parts.append(-blank_log_probs.logsumexp(-1))
     return torch.cat(parts).unflatten(0, hidden.shape[:2]).cpu()
 
 

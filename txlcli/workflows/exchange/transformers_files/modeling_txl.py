@@ -58,10 +58,18 @@ class Dropout(nn.Module):
         return hidden * F.dropout(hidden.new_ones(shape), self.rate)
 
 
+def in_float64(numbers: Tensor) -> Tensor:
+    """Cast to float64, on the host if the device is a GPU of Apple's, which has none."""
+    if numbers.device.type == "mps":
+        numbers = numbers.cpu()
+    return numbers.double()
+
+
 def sinusoids(position: Tensor, width: int) -> Tensor:
     """Return R of section 3.3: sines, then cosines, (..., width) in float64, of positions or distances (...)."""
-    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=position.device) / width)
-    angle = position[..., None].double() * frequency
+    position = in_float64(position)
+    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=position.dtype, device=position.device) / width)
+    angle = position[..., None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
@@ -119,7 +127,7 @@ class TiedRelativeEncoding(Encoding):
 
     def encode_distances(self, count, like):
         distance = torch.arange(count, device=like.device)
-        return self.dropout(sinusoids(distance, self.config.d_model).to(like.dtype))
+        return self.dropout(sinusoids(distance, self.config.d_model).to(like))
 
     def keys_and_biases(self, attention, encoded):
         """Return W_kR R, (n, H * D), and the biases u and v, (H, D) each."""
@@ -170,7 +178,7 @@ class SinusoidEncoding(Encoding):
     """Vaswani et al. (2017): sinusoids of places in the segment, added to the embeddings."""
 
     def add_to_embedding(self, hidden, place):
-        return hidden + sinusoids(place, self.config.d_model).to(hidden.dtype)
+        return hidden + sinusoids(place, self.config.d_model).to(hidden)
 
 
 class LearnedEncoding(Encoding):
@@ -193,9 +201,9 @@ class RotaryEncoding(Encoding):
     """Su et al. (2021): queries and keys are rotated by their positions."""
 
     def rotate(self, heads, position):
-        dtype = torch.promote_types(heads.dtype, torch.float32)
-        sine, cosine = sinusoids(position, self.config.d_head)[:, None].to(dtype).chunk(2, dim=-1)
-        first, second = heads.to(dtype).chunk(2, dim=-1)
+        wide = at_least_float32(heads)
+        sine, cosine = sinusoids(position, self.config.d_head)[:, None].to(wide).chunk(2, dim=-1)
+        first, second = wide.chunk(2, dim=-1)
         rotated = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
         return rotated.to(heads.dtype)
 
@@ -208,8 +216,9 @@ class AlibiEncoding(Encoding):
         power = 1 << (heads.bit_length() - 1)
         slopes = [2.0 ** (-8 * head / power) for head in range(1, power + 1)]
         slopes += [2.0 ** (-4 * head / power) for head in range(1, 2 * (heads - power), 2)]
-        penalty = torch.tensor(slopes, dtype=torch.float64, device=query.device)[:, None, None] * distance[:, None]
-        return super().score(attention, query, key, distance, encoded) - penalty.to(query.dtype)
+        distance_of_head = in_float64(distance)[:, None]
+        penalty = distance_of_head.new_tensor(slopes)[:, None, None] * distance_of_head
+        return super().score(attention, query, key, distance, encoded) - penalty.to(query)
 
 
 class T5Encoding(Encoding):
@@ -224,8 +233,8 @@ class T5Encoding(Encoding):
 
     def score(self, attention, query, key, distance, encoded):
         exact = self.BUCKETS // 2
-        share = (distance.clamp(min=exact).double() / exact).log() / math.log(self.FARTHEST / exact)
-        ranges = (exact + (share * (self.BUCKETS - exact)).long()).clamp(max=self.BUCKETS - 1)
+        share = (in_float64(distance.clamp(min=exact)) / exact).log() / math.log(self.FARTHEST / exact)
+        ranges = (exact + (share * (self.BUCKETS - exact)).long()).clamp(max=self.BUCKETS - 1).to(distance.device)
         bias = self.bucket_biases[:, torch.where(distance < exact, distance, ranges)]  # (H, B, T, K)
         return super().score(attention, query, key, distance, encoded) + bias.transpose(0, 1)
 
