@@ -170,9 +170,9 @@ def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, othe
     ("recipe", "of_step", "gb_of_step", "of_segment", "of_token"),
     [
         ("enwik8", 45, 3.0, 14, 12),
-        pytest.param("ptb", 53, 0.28, 18, 12, marks=pytest.mark.slow),
+        pytest.param("ptb", 54, 0.28, 18, 12, marks=pytest.mark.slow),
         pytest.param("ptb-memory", 48, 0.27, 16, 12, marks=pytest.mark.slow),
-        pytest.param("wt103", 50, 1.8, 16, 12, marks=pytest.mark.slow),
+        pytest.param("wt103", 53, 1.8, 16, 12, marks=pytest.mark.slow),
     ],
 )
 def test_work_launches_at_most_so_many_kernels_per_layer_and_sends_two_bytes_per_weight(
@@ -188,7 +188,7 @@ def test_work_launches_at_most_so_many_kernels_per_layer_and_sends_two_bytes_per
     for mode, collectives, least, most in (("ddp", 1, 2, 2.02), ("zero", 4, 4, 6.02)):
         of_two = counts[mode]
         # Two or three layers have a bucket each, twelve have five buckets.
-        assert of_two["kernels_per_layer"] - step["kernels_per_layer"] <= 3 + collectives
+        assert of_two["kernels_per_layer"] - step["kernels_per_layer"] <= 4 + collectives
         assert of_two["other_kernels"] - step["other_kernels"] <= 20
         sent = n_layers * of_two["sent_per_layer"] + of_two["other_sent"]
         assert least * parameters <= sent <= most * parameters
