@@ -6,13 +6,13 @@ The helper library must be loaded before this module is imported.
 import contextlib
 import ctypes
 
-import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.core.device_cases import COPIES
+from tests.core.fake_tensors import UNKNOWN, deepcopy, pretend_numbers
 
 APPLE = torch.device("mps")
 generator_calls = []
@@ -24,42 +24,14 @@ def _get_state():
     return torch.zeros(44, dtype=torch.uint8)
 
 
-def _numpy_dtype(tensor):
-    return np.dtype(str(tensor.dtype).removeprefix("torch."))
-
-
-def _deepcopy(tensor, memo):
-    """Replace Tensor.__deepcopy__, which would also copy the mode and its references to storages."""
-    copied = tensor.detach().clone()
-    if isinstance(tensor, torch.nn.Parameter):
-        copied = torch.nn.Parameter(copied, tensor.requires_grad)
-    return memo.setdefault(id(tensor), copied)
-
-
-class _NoGenerator:
-    """A stand-in for torch.Generator without a state: nothing is sampled."""
-
-    def __init__(self, device):
-        assert device.type == "mps"
-
-    def manual_seed(self, seed):
-        """Return None: an operation then uses the device's generator."""
-
-
-UNKNOWN = {
-    "aten::_local_scalar_dense": lambda tensor: np.zeros((), dtype=_numpy_dtype(tensor)).item(),
-    "aten::nonzero": lambda tensor: tensor.new_empty((tensor.numel() // 8, tensor.dim()), dtype=torch.int64),
-}
-"""Operations whose result depends on data, and the results made up for them."""
-
 ctypes.CDLL(None).use_fake_guard()
 torch.mps.get_rng_state = lambda device=APPLE: _get_state()
 torch.mps.set_rng_state = lambda state, device=APPLE: generator_calls.append("set")
 torch.mps.manual_seed = lambda seed: None
 torch.mps.synchronize = lambda: None
-torch.Generator = _NoGenerator
-torch.Tensor.__deepcopy__ = torch.nn.Parameter.__deepcopy__ = FakeTensor.__deepcopy__ = _deepcopy
-FakeTensor.numpy = lambda tensor: np.zeros(tensor.shape, dtype=_numpy_dtype(tensor))
+torch.Tensor.__deepcopy__ = deepcopy
+torch.nn.Parameter.__deepcopy__ = deepcopy
+pretend_numbers()
 
 
 class AppleGpu(TorchDispatchMode):

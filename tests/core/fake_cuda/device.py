@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.core.device_cases import COPIES, OneDevice
 from tests.core.fake_cuda import graphs, triton_device
+from tests.core.fake_tensors import UNKNOWN, pretend_numbers
 from txlcli.core.training.distributed import World
 
 CUDA = torch.device("cuda:0")
@@ -72,27 +73,6 @@ class GeneratorLog:
 GENERATOR = GeneratorLog()
 
 
-class _NoGenerator:
-    """A stand-in for torch.Generator without a state: nothing is sampled."""
-
-    def __init__(self, device):
-        assert device.type == "cuda"
-
-    def manual_seed(self, seed):
-        """Return None: an operation then uses the device's generator."""
-
-
-UNKNOWN = {
-    "_local_scalar_dense": lambda tensor: np.zeros((), dtype=_numpy_dtype(tensor)).item(),
-    "nonzero": lambda tensor: tensor.new_empty((tensor.numel() // 8, tensor.dim()), dtype=torch.int64),
-}
-"""Operations whose result depends on data, and the results made up for them."""
-
-
-def _numpy_dtype(tensor):
-    return np.dtype(str(tensor.dtype).removeprefix("torch."))
-
-
 def _apply(module, change, recurse=True):
     """Replace nn.Module._apply, which swaps data: fake tensors have none."""
     for child in module.children():
@@ -101,14 +81,6 @@ def _apply(module, change, recurse=True):
         if parameter is not None:
             module._parameters[name] = torch.nn.Parameter(change(parameter.detach()), parameter.requires_grad)
     return module
-
-
-def _deepcopy(tensor, memo):
-    """Replace Tensor.__deepcopy__, which would also copy the mode and its references to storages."""
-    copied = tensor.detach().clone()
-    if isinstance(tensor, torch.nn.Parameter):
-        copied = torch.nn.Parameter(copied, tensor.requires_grad)
-    return memo.setdefault(id(tensor), copied)
 
 
 ctypes.CDLL(None).use_fake_guard()
@@ -121,10 +93,8 @@ torch.cuda.current_stream = lambda _: graphs.DEVICE.stream or graphs.DEFAULT_STR
 torch.cuda.is_current_stream_capturing = lambda: graphs.DEVICE.capture is not None
 torch.cuda.graph_pool_handle = graphs.DEVICE.new_pool
 torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool = graphs.DEVICE.end_pool, graphs.DEVICE.release_pool
-torch.Generator = _NoGenerator
-FakeTensor.numpy = lambda tensor: np.zeros(tensor.shape, dtype=_numpy_dtype(tensor))
+pretend_numbers()
 FakeTensor.tolist = lambda tensor: tensor.cpu().numpy().tolist()
-FakeTensor.__deepcopy__ = _deepcopy
 torch.nn.Module._apply = _apply
 ATEN = torch.library.Library("aten", "IMPL")
 for _name in (
@@ -160,9 +130,9 @@ class Watch(OneDevice):
                 return func.decompose(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         self._begin(name)
-        if name in UNKNOWN and isinstance(args[0], FakeTensor):
+        if func._schema.name in UNKNOWN and isinstance(args[0], FakeTensor):
             self._note(name, args[0])
-            return UNKNOWN[name](args[0])
+            return UNKNOWN[func._schema.name](args[0])
         if name == "_pin_memory":
             pinned = args[0].clone()
             pinned.is_pinned_here = True
