@@ -124,8 +124,8 @@ def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> Los
     first_file = words_file.read(first)
     second_file = words_file.read(second)
     shared = set(first_file.places) & set(second_file.places)
-    most_words = max(len(first_file.words), len(second_file.words))
-    if _words_at(first_file, shared) != _words_at(second_file, shared) or 2 * len(shared) < most_words:
+    longest = max(len(first_file.words), len(second_file.words))
+    if _words_at(first_file, shared) != _words_at(second_file, shared) or 2 * len(shared) < longest:
         raise UsageError(
             f"{first} and {second} have words of different texts; evaluate both models on the same text, with the same "
             "names of documents"

@@ -220,12 +220,12 @@ def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
     if row.attn_len is None:
         if scoring.text.documents:
             scoring = scoring.changed(batch_size=1)
-        read = partial(_with_memory, is_blank=is_blank)
+        read = partial(_blank_losses_with_memory, is_blank=is_blank)
         title = f"ends of words, M = {row.mem_len}"
     else:
         at_once = windows_at_once(scoring.opened.model, min(row.attn_len, row.tokens))
         scoring = scoring.changed(seg_len=row.attn_len, batch_size=at_once)
-        read = partial(_in_windows, is_blank=is_blank, stride=row.stride or 1)
+        read = partial(_blank_losses_in_windows, is_blank=is_blank, stride=row.stride or 1)
         title = f"ends of words, N = {row.attn_len}"
 
     def read_parts(stream: Stream) -> NDArray[np.float64]:
@@ -236,7 +236,7 @@ def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
     return losses
 
 
-def _with_memory(stream: Stream, is_blank: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _blank_losses_with_memory(stream: Stream, is_blank: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the loss of a blank at each token of a stream that is read with a memory, (T,)."""
     segments: list[Tensor] = []
 
@@ -249,7 +249,7 @@ def _with_memory(stream: Stream, is_blank: NDArray[np.bool_]) -> NDArray[np.floa
     return losses
 
 
-def _in_windows(stream: Stream, is_blank: NDArray[np.bool_], stride: int) -> NDArray[np.float64]:
+def _blank_losses_in_windows(stream: Stream, is_blank: NDArray[np.bool_], stride: int) -> NDArray[np.float64]:
     """Return the loss of a blank at each token of a stream that is read in windows, (T,)."""
     losses = np.zeros(len(stream.targets))
 

@@ -78,7 +78,8 @@ class ExternalVocab(Vocab):
 
     def __init__(self, tokenizer: Any, n_outputs: int, title: str) -> None:
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        names += [None] * (n_outputs - len(names))  # ids that the tokenizer lacks
+        missing = max(0, n_outputs - len(names))
+        names += [None] * missing  # of outputs that the tokenizer has no token for
         symbols = [name or f"<{number}>" for number, name in enumerate(names)]
         boundary = tokenizer.bos_token_id
         if boundary is None:

@@ -112,7 +112,9 @@ def _reject_pieces(words: list[str]) -> None:
     for mark, tokenizer in PIECES.items():
         marked = sum(1 for word in words if word.startswith(mark) or word.endswith(mark))
         if marked > MIN_PIECES * len(words):
-            instead = " (its .model is read)" if tokenizer == "SentencePiece" else ""
+            instead = ""
+            if tokenizer == "SentencePiece":
+                instead = f" (txl reads its {MODEL} file instead)"
             raise VocabularyError(f"a list of pieces of {tokenizer}{instead}, not of words")
 
 
