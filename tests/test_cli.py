@@ -177,6 +177,21 @@ def test_an_option_of_one_value_is_rejected_if_it_is_given_twice(line):
 
 
 @pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (["export", "runs/r", ""], "FOLDER"),
+        (["prepare", ""], "NAME|PATH"),
+        (["eval", ""], "MODEL"),
+        (["runs", "compare", "a", ""], "RUN..."),
+    ],
+)
+def test_an_empty_argument_is_rejected(line, name):
+    result = txl(*line)
+    assert result.exit_code == 2
+    assert f"{name} is empty" in result.stderr
+
+
+@pytest.mark.parametrize(
     "line",
     [
         ["train", "ptb", "--runs-dir", ""],

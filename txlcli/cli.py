@@ -106,7 +106,7 @@ def help_record(parameter: Any, context: Any) -> tuple[str, str] | None:
 
 
 class TxlCommand(TyperCommand):
-    """A command with plain help, which rejects an option of one value that is given twice."""
+    """A command with plain help, which rejects empty arguments, and an option of one value that is given twice."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line; an argument in brackets may be left out."""
@@ -131,9 +131,15 @@ class TxlCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; the parser alone would forget the first of two values."""
         if not ctx.resilient_parsing:
-            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            values, _, order = self.make_parser(ctx).parse_args(args=list(args))
             for parameter in order:
-                if parameter.param_type_name != "option" or parameter.multiple:
+                if parameter.param_type_name == "argument":
+                    given = values[parameter.name]
+                    # Such as an unset variable of a shell, which Path("") would take for the present folder.
+                    if given == "" or (isinstance(given, list | tuple) and "" in given):
+                        raise UsageError(f"{parameter.metavar} is empty; give a value")
+                    continue
+                if parameter.multiple:
                     continue
                 is_switch = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
                 if order.count(parameter) > 1 and not is_switch:

@@ -235,7 +235,8 @@ class LoadedRun:
     def log_probs(self, text: str | bytes, *, mem_len: int | None = None) -> NDArray[np.float32]:
         """Return the log-probabilities in nats, (T, V), of the token that follows each of the T tokens of a text.
 
-        For a large vocabulary and a long text, use `reader`: it predicts one segment at a time.
+        They are those of the model itself, at temperature 1. For a large vocabulary and a long text, use `reader`: it
+        predicts one segment at a time.
 
         Args:
             text: text, or any bytes for a byte-level model.

@@ -75,8 +75,8 @@ class EvalSettings(Section):
     compressed_len: PositiveInt | None = None
     """arch = "compressive": number of slots C of the compressed memory; by default model.compressed_len."""
     temperature: PositiveFloat | Literal["auto"] = 1.0
-    """Divide the logits by this number when a text is scored; auto: by the number with the lowest loss on the
-    validation split, which the result reports."""
+    """Divide the logits by this number when `txl eval` or `run.score` scores a text; auto: by the number with the
+    lowest loss on the validation split, which the result reports."""
 
     @property
     def key_limit(self) -> int | None:
