@@ -123,11 +123,11 @@ class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error
     """A signal stopped a command; the message states what was saved."""
 
 
-def shortened(text: str, max_len: int = LONGEST_NAME) -> str:
-    """Return a name or value for a message, cut after `max_len` characters."""
-    if len(text) <= max_len:
+def shortened(text: str) -> str:
+    """Return a name or value for a message, cut after LONGEST_NAME characters."""
+    if len(text) <= LONGEST_NAME:
         return text
-    return f"{text[:max_len]}..."
+    return f"{text[:LONGEST_NAME]}..."
 
 
 def listed(names: Iterable[str]) -> str:

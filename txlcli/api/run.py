@@ -37,7 +37,7 @@ from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.search import with_temperature
 from txlcli.workflows.evaluation.settings import RowSetting
 from txlcli.workflows.evaluation.texts import read_user_text
-from txlcli.workflows.evaluation.words import Word, Words, bits_of_parts
+from txlcli.workflows.evaluation.words import Word, with_bits, words_of_parts
 from txlcli.workflows.exchange import export_run
 from txlcli.workflows.exchange.export_run import ExportedRun
 from txlcli.workflows.exchange.options import ExportOptions
@@ -85,12 +85,7 @@ class TextScore(Result):
         """
         if self.scoring is None:
             raise UsageError("a pickled copy of a score has no model; call words() before it is pickled")
-        words = Words.of_parts(self.scoring.opened.vocab, self.scoring.text)
-        bits = bits_of_parts(self.scoring, words, self.row)
-        found = []
-        for part, bits_of_part in zip(words, bits, strict=True):
-            found += part.with_bits(bits_of_part)
-        return found
+        return with_bits(self.scoring, words_of_parts(self.scoring), self.row)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy for another process, without the model."""

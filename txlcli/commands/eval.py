@@ -14,6 +14,7 @@ from txlcli.paper import metrics
 from txlcli.report import figures
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
+from txlcli.system.atomic_files import write_text
 from txlcli.system.command_lines import with_flags
 from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD, SLOWDOWN_WINDOWS, EvalOptions
 from txlcli.workflows.exchange.options import is_external
@@ -97,7 +98,7 @@ def _show(result: "EvalResult", options: EvalOptions, *, json: bool) -> None:
         figures.plot_evaluation(options.plot, result)
         console.say(f"figure written to {options.plot}")
     if options.html is not None and result.ended_by is None:
-        pages.write_text_page(options.html, annotate(result))
+        write_text(options.html, pages.text_page(annotate(result)))
         console.say(f"page written to {options.html}")
 
 
@@ -145,12 +146,9 @@ def _cells(row: "EvalRow", rows: Sequence["EvalRow"], names: Sequence[str]) -> d
     if row is not rows[0] and row.change is not None:
         cells["change"] = f"{row.change:+.1%}"
     cells["ms/token"] = f"{row.ms_per_token:.3f}"
-    if row.slowdown:
-        cells["one lane"] = f"{row.one_lane_ms_per_token:.3f}"
-        cells["vanilla"] = f"{row.vanilla_ms_per_token:.2f}"
-        cells["slowdown"] = metrics.format_ratio(row.slowdown)
-    else:
-        cells |= {"one lane": "-", "vanilla": "-", "slowdown": "-"}
+    cells["one lane"] = console.cell(row.one_lane_ms_per_token, ".3f")
+    cells["vanilla"] = console.cell(row.vanilla_ms_per_token, ".2f")
+    cells["slowdown"] = metrics.format_ratio(row.slowdown)
     return cells
 
 

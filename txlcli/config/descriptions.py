@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import itertools
 import textwrap
 from typing import Any
 
@@ -32,12 +33,11 @@ def _own_descriptions(cls: type[Any]) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef), definition
     texts: dict[str, str] = {}
-    for statement, below in zip(definition.body, definition.body[1:], strict=False):
-        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
-            continue
-        if not (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)):
-            continue
-        text = below.value.value
-        if isinstance(text, str):
-            texts[statement.target.id] = " ".join(text.split())
+    for statement, below in itertools.pairwise(definition.body):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            texts[ast.unparse(statement.target)] = " ".join(str(below.value.value).split())
     return texts

@@ -84,8 +84,10 @@ def format_measure(value: float | None) -> str:
     return f"{value:.3f}"
 
 
-def format_ratio(ratio: float) -> str:
-    """Format a ratio: 363x, 4.2x, 0.35x."""
+def format_ratio(ratio: float | None) -> str:
+    """Format a ratio: 363x, 4.2x, 0.35x; "-" for None."""
+    if ratio is None:
+        return "-"
     if ratio >= 10:
         return f"{ratio:,.0f}x"
     if ratio >= 1:

@@ -106,13 +106,8 @@ def _fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def write_text_page(path: Path, text: AnnotatedText) -> None:
-    """Write the page of `txl eval --html`: a text coloured by loss, and by what memory gained."""
-    write_text(path, text_page(text))
-
-
 def text_page(text: AnnotatedText) -> str:
-    """Return the page of a text, whose script reads its fields."""
+    """Return the page of a text coloured by loss, and by what memory gained; its script reads the fields."""
     fields = {}
     for name, value in vars(text).items():
         fields[name] = _pack(value) if isinstance(value, np.ndarray) else value

@@ -1,6 +1,5 @@
 """Everything about a run on one page."""
 
-import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +68,8 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
         except TxlError as error:
             missing[part] = str(error)
             section = ReportSection(notes=[with_flags(str(error))])
-        return dataclasses.replace(section, title=title)
+        section.title = title
+        return section
 
     summary = Grid(["", ""], describe(history.summarize(past)))
     settings = Grid(["", ""], settings_of(run))
@@ -114,7 +114,7 @@ def _evaluations(past: History) -> ReportSection:
     rows = []
     for (text, tokens, setting), row in newest.items():
         loss = metrics.format_measure(past.in_metric(row))
-        slowdown = metrics.format_ratio(row["slowdown"]) if row.get("slowdown") else "-"
+        slowdown = metrics.format_ratio(row.get("slowdown"))
         rows.append([text, setting, f"{tokens:,}", loss, slowdown])
     columns = ["text", "setting", "tokens", metrics.METRIC_TITLES[past.run.metric], "slowdown"]
     notes = ["The newest result of each setting."]

@@ -236,14 +236,10 @@ def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
 def short_names(directories: Sequence[Path]) -> list[str]:
     """Return distinct labels of runs: their names, or their directories if several have the same name."""
     names = [directory.name for directory in directories]
-    if len(set(names)) == len(names):
-        return names
     labels = []
     for directory in directories:
-        label = directory.name
-        if names.count(label) > 1:
-            label = str(directory)
-        labels.append(label)
+        is_distinct = names.count(directory.name) == 1
+        labels.append(directory.name if is_distinct else str(directory))
     return labels
 
 

@@ -24,6 +24,8 @@ BLOCK_TOKENS = 100
 """Fewest tokens of a block."""
 MIN_TOKENS = 20 * BLOCK_TOKENS
 SAMPLES = 10_000
+SEED = 1111
+"""Number and seed of the resampled texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class LossDifference(Result):
     """True if the interval does not contain 0: the difference is more than chance."""
 
 
-def mean_interval(differences: NDArray[np.floating], *, seed: int = 1111) -> tuple[float, float]:
+def mean_interval(differences: NDArray[np.floating]) -> tuple[float, float]:
     """Return the bounds between which 95 % of the means of resampled differences (T,) are.
 
     Losses of neighbouring tokens depend on each other, so contiguous blocks are drawn instead of tokens (Kunsch 1989).
@@ -68,7 +70,7 @@ def mean_interval(differences: NDArray[np.floating], *, seed: int = 1111) -> tup
     blocks = np.array_split(differences.astype(np.float64), count)
     sums = np.array([block.sum() for block in blocks])
     sizes = np.array([len(block) for block in blocks])
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     times_drawn = rng.multinomial(count, np.full(count, 1 / count), size=SAMPLES)
     means = times_drawn @ sums / (times_drawn @ sizes)
     low, high = np.percentile(means, (2.5, 97.5))
@@ -131,15 +133,14 @@ def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> Los
             "names of documents"
         )
     lengths = options.mem_len or (None,)
-    first_losses = _losses_of_shared(first, first_file, shared, lengths[0])
-    second_losses = _losses_of_shared(second, second_file, shared, lengths[-1])
-    if first_losses.ends != second_losses.ends or first_file.documents != second_file.documents:
+    first_source, first_losses, first_ends = _losses_of_shared(first, first_file, shared, lengths[0])
+    second_source, second_losses, second_ends = _losses_of_shared(second, second_file, shared, lengths[-1])
+    if first_ends != second_ends or first_file.documents != second_file.documents:
         raise UsageError(
             f"{first} and {second} have words of different parts of a text; evaluate both models on the same documents "
             "and positions"
         )
-    differences = second_losses.nats - first_losses.nats
-    return _summarize(first_losses.source, second_losses.source, differences, unit="word")
+    return _summarize(first_source, second_source, second_losses - first_losses, unit="word")
 
 
 def _words_at(file: WordLosses, places: Container[tuple[str, int]]) -> list[str]:
@@ -147,23 +148,13 @@ def _words_at(file: WordLosses, places: Container[tuple[str, int]]) -> list[str]
     return [word for word, place in zip(file.words, file.places, strict=True) if place in places]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SharedLosses:
-    """Losses of one evaluation by the words that two files share."""
-
-    source: LossSource
-    nats: NDArray[np.float64]
-    """Of each shared word, with the words after it that only this file has, (W,)."""
-    ends: dict[str, int]
-    """Offset after the last word, by document."""
-
-
 def _losses_of_shared(
     path: Path, file: WordLosses, shared: Container[tuple[str, int]], mem_len: int | None
-) -> _SharedLosses:
-    """Add the losses of a file up to one for each shared word.
+) -> tuple[LossSource, NDArray[np.float64], dict[str, int]]:
+    """Return one evaluation, the loss of each shared word, (W,), and the end of the last word by document.
 
-    Words before the first shared one of a document are left out. A line end does not move the end of a document.
+    The loss of a word has those of the words after it that only this file has; words before the first shared one of a
+    document are left out. A line end does not move the end of a document.
     """
     _check_unknown(path, file)
     evaluation = _chosen_evaluation(path, file.losses_nats, mem_len)
@@ -181,7 +172,7 @@ def _losses_of_shared(
                 ends[document] = end
     losses = np.array(sums)
     source = LossSource(file=str(path), run=None, evaluation=evaluation, loss_nats=float(losses.mean()))
-    return _SharedLosses(source=source, nats=losses, ends=ends)
+    return source, losses, ends
 
 
 def _check_unknown(path: Path, file: WordLosses) -> None:

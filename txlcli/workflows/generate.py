@@ -268,6 +268,7 @@ def detokenize_lines(pieces: Iterable[str], detokenize: Callable[[str], str]) ->
 
 def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
     """Yield a text that arrives in pieces up to the stop text that is complete first; pieces may divide it."""
+    longest = max(map(len, stops), default=1)
     text = ""
     for piece in pieces:
         text += piece
@@ -276,19 +277,10 @@ def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
             first = min(stops_in_text, key=lambda stop: text.index(stop) + len(stop))
             yield text[: text.index(first)]
             return
-        sure = len(text) - _begun(text, stops)
+        sure = max(0, len(text) - longest + 1)  # a stop text may begin with the rest
         yield text[:sure]
         text = text[sure:]
     yield text
-
-
-def _begun(text: str, stops: Sequence[str]) -> int:
-    """Return the largest number of characters at the end of a text with which a stop text begins."""
-    longest = max(map(len, stops), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(stop.startswith(text[-length:]) for stop in stops):
-            return length
-    return 0
 
 
 def _recorded(tokens: Iterable[int], record: list[int]) -> Iterator[int]:

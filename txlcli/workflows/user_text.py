@@ -93,9 +93,7 @@ class UserText:
         left_out = [path for path in text_files(folder) if path not in used and path.stat().st_size]
         return list(remarks_on_files(folder, used, left_out))
 
-    def documents(
-        self, unit: str, *, column: str | None, encoding: str | None, max_bytes: int = MAX_TEXT
-    ) -> "list[UserText]":
+    def documents(self, unit: str, *, column: str | None, encoding: str | None) -> "list[UserText]":
         """Return the documents of a file or stdin; `unit` is what they are, as in `txl prepare`.
 
         Raises a CorpusInputError or UsageError for what `txl prepare` rejects, too.
@@ -104,11 +102,11 @@ class UserText:
             return [self]
         from txlcli.workflows.exchange import containers
 
-        with self._open(max_bytes) as path:
+        with self._open(MAX_TEXT) as path:
             if unit == "records":
-                texts = containers.read_records(path, column, encoding, max_bytes)
+                texts = containers.read_records(path, column, encoding, MAX_TEXT)
             else:
-                texts = divide(containers.read_file(path, column, encoding, max_bytes), unit)
+                texts = divide(containers.read_file(path, column, encoding, MAX_TEXT), unit)
         documents = []
         for number, data in enumerate(texts, 1):
             name = f"{self.title}:{number}"

@@ -11,7 +11,6 @@ from functools import partial
 
 from torch import Tensor
 
-from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import (
     DECAYS,
     DynamicSettings,
@@ -56,8 +55,8 @@ def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
             f"`cache` {cache} exceeds the {lane_len:,} tokens of a lane; use at most that, or a smaller `batch_size`"
         )
     # Missing splits must be reported before anything is scored.
-    for_cache = scoring.on_valid(cache_positions(settings, cache))
-    for_dynamic = scoring.on_valid(dynamic_positions(settings))
+    for_cache = scoring.on_valid(max(CACHE_TOKENS, CACHE_FILLS * cache * settings.batch_size))
+    for_dynamic = scoring.on_valid(max(DYNAMIC_TOKENS, DYNAMIC_STEPS * settings.seg_len * settings.batch_size))
     rms: list[Tensor] = []
     if options.dynamic:
         train = scoring.opened.as_run.store(scoring.workspace.data_dir).ids("train")
@@ -69,16 +68,6 @@ def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
         yield _with_cache(tempered, for_cache.changed(temperature=tempered.settings.temperature), cache)
     if options.dynamic:
         yield from _dynamic(scoring, for_dynamic, rms)
-
-
-def cache_positions(settings: EvalSettings, size: int) -> int:
-    """Return how many positions of the validation split the search with a cache of that size scores."""
-    return max(CACHE_TOKENS, CACHE_FILLS * size * settings.batch_size)
-
-
-def dynamic_positions(settings: EvalSettings) -> int:
-    """Return how many positions of the validation split the search for dynamic evaluation scores."""
-    return max(DYNAMIC_TOKENS, DYNAMIC_STEPS * settings.seg_len * settings.batch_size)
 
 
 def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from txlcli import __version__
 from txlcli.config import recipe
@@ -19,7 +20,7 @@ from txlcli.workflows.evaluation import result
 from txlcli.workflows.evaluation.adapted import adapted_rows
 from txlcli.workflows.evaluation.options import AUTO, EvalOptions
 from txlcli.workflows.evaluation.result import EvalResult
-from txlcli.workflows.evaluation.rows import EvalRow, score_row, with_times
+from txlcli.workflows.evaluation.rows import EvalRow, add_times, score_row
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.search import search_length, with_temperature
 from txlcli.workflows.evaluation.settings import (
@@ -30,7 +31,7 @@ from txlcli.workflows.evaluation.settings import (
     row_settings,
 )
 from txlcli.workflows.evaluation.texts import read_text, text_of_split, warn_if_trained_on
-from txlcli.workflows.evaluation.words import Words
+from txlcli.workflows.evaluation.words import words_of_parts
 from txlcli.workflows.exchange import external_run
 from txlcli.workflows.exchange.options import is_external
 from txlcli.workflows.workspace import Workspace, compile_reading
@@ -72,11 +73,11 @@ def _evaluate_external(name: str, options: EvalOptions, workspace: Workspace) ->
         precision=workspace.precision,
         trust_remote_code=options.trust_remote_code,
     )
-    options = replace(options, timed=False)
+    changes: dict[str, Any] = {"timed": False}
     if options.store is not None:
         text = text_of_split(workspace, options.store, options.split or "test")
-        options = replace(options, text=(text,), split=None)
-    return evaluate(opened, options, workspace)
+        changes |= {"text": (text,), "split": None}
+    return evaluate(opened, replace(options, **changes), workspace)
 
 
 def evaluate(
@@ -90,12 +91,11 @@ def evaluate(
     workspace.reporter.say(f"evaluating {opened.subject} ({opened.weights_title})")
 
     text = read_text(opened, options, workspace)
-    if options.words is not None:
-        Words.of_parts(opened.vocab, text)  # a text without words is an error before it is read
     settings = eval_settings(opened.settings, text, options)
     planned = row_settings(opened.settings, options)
-    lacks = lacks_recurrence(opened, options)
     scoring = Scoring(opened, text, settings, workspace, options.positions, world)
+    if options.words is not None:
+        words_of_parts(scoring)  # a text without words is an error before it is scored
     chosen_on_valid = bool(options.searched or options.adapts or settings.temperature == AUTO)
     if chosen_on_valid and text.split is None:
         warn_if_trained_on(opened.as_run, "valid", workspace)
@@ -109,12 +109,13 @@ def evaluate(
         search = search_length(scoring, setting)
         planned = [setting.at(search.length)]
     rows, ended_by = _collect(_rows(scoring, planned, options), world)
+    _compare(rows, metrics.metric_of(text.unit))
     return EvalResult(
         scoring=scoring,
-        rows=_compared(rows, metrics.metric_of(text.unit)),
+        rows=tuple(rows),
         search=search,
         in_sample=chosen_on_valid and text.split == "valid",
-        lacks_recurrence=lacks,
+        lacks_recurrence=lacks_recurrence(opened, options),
         ended_by=ended_by,
     )
 
@@ -150,9 +151,9 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting], options: EvalOptions
         reads_documents = setting.by_document or scoring.text.documents
         reads_stream = setting.attn_len is None and not reads_documents and setting.protocol is None
         if options.timed and reads_stream:
-            row = with_times(tempered, row)
+            add_times(tempered, row)
         if on_cpu:
-            row = replace(row, processor_share=clock.share())
+            row.processor_share = clock.share()
         yield row
 
 
@@ -172,15 +173,12 @@ def _collect(yielded: Iterator[EvalRow], world: World) -> tuple[list[EvalRow], B
     return rows, None
 
 
-def _compared(rows: list[EvalRow], metric: str) -> tuple[EvalRow, ...]:
+def _compare(rows: list[EvalRow], metric: str) -> None:
     """Mark the best row, and add the relative change of the metric from the first protocol."""
     best = min(rows, key=lambda row: row.loss_nats)
+    best.best = True
     before = rows[0].measures[metric]
-    compared = []
     for row in rows:
         now = row.measures[metric]
-        change = None
         if row.protocol and before and now is not None:
-            change = now / before - 1
-        compared.append(replace(row, best=row is best, change=change))
-    return tuple(compared)
+            row.change = now / before - 1

@@ -49,22 +49,7 @@ class EvalResult:
         text = self.scoring.text
         settings = self.scoring.settings
         model = opened.model.settings
-        in_segments = not all(row.stride for row in self.rows)  # windows have their own lengths
-        seg_len = None
-        if in_segments:
-            seg_len = settings.seg_len
-        max_distance = None
-        same_length = None
-        attention = None
-        if model.has_attention:
-            max_distance = settings.max_distance
-            attention = opened.model.attention_backend
-            if in_segments:
-                same_length = settings.same_length
-        search = None
-        if self.search is not None:
-            search = self.search.to_json()
-        result = {
+        result: dict[str, Any] = {
             **opened.facts(),
             "text": text.title,
             "unit": text.unit,
@@ -73,21 +58,25 @@ class EvalResult:
             "notes": list(text.notes),
             "split_sha256": text.digest,
             "may_be_learned": text.may_be_trained_on,
-            "seg_len": seg_len,
+            "seg_len": settings.seg_len,
             "batch_size": settings.batch_size,
             "position": getattr(model, "position", None),
-            "max_distance": max_distance,
-            "same_length": same_length,
+            "max_distance": settings.max_distance,
+            "same_length": settings.same_length,
             "precision": opened.precision,
-            "attention": attention,
+            "attention": opened.model.attention_backend,
             "processes": self.scoring.world.size,
             "slowdown_windows": SLOWDOWN_WINDOWS,
             "paper": text.paper,
-            "search": search,
+            "search": self.search,
             "in_sample": self.in_sample,
             "complete": self.ended_by is None,
             "rows": [row.to_json() for row in self.rows],
         }
+        if all(row.stride for row in self.rows):  # windows have their own lengths
+            result |= {"seg_len": None, "same_length": None}
+        if not model.has_attention:
+            result |= {"max_distance": None, "same_length": None}
         if self.compares_protocols:
             result["lacking"] = {}
             if self.lacks_recurrence:

@@ -26,7 +26,7 @@ from txlcli.workflows.evaluation.texts import spans_of_documents
 from txlcli.workflows.result import Result
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class EvalRow(Result):
     """Result for one setting."""
 
@@ -131,7 +131,8 @@ def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
         row = over_documents(scoring, setting.mem_len)
     else:
         row = with_memory(scoring, setting.mem_len)
-    return replace(row, protocol=setting.protocol)
+    row.protocol = setting.protocol
+    return row
 
 
 def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
@@ -143,13 +144,12 @@ def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
     return make_row(scoring, scores)
 
 
-def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
+def add_times(scoring: Scoring, row: EvalRow) -> None:
     """Add the times of one lane with memory, and of the vanilla model: rank 0 takes them."""
     times = scoring.world.from_rank_0(partial(_times, scoring.changed(mem_len=row.mem_len)))
-    if times is None:
-        return row
-    one_lane, vanilla = times
-    return replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=vanilla / one_lane)
+    if times is not None:
+        row.one_lane_ms_per_token, row.vanilla_ms_per_token = times
+        row.slowdown = row.vanilla_ms_per_token / row.one_lane_ms_per_token
 
 
 def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:

@@ -21,7 +21,7 @@ from txlcli.runs.loading import OpenModel, OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.user_text import ReadText, UserText
+from txlcli.workflows.user_text import UserText
 from txlcli.workflows.workspace import Workspace
 
 
@@ -64,10 +64,6 @@ class ScoredText:
         """The documents, or the text itself if it has none."""
         return self.documents or (self,)
 
-    def with_notes(self, *notes: str) -> "ScoredText":
-        """Return the text with further remarks."""
-        return replace(self, notes=(*self.notes, *notes))
-
     @property
     def spans(self) -> list[tuple[int, int]]:
         """First target of each part, and the one after its last."""
@@ -83,32 +79,24 @@ def read_text(opened: OpenModel, options: EvalOptions, workspace: Workspace) -> 
 
 
 def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) -> ScoredText:
-    """Return the user's text that the options name, or its documents."""
-    if not options.reads_documents:
-        (source,) = options.text
-        read = source.read(column=options.column, encoding=options.encoding)
-        text = _encode_text(opened, read, options.positions, reporter, source=source)
+    """Return the user's text that the options name, or its documents; say how many tokens the vocabulary lacks."""
+    if options.reads_documents:
+        text = _read_documents(opened, options)
     else:
-        text = _read_documents(opened, options, reporter)
-    data = b"".join(part.data for part in text.parts)
-    return text.with_notes(*opened.remarks(data))
-
-
-def _read_documents(opened: OpenModel, options: EvalOptions, reporter: Reporter) -> ScoredText:
-    """Return the documents of the user's texts."""
-    documents: list[UserText] = []
-    notes: list[str] = []
-    for source in options.text:
-        files = source.files(options.column, options.encoding)
-        notes += source.remarks_on(files)
-        for file in files:
-            unit = options.documents or "files"
-            documents += file.documents(unit, column=options.column, encoding=options.encoding)
-    title = f"{len(options.text)} texts"
-    if len(options.text) == 1:
-        title = options.text[0].title
-    text = _encode_documents(opened, documents, options, reporter, title=title)
-    return text.with_notes(*notes)
+        (source,) = options.text
+        text = _read(source, opened, options, options.positions)
+    tokens = len(text.targets)
+    if not tokens:
+        raise VocabularyError(f"{text.title}: no token to predict; give a longer text")
+    notes = list(text.notes)
+    unknown = _unknown(text.targets, opened.vocab)
+    if unknown:
+        remark = f"{unknown:,} of {tokens:,} tokens are not in the vocabulary and are read as <unk>"
+        reporter.say(remark)
+        if 2 * unknown > tokens:
+            notes.append(remark)
+    notes += opened.remarks(b"".join(part.data for part in text.parts))
+    return replace(text, notes=tuple(notes))
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
@@ -214,41 +202,30 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
     return getattr(published, split, None)
 
 
-def _encode_text(
-    opened: OpenModel, read: ReadText, positions: int | None, reporter: Reporter, *, source: UserText
-) -> ScoredText:
-    """Encode a user's text, or its first positions; `source` is where it was read from."""
-    text = _encode(opened, read, positions, source)
-    if not len(text.targets):
-        raise VocabularyError(f"{source.label}: no token to predict; give a longer text")
-    return _with_unknown(text, opened.vocab, reporter)
-
-
-def _encode_documents(
-    opened: OpenModel, documents: Iterable[UserText], options: EvalOptions, reporter: Reporter, *, title: str
-) -> ScoredText:
-    """Encode the documents of a user's text, or its first positions; those without a token to predict are left out."""
-    texts: list[ScoredText] = []
+def _read_documents(opened: OpenModel, options: EvalOptions) -> ScoredText:
+    """Read the documents of the user's texts, or their first positions, without those that have no token to predict."""
+    sources, remarks = _documents_of(options)
+    documents: list[ScoredText] = []
     rest = options.positions
-    left_out = 0
-    for document in documents:
-        read = document.read(column=options.column, encoding=options.encoding)
-        text = _encode(opened, read, rest, document)
-        if not len(text.targets):
-            left_out += 1
-            continue
-        texts.append(text)
+    for source in sources:
+        document = _read(source, opened, options, rest)
+        documents.append(document)
         if rest is not None:
-            rest -= len(text.targets)
+            rest -= len(document.targets)
             if rest == 0:
                 break
+    texts = [document for document in documents if len(document.targets)]
+    title = f"{len(options.text)} texts"
+    if len(options.text) == 1:
+        title = options.text[0].title
     if not texts:
         raise VocabularyError(f"{title}: no token to predict; give longer texts")
     all_notes = itertools.chain.from_iterable(text.notes for text in texts)
     notes = list(dict.fromkeys(all_notes))
+    left_out = len(documents) - len(texts)
     if left_out:
         notes.append(f"documents without a token to predict, which were left out: {left_out:,}")
-    joined = ScoredText(
+    return ScoredText(
         title=printable(title),
         inputs=np.concatenate([text.inputs for text in texts]),
         targets=np.concatenate([text.targets for text in texts]),
@@ -258,9 +235,21 @@ def _encode_documents(
         unit=opened.vocab.unit,
         conventions={},
         whole=all(text.whole for text in texts),
-        notes=tuple(notes),
+        notes=(*notes, *remarks),
     )
-    return _with_unknown(joined, opened.vocab, reporter)
+
+
+def _documents_of(options: EvalOptions) -> tuple[list[UserText], list[str]]:
+    """Return the documents of the user's texts, and remarks on folders."""
+    documents: list[UserText] = []
+    remarks: list[str] = []
+    for source in options.text:
+        files = source.files(options.column, options.encoding)
+        remarks += source.remarks_on(files)
+        for file in files:
+            unit = options.documents or "files"
+            documents += file.documents(unit, column=options.column, encoding=options.encoding)
+    return documents, remarks
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -273,8 +262,9 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def _encode(opened: OpenModel, read: ReadText, positions: int | None, source: UserText) -> ScoredText:
-    """Encode a user's text, or its first positions, of which there may be none."""
+def _read(source: UserText, opened: OpenModel, options: EvalOptions, positions: int | None) -> ScoredText:
+    """Read and encode one text, or its first positions, of which there may be none."""
+    read = source.read(column=options.column, encoding=options.encoding)
     vocab = opened.vocab
     data = _as_prepared(read.data, source, vocab)
     vocab.check_has_text()
@@ -303,18 +293,6 @@ def _encode(opened: OpenModel, read: ReadText, positions: int | None, source: Us
         whole=whole,
         notes=read.notes,
     )
-
-
-def _with_unknown(text: ScoredText, vocab: Vocab, reporter: Reporter) -> ScoredText:
-    """Say how many tokens of a text are not in the vocabulary; a note keeps it if these are more than half."""
-    unknown = _unknown(text.targets, vocab)
-    if not unknown:
-        return text
-    remark = f"{unknown:,} of {len(text.targets):,} tokens are not in the vocabulary and are read as <unk>"
-    reporter.say(remark)
-    if 2 * unknown <= len(text.targets):
-        return text
-    return text.with_notes(remark)
 
 
 def _unknown(targets: NDArray[np.integer], vocab: Vocab) -> int:

@@ -74,70 +74,57 @@ class Words:
     """Offsets of the first character of each word and after the last one, (W, 2)."""
     firsts: NDArray[np.int64]
     """First token of each word, (W,)."""
-    targets: NDArray[np.integer]
-    """Scored tokens, (T,)."""
+    tokens: NDArray[np.int64]
+    """Number of tokens of each word, (W,)."""
     unknown: NDArray[np.bool_]
     """True for words with a token that is not in the vocabulary, (W,)."""
-    notes: tuple[str, ...] = ()
-    document: str = ""
+    notes: tuple[str, ...]
+    document: str
 
     @classmethod
-    def of_parts(cls, vocab: Vocab, text: ScoredText) -> "list[Words]":
-        """Return the words of each document of a user's text, or of the text if it has none."""
-        return [cls.of(vocab, part, document=part.title if text.documents else "") for part in text.parts]
-
-    @classmethod
-    def of(cls, vocab: Vocab, text: ScoredText, document: str = "") -> "Words":
+    def of(cls, vocab: Vocab, text: ScoredText, document: str) -> "Words":
         """Divide a user's text, and find the word of each scored token."""
         characters = decoded(text, vocab)
         spans, notes = divide(characters, vocab)
         if not len(spans):
             raise VocabularyError(f"{text.title}: there is no word in the text, only blanks; leave it out, or `words`")
         owners = owners_of(vocab, text, characters, spans)  # (T,)
-        numbers, firsts = np.unique(owners, return_index=True)
+        numbers, firsts, tokens = np.unique(owners, return_index=True, return_counts=True)
         is_unknown = np.zeros(len(text.targets), dtype=bool)
         if vocab.unknown is not None:
             is_unknown = text.targets == vocab.unknown
         kept = spans[numbers]
         texts = [characters[start:end] for start, end in kept]
         unknown = np.logical_or.reduceat(is_unknown, firsts)
-        return cls(texts, kept, firsts, text.targets, unknown, notes, document)
+        return cls(texts, kept, firsts, tokens, unknown, notes, document)
 
-    @property
-    def tokens(self) -> NDArray[np.int64]:
-        """Number of tokens of each word, (W,)."""
-        return np.diff(self.firsts, append=len(self.targets))
-
-    def bits(self, losses_nats: NDArray[np.float32], blanks_nats: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """Return the bits of each word, (W,), given the loss of each token, (T,).
-
-        Args:
-            losses_nats: of each token.
-            blanks_nats: loss of the event that the token begins with a blank, for pieces of SentencePiece.
-        """
+    def with_bits(self, losses_nats: NDArray[np.float32], blanks_nats: NDArray[np.float64]) -> list[Word]:
+        """Return the words with their bits, given the loss of each token, and that of `blank_losses`, (T,)."""
         nats = np.add.reduceat(losses_nats.astype(np.float64), self.firsts)
-        if blanks_nats is not None:
-            of_first_token = blanks_nats[self.firsts]
-            of_first_token[0] = 0.0  # there is no word before the text
-            of_next_word = np.append(of_first_token[1:], 0.0)
-            nats = nats - of_first_token + of_next_word
-        return nats / math.log(2)
-
-    def with_bits(self, bits: NDArray[np.float64]) -> list[Word]:
-        """Return the words, with these bits (W,)."""
-        columns = zip(self.texts, self.spans, self.tokens, self.unknown, bits, strict=True)
-        return [
-            Word(
+        of_first_token = blanks_nats[self.firsts]
+        of_first_token[0] = 0.0  # there is no word before the text
+        of_next_word = np.append(of_first_token[1:], 0.0)
+        bits = (nats - of_first_token + of_next_word) / math.log(2)
+        words = []
+        for number, text in enumerate(self.texts):
+            start, end = self.spans[number].tolist()
+            word = Word(
                 word=text,
-                start=int(start),
-                end=int(end),
-                tokens=int(count),
-                unknown=bool(missing),
-                bits=float(value),
+                start=start,
+                end=end,
+                tokens=int(self.tokens[number]),
+                unknown=bool(self.unknown[number]),
+                bits=float(bits[number]),
                 document=self.document,
             )
-            for text, (start, end), count, missing, value in columns
-        ]
+            words.append(word)
+        return words
+
+
+def words_of_parts(scoring: Scoring) -> list[Words]:
+    """Return the words of each document of a user's text, or of the text if it has none."""
+    text = scoring.text
+    return [Words.of(scoring.opened.vocab, part, part.title if text.documents else "") for part in text.parts]
 
 
 def decoded(text: ScoredText, vocab: Vocab) -> str:
@@ -207,14 +194,14 @@ def _characters_of_tokens(
     return character_of_byte[first_byte], character_of_byte[last_byte]
 
 
-def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64] | None:
+def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64]:
     """Return the loss, in nats, of the event that a token begins with a blank, 0 where it does not, (T,).
 
-    It takes another pass over the text. None if the vocabulary has no pieces that begin with a blank.
+    It takes another pass over the text if the vocabulary has pieces that begin with a blank, else all are 0.
     """
     vocab = scoring.opened.vocab
     if vocab.unit != "piece":
-        return None
+        return np.zeros(len(scoring.text.targets))
     is_blank = np.array([piece[:1].isspace() for piece in vocab.pieces])
     scoring = scoring.changed(temperature=row.temperature, mem_len=row.mem_len)
     if row.attn_len is None:
@@ -274,16 +261,13 @@ def _blank_losses_after(model: LanguageModel, hidden: Tensor, is_blank: NDArray[
     return torch.cat(parts).unflatten(0, hidden.shape[:2]).cpu()
 
 
-def bits_of_parts(scoring: Scoring, words: Sequence[Words], row: EvalRow) -> list[NDArray[np.float64]]:
-    """Return the bits of the words of each document, (W,) each, in a row of the result."""
+def with_bits(scoring: Scoring, parts: Sequence[Words], row: EvalRow) -> list[Word]:
+    """Return the words of all parts of a text with their bits in a row of the result."""
     blanks_nats = blank_losses(scoring, row)
-    bits = []
-    for part, (first, end) in zip(words, scoring.text.spans, strict=True):
-        blanks_of_part = None
-        if blanks_nats is not None:
-            blanks_of_part = blanks_nats[first:end]
-        bits.append(part.bits(row.losses_nats[first:end], blanks_of_part))
-    return bits
+    words = []
+    for part, (first, end) in zip(parts, scoring.text.spans, strict=True):
+        words += part.with_bits(row.losses_nats[first:end], blanks_nats[first:end])
+    return words
 
 
 def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
@@ -291,8 +275,8 @@ def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
 
     The file is tab-separated, with a quoted cell where a word has a quote or is a line end.
     """
-    words = Words.of_parts(scoring.opened.vocab, scoring.text)
-    bits = [bits_of_parts(scoring, words, row) for row in rows]
+    parts = words_of_parts(scoring)
+    words_by_row = [with_bits(scoring, parts, row) for row in rows]
     headings = list(COLUMNS)
     if scoring.text.documents:
         headings.append(DOCUMENT)
@@ -301,14 +285,13 @@ def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
     with errors_of_writing(path), replacing(path) as draft, Path(draft).open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(headings)
-        for part, *bits_of_part in zip(words, *bits, strict=True):
-            document = [part.document] if scoring.text.documents else []
-            columns = zip(part.texts, part.spans, part.tokens, part.unknown, *bits_of_part, strict=True)
-            for text, (start, end), count, missing, *values in columns:
-                written = [f"{value:.6f}" for value in values]
-                table.writerow([text, start, end, count, int(missing), *document, *written])
-    count = sum(len(part.texts) for part in words)
-    scoring.reporter.say(f"the bits of {count:,} words written to {path}")
-    all_notes = itertools.chain.from_iterable(part.notes for part in words)
+        for same_word in zip(*words_by_row, strict=True):
+            word = same_word[0]
+            cells = [word.word, word.start, word.end, word.tokens, int(word.unknown)]
+            if scoring.text.documents:
+                cells.append(word.document)
+            table.writerow(cells + [f"{in_row.bits:.6f}" for in_row in same_word])
+    scoring.reporter.say(f"the bits of {len(words_by_row[0]):,} words written to {path}")
+    all_notes = itertools.chain.from_iterable(part.notes for part in parts)
     for note in dict.fromkeys(all_notes):
         scoring.reporter.say(note)

@@ -112,11 +112,9 @@ def table9(runner: Runner, item: str) -> ReportSection:
     result = speed.run(recipe, options, runner.workspace)
     rows = []
     for row in result.slowdown:
-        paper = f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-"
         times = [f"{row.xl_ms_per_token:.3f}", f"{row.vanilla_ms_per_token:.1f}"]
-        rows.append(
-            [f"{row.attn_len:,}", *times, format_ratio(row.slowdown), format_ratio(row.slowdown_batched), paper]
-        )
+        ratios = map(format_ratio, (row.slowdown, row.slowdown_batched, row.paper_slowdown))
+        rows.append([f"{row.attn_len:,}", *times, *ratios])
     columns = ["attention", "XL ms/token", "vanilla ms/token", "slowdown", "windows batched", "paper"]
     ordered = sorted(result.slowdown, key=lambda row: row.attn_len)
     grows = all(shorter.slowdown < longer.slowdown for shorter, longer in itertools.pairwise(ordered))

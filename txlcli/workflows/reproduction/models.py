@@ -97,8 +97,9 @@ def frontier(base: Model, *, n_memory_tokens: int) -> dict[str, Model]:
         part = frontier_part(memory, position, block)
         model = base.changed(part, *_memory_changes(base, memory, n_memory_tokens))
         changes = [f"model.position={position}"]
-        if position != "relative":  # the only one with a matrix of position keys
-            changes.append(f"model.d_inner={_inner_width_without_position_keys(model)}")
+        if position != "relative":  # the only one with a matrix of position keys, which the others have in d_inner
+            settings = _transformer(model)
+            changes.append(f"model.d_inner={settings.d_inner + settings.n_heads * settings.d_head // 2}")
         models.append(model.changed(part, *changes, *BLOCKS[block]))
     return by_key(models)
 
@@ -155,12 +156,6 @@ def _memory_changes(base: Model, memory: str, n_memory_tokens: int) -> list[str]
             "eval.mem_len=0",
         ]
     return changes
-
-
-def _inner_width_without_position_keys(model: Model) -> int:
-    """Return the inner width at which the feed-forward sublayer has the parameters of the position keys as well."""
-    settings = _transformer(model)
-    return settings.d_inner + settings.n_heads * settings.d_head // 2
 
 
 def _transformer(model: Model) -> TransformerSettings:
