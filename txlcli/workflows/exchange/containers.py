@@ -127,34 +127,22 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
             f"{file.path}: no column has text; write the text as a column of strings, or as a text file; {FOR_IDS}"
         )
     wanted = column or TEXT
-    if file.format in DELIMITERS and wanted not in names:
-        return _with_numbered_column(file, column, names)
-    if column is None and len(names) == 1:
+    listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_COLUMNS_LISTED])
+    has_header = wanted in names or file.format not in DELIMITERS
+    if not has_header and not (wanted.isdecimal() and 1 <= int(wanted) <= len(names)):
+        raise CorpusInputError(
+            f"{file.path}: its first row is {listed}; give `column` one of these names if that row is a header, else "
+            f"the number of the column, such as 1; columns end with the delimiter of {file.format}"
+        )
+    if has_header and column is None and len(names) == 1:
         wanted = names[0]
     if names.count(wanted) > 1:
         raise CorpusInputError(
             f'{file.path}: several columns are called "{shortened(wanted)}"; rename all but one of them'
         )
-    if wanted not in names:
-        raise CorpusInputError(
-            f'{file.path}: no column "{shortened(wanted)}" has text; give `column` one of: {_listed(names)}'
-        )
-    return replace(file, column=wanted, is_pieces=is_pieces)
-
-
-def _with_numbered_column(file: TextFile, column: str | None, first_row: list[str]) -> TextFile:
-    """Return a CSV without a header and the number of the column of its text, which the user must give."""
-    if column and column.isdecimal() and 1 <= int(column) <= len(first_row):
-        return replace(file, column=column, has_header=False)
-    raise CorpusInputError(
-        f"{file.path}: its first row is {_listed(first_row)}; give `column` one of these names if that row is a "
-        f"header, else the number of the column, such as 1; columns end with the delimiter of {file.format}"
-    )
-
-
-def _listed(names: list[str]) -> str:
-    """Return the names of columns for a message."""
-    return ", ".join(f'"{shortened(name)}"' for name in names[:MAX_COLUMNS_LISTED])
+    if has_header and wanted not in names:
+        raise CorpusInputError(f'{file.path}: no column "{shortened(wanted)}" has text; give `column` one of: {listed}')
+    return replace(file, column=wanted, is_pieces=is_pieces, has_header=has_header)
 
 
 def _columns(file: TextFile) -> tuple[list[str], bool]:
@@ -163,7 +151,7 @@ def _columns(file: TextFile) -> tuple[list[str], bool]:
         if file.format == "Parquet":
             return parquet_text.columns(file.path)
         if file.format == "Arrow":
-            schema, _, _ = _open_arrow(file.path)
+            schema, _ = _open_arrow(file.path)
             return parquet_text.columns_of(schema)
         with _open_text(file) as stream:
             if file.format in ("JSONL", "JSON"):
@@ -333,16 +321,16 @@ def _encode(text: str | None) -> bytes | None:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def _open_arrow(path: Path) -> tuple[Any, Iterator[Any], mmap.mmap]:
-    """Return schema and batches of an Arrow file, or of a stream as `save_to_disk` writes it, and its memory map."""
+def _open_arrow(path: Path) -> tuple[Any, Iterator[Any]]:
+    """Return the schema and the batches of an Arrow file, or of a stream as `save_to_disk` writes it."""
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    source = arrow.BufferReader(mapped)
     if mapped[:4] == b"\xff" * 4:
-        source = arrow.BufferReader(arrow.py_buffer(mapped))
         stream = arrow.ipc.open_stream(source)
-        return stream.schema, _stream_batches(stream, source), mapped
-    batches = arrow.ipc.open_file(arrow.py_buffer(mapped))
-    return batches.schema, map(batches.get_batch, range(batches.num_record_batches)), mapped
+        return stream.schema, _stream_batches(stream, source)
+    batches = arrow.ipc.open_file(source)
+    return batches.schema, map(batches.get_batch, range(batches.num_record_batches))
 
 
 def _stream_batches(stream: Any, source: Any) -> Iterator[Any]:
@@ -353,8 +341,8 @@ def _stream_batches(stream: Any, source: Any) -> Iterator[Any]:
 
 
 def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
-    """Yield the rows of a column; pages that were read are released, so that they do not count as memory."""
-    _, batches, mapped = _open_arrow(file.path)
+    """Yield the rows of a column, of which some are converted at a time."""
+    _, batches = _open_arrow(file.path)
     for batch in batches:
         column = batch.column(file.column)
         count = max(1, ARROW_BYTES * len(column) // max(1, column.nbytes))
@@ -363,7 +351,6 @@ def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
             if arrow.types.is_dictionary(part.type):
                 part = part.dictionary_decode()
             yield from parquet_text.values(part)
-            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def extract(

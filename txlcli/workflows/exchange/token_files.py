@@ -34,6 +34,7 @@ VOCABULARY = "vocab.json"
 WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
 LLM_C_HEADER = 1024  # bytes of int32
+LLM_C_NUMBERS = struct.Struct("<3i")  # magic, version, ids; the rest of the header is not used
 LLM_C_VERSIONS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
 """Magic number and version by the type of ids: of GPT-2's vocabulary, of Llama 3's."""
 LITGPT_HEADER = struct.Struct("<7sQBQ")  # magic, version, type, ids
@@ -197,8 +198,7 @@ def _of_litgpt(path: Path) -> _TokenFile | None:
     """Return the ids of a packed chunk of LitGPT; None for another file."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        header = file.read(LITGPT_HEADER.size).ljust(LITGPT_HEADER.size, b"\0")
-    magic, version, code, count = LITGPT_HEADER.unpack(header)
+        magic, version, code, count = _unpacked(LITGPT_HEADER, file)
     if magic != LITGPT_MAGIC:
         return None
     ids = type_named(TYPES.get(code, "uint8"))
@@ -212,10 +212,8 @@ def _of_litgpt(path: Path) -> _TokenFile | None:
 
 def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
     """Return the ids after a header of llm.c; None if there is none, or if it is wrong and the user gave a type."""
-    numbers = np.fromfile(path, "<i4", 3).tolist()  # the rest of the header is not used
-    if len(numbers) < 3:
-        numbers += [0, 0, 0]
-    magic, version, count = numbers[:3]
+    with path.open("rb") as file:
+        magic, version, count = _unpacked(LLM_C_NUMBERS, file)
     size = path.stat().st_size
     for name, known in LLM_C_VERSIONS.items():
         ids = type_named(name)
@@ -257,26 +255,18 @@ def _of_index(path: Path, index: Path) -> _TokenFile:
             starts = np.unique(offsets[sequences.bounds])
             documents = array("q", starts[starts < size].tobytes())
             return _TokenFile(sequences.format, sequences.dtype, Slice(path, 0, size), documents)
-    if _is_old(index):
-        raise CorpusInputError(
-            f"{index}: not the index of {path.name}, in the older format of fairseq and Megatron (TNTIDX); write both "
-            "again in their mmap format, or move the .idx away and give the `dtype` of the ids"
-        )
-    raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
-
-
-def _is_old(index: Path) -> bool:
-    """Return True for an index in the older format."""
-    with index.open("rb") as file:
-        return file.read(len(OLD_MAGIC)) == OLD_MAGIC
+    raise CorpusInputError(
+        f"{index}: damaged, or not the index of {path.name} (Megatron's or fairseq's, of mmap or TNTIDX); write both "
+        "again, or move it away and give the `dtype` of the ids"
+    )
 
 
 def _read_index(index: Path) -> _Index | None:
     """Return the content of an index; None if it is damaged, or of another program."""
     size = index.stat().st_size
-    if _is_old(index):
-        return _old_index(index, size)
     with index.open("rb") as file:
+        if file.peek().startswith(OLD_MAGIC):
+            return _old_index(file, size)
         magic, version, code, count, n_bounds = _unpacked(MEGATRON_HEADER, file)
         if magic != MAGIC or version != 1 or code not in TYPES:
             return None
@@ -292,13 +282,12 @@ def _read_index(index: Path) -> _Index | None:
     return _Index(format, type_named(TYPES[code]), lengths, offsets, bounds)
 
 
-def _old_index(index: Path, size: int) -> _Index | None:
+def _old_index(file: BinaryIO, size: int) -> _Index | None:
     """Return the content of an older index: the first size and the first id of each sequence, the sizes, documents."""
-    with index.open("rb") as file:
-        _, version, code, itemsize, count, n_sizes = _unpacked(OLD_HEADER, file)
-        if version != 1 or code not in TYPES or count != n_sizes or 24 * count > size:
-            return None
-        numbers = np.fromfile(file, "<i8")
+    _, version, code, itemsize, count, n_sizes = _unpacked(OLD_HEADER, file)
+    if version != 1 or code not in TYPES or count != n_sizes or 24 * count > size:
+        return None
+    numbers = np.fromfile(file, "<i8")
     dtype = type_named(TYPES[code])
     n_sequences = 3 * count + 2
     format = "fairseq"
