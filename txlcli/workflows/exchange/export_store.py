@@ -8,7 +8,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from txlcli.corpora.corpus import SPLITS
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
@@ -17,22 +16,10 @@ from txlcli.workflows.exchange.options import ExportOptions
 from txlcli.workflows.exchange.token_files import BLOCK
 from txlcli.workflows.reporter import Reporter
 
-
-@dataclass(frozen=True)
-class SystemFiles:
-    """Names of the files of a split in a system."""
-
-    endings: tuple[str, ...]
-    valid: str = "valid"
-    """Name of the validation split."""
-
-
-SYSTEMS = {
-    "nanogpt": SystemFiles((".bin",), valid="val"),
-    "llm.c": SystemFiles((".bin",), valid="val"),
-    "megatron": SystemFiles((".bin", ".idx")),
-    "parquet": SystemFiles((".parquet",), valid="validation"),
-}
+ENDINGS = {"nanogpt": (".bin",), "llm.c": (".bin",), "megatron": (".bin", ".idx"), "parquet": (".parquet",)}
+"""Endings of the files of each split, by format."""
+VALID = {"nanogpt": "val", "llm.c": "val", "megatron": "valid", "parquet": "validation"}
+"""Name of the validation split, by format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +48,16 @@ def run(
 ) -> ExportedStore:
     """Write the splits and the vocabulary of a store; `prepare` checks that text gives the same ids again."""
     format = options.format
-    system = SYSTEMS[format]
+    endings = ENDINGS[format]
     is_text = format == "parquet"
-    names = {split: split for split in SPLITS}
-    names["valid"] = system.valid
+    names = {"train": "train", "valid": VALID[format], "test": "test"}
     tokens = {split: info.tokens for split, info in store.splits.items()}
     dtype = None if is_text else token_files.dtype_of(format, store.vocab.size)
 
     def write(draft: Path) -> None:
         with reporter.progress(f"writing {directory}", sum(tokens.values()), "tokens") as step:
             for split, count in tokens.items():
-                path = draft / (names[split] + system.endings[0])
+                path = draft / (names[split] + endings[0])
                 ids = store.ids(split)
                 if is_text:
                     _write_text(path, store.vocab, ids)
@@ -83,7 +69,7 @@ def run(
 
     files: list[str] = []
     for name in names.values():
-        files += [name + ending for ending in system.endings]
+        files += [name + ending for ending in endings]
     notes: tuple[str, ...] = ()
     if format == "nanogpt" and dtype == "uint32":
         notes = (f"V = {store.vocab.size:,} needs uint32: change the dtype in nanoGPT's train.py",)

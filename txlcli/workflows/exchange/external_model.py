@@ -100,6 +100,9 @@ class ExternalModel(LanguageModel):
         network: in evaluation mode, on its device.
         title: name in messages.
 
+    Attributes:
+        cache_name: name of the argument for its cache; None if it takes none.
+
     Raises:
         ExternalModelError: a prediction depends on later tokens, or is not finite.
     """
@@ -113,8 +116,7 @@ class ExternalModel(LanguageModel):
         self.network = network
         self.title = title
         self._accepted = frozenset(inspect.signature(network.forward).parameters)
-        names = [name for name in CACHE_NAMES if name in self._accepted]
-        self._cache_name = names[0] if names else None
+        self.cache_name = next(filter(self._accepted.__contains__, CACHE_NAMES), None)
         config: Any = network.config
         self._text_config = config.get_text_config()
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
@@ -138,11 +140,6 @@ class ExternalModel(LanguageModel):
         """True if it derives positions from its cache, which then must not be cut."""
         return "position_ids" not in self._accepted
 
-    @property
-    def takes_cache(self) -> bool:
-        """True if it takes a cache."""
-        return self._cache_name is not None
-
     def new_cache(self) -> Any:
         """Return an empty cache. Layers with attention keep all keys: `_cut` cuts them, a window is in their mask."""
         from transformers import DynamicCache
@@ -159,7 +156,7 @@ class ExternalModel(LanguageModel):
         length = tokens.shape[1]
         options: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
-            options[str(self._cache_name)] = cache
+            options[str(self.cache_name)] = cache
         if first is not None and not self.counts_positions:
             options["position_ids"] = torch.arange(first, first + length, device=tokens.device)[None]
         if "logits_to_keep" in self._accepted:
@@ -256,7 +253,7 @@ def _examine(model: ExternalModel, n_positions: int | None) -> ExternalSettings:
     ids = _tried_ids(model, n_positions)
     _check_causal(model, ids)
     sizes: dict[str, Any] = {"n_layers": 1, "d_model": 1, "n_positions": n_positions}
-    if not model.takes_cache:
+    if model.cache_name is None:
         return ExternalSettings(**sizes, obstacle="no cache that txl knows")
     half = ids.shape[1] // 2
     rest = ids.shape[1] - half

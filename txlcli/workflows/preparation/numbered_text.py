@@ -165,16 +165,14 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
     parts = [data[start:end] for start, end in pairwise([0, *offsets, len(data)])]
     symbols, numbers, sizes = rules.number(parts)
     boundary = _symbol(rules, rules.boundary)
-    is_boundary = _is_symbol(boundary, symbols, numbers)
     unknown = _symbol(rules, rules.unknown)
-    is_unknown = _is_symbol(unknown, symbols, numbers)
     invalid = 0
     if rules.tokenizer == "byte":
         invalid = data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
     words, lines = count_words(data, len(numbers), rules.tokenizer, has_boundary=bool(boundary))
     starts: Ids = np.cumsum(sizes)[:-1]
     if sentences:
-        starts = np.flatnonzero(is_boundary) + 1
+        starts = np.flatnonzero(_is_symbol(boundary, symbols, numbers)) + 1
     boundaries = 0
     if boundary:
         boundaries = data.count(boundary.encode())
@@ -188,7 +186,7 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
         nuls=data.count(0),
         invalid=invalid,
         boundaries=boundaries,
-        literal_unknown=int(is_unknown.sum()),
+        literal_unknown=int(_is_symbol(unknown, symbols, numbers).sum()),
     )
 
 

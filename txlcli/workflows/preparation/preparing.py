@@ -187,10 +187,10 @@ def _prepare_text(plan: PreparationPlan, work: Path) -> TokenStore:
     splits = {split: _joined(plan, split, pieces, closes_lines) for split, pieces in text.splits.items()}
     vocab = plan.vocab
     notes = list(text.notes)
-    sampling_notes: list[str] = []
     if vocab is None and plan.tokenizer == "sentencepiece":
         with plan.reporter.progress("training SentencePiece"):
             vocab, sampling_notes = _train_sentencepiece(plan, splits)
+        notes += sampling_notes
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
     splitter = vocab or rules.vocabulary(plan, rule, marks)
     numbered = _number(plan, splits, splitter, work)
@@ -198,7 +198,6 @@ def _prepare_text(plan: PreparationPlan, work: Path) -> TokenStore:
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     counts = {split: numbered.counts(split, count_line_ends=count_line_ends) for split in splits}
     notes += rules.notes_on(plan, rule, text, numbered, vocab, counts)
-    notes += sampling_notes
     facts = plan.facts(
         conventions=rules.conventions_of(plan, text),
         notes=tuple(notes),
@@ -222,8 +221,6 @@ def _changes(
     """Count what was added to the text and left out of it."""
     changes = dict(text.changes)
     changes["line_ends_added"] = sum(1 for piece in chain(*splits.values()) if piece.tail)
-    changes["line_ends_dropped"] = 0
-    changes["bytes_dropped"] = 0
     changes["nul_bytes_kept"] = numbered.total("nuls")
     if vocab.dropped:
         changes["bytes_dropped"] = sum(of_split.bytes - of_split.tokens for of_split in counts.values())

@@ -29,8 +29,11 @@ def conventions_of(plan: PreparationPlan, text: Text) -> dict[str, str]:
     """Describe the conventions of the store, by subject."""
     options = plan.options
     about_splits = {"split", "files", "documents", *text.splits}
+    conventions = plan.corpus.conventions
+    if options.released_convention:
+        conventions = conventions | plan.corpus.released_conventions
     described = {}
-    for subject, convention in _corpus_conventions(plan).items():
+    for subject, convention in conventions.items():
         if subject in about_splits or (plan.own_convention and subject not in SPLITS):
             described[subject] = convention
     described |= text.conventions
@@ -51,13 +54,6 @@ def conventions_of(plan: PreparationPlan, text: Text) -> dict[str, str]:
             described["vocabulary"] = f"{plan.tokenizer}s of {built_from} by frequency"
         return described
     return described | _tokenizer_conventions(plan)
-
-
-def _corpus_conventions(plan: PreparationPlan) -> Mapping[str, str]:
-    corpus = plan.corpus
-    if plan.options.released_convention:
-        return corpus.conventions | corpus.released_conventions
-    return corpus.conventions
 
 
 def _tokenizer_conventions(plan: PreparationPlan) -> dict[str, str]:
@@ -106,9 +102,7 @@ def build(plan: PreparationPlan, rule: VocabularyRule, vocabulary_file: Path | N
         return vocabulary(plan, rule, symbols)
     counts = text.symbol_counts()
     counted = [counts[split] for split in rule.splits if split in counts]
-    total = sum(counted, Counter[str]())
-    if not total:
-        total = sum(counts.values(), Counter[str]())
+    total = sum(counted or counts.values(), Counter[str]())
     min_count = plan.options.min_count or 1
     frequent = [symbol for symbol, times in total.most_common() if times >= min_count]
     symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
@@ -120,16 +114,13 @@ def build(plan: PreparationPlan, rule: VocabularyRule, vocabulary_file: Path | N
 
 def _built_from(rule: VocabularyRule, text: Text) -> str | None:
     """Return the splits that the vocabulary is built from if what the rule needs is missing; None otherwise."""
-    if rule.all_bytes or _has_needed(rule, text):
+    if rule.file:
+        has_needed = text.vocabulary_file is not None
+    else:
+        has_needed = not set(rule.splits).isdisjoint(text.splits)
+    if rule.all_bytes or has_needed:
         return None
     return " and ".join(text.splits)
-
-
-def _has_needed(rule: VocabularyRule, text: Text) -> bool:
-    """Return True if a text has the list of the benchmark, or a split that the vocabulary is built from."""
-    if rule.file:
-        return text.vocabulary_file is not None
-    return not set(rule.splits).isdisjoint(text.splits)
 
 
 def notes_on(
