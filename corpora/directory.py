@@ -42,16 +42,15 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
     listed, hidden = list_files(source)
     files = select_text(source, listed)
-    by_split: dict[str, list[Path]] = {}
+    by_split = {"": files}
     if source.is_dir() and options.shares is None:
         by_split = files_by_split(files, source, OTHERWISE)
-    used = list(itertools.chain.from_iterable(by_split.values())) or files
-    texts = {path: text_of(path) for path in used}
+    texts = {path: text_of(path) for path in itertools.chain.from_iterable(by_split.values())}
     left_out = [path for path in listed if path not in texts and path.stat().st_size]
     notes: list[str] = []
     conventions: dict[str, str] = {}
     splits: Splits
-    if by_split:
+    if "" not in by_split:
         names = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
         notes.append(f"the splits are as the folder's names say ({names}); --split cuts the whole text")
         notes += missing_note(by_split)
@@ -141,8 +140,10 @@ def remarks_on_files(source: Path, used: Sequence[Path], left_out: Sequence[Path
         yield f"{list_names(descriptions, source)}: part of the text; move it away if it only describes the text"
 
 
-def files_by_split(files: list[Path], directory: Path, otherwise: str) -> dict[str, list[Path]]:
-    """Return the files of each split, in the order of the splits; empty if no name mentions a split.
+def files_by_split(
+    files: list[Path], directory: Path, otherwise: str = "rename or move such files"
+) -> dict[str, list[Path]]:
+    """Return the files of each split, in the order of the splits, or all under "" if no name mentions a split.
 
     The error for a file that belongs to no split says what to do `otherwise`.
 
@@ -152,7 +153,7 @@ def files_by_split(files: list[Path], directory: Path, otherwise: str) -> dict[s
     examples = [path for path in files if split_of(path.relative_to(directory).parts[0])]
     examples += [path for path in files if "train" in named[path]]
     if not examples:
-        return {}
+        return {"": files}
     example = examples[0]
     unnamed = [path for path, splits in named.items() if len(splits) != 1 and path.stat().st_size]
     others = [path for path in unnamed if not is_companion(path)]

@@ -58,9 +58,9 @@ class CompressionHeader:
     """True if the predictions come from portable arithmetic (`core.measures.portable`)."""
 
 
-def digest(*parts: bytes) -> str:
+def digest(data: bytes) -> str:
     """Return 8 bytes of BLAKE2b as hexadecimal digits."""
-    return hashlib.blake2b(b"".join(parts), digest_size=CHECKSUM_BYTES).hexdigest()
+    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).hexdigest()
 
 
 def write(path: Path, header: CompressionHeader, words: NDArray[np.uint32]) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -105,7 +105,7 @@ class _Array:
     sha256: str
     """Digest of the elements."""
 
-    def problem(self, limit: Callable[[], int]) -> str | None:
+    def problem(self, limit: int) -> str | None:
         """Return what is wrong with the elements, whole numbers below the limit with the digest; None if nothing is.
 
         Blocks are read, since pages of a memory map would count as memory.
@@ -122,8 +122,8 @@ class _Array:
                 largest = max(largest, int(np.frombuffer(block, self.dtype).max()))
         if digest.hexdigest() != self.sha256:
             return "wrong checksum"
-        if largest >= limit():
-            return f"it contains {largest:,}, and the limit is {limit() - 1:,}"
+        if largest >= limit:
+            return f"it contains {largest:,}, and the limit is {limit - 1:,}"
         return None
 
     def map(self) -> Ids:
@@ -216,7 +216,7 @@ class TokenStore(StoreFacts):
         """Return the token stream of a split as a read-only memory map; the digest is verified at the first call."""
         if split not in self.opened:
             self.info(split)  # raises the error if there is none
-            self.opened[split] = self._map(self.arrays[split, IDS], f"the {split} split", lambda: self.vocab.size)
+            self.opened[split] = self._map(self.arrays[split, IDS], f"the {split} split", self.vocab.size)
         return self.opened[split]
 
     def info(self, split: str) -> SplitInfo:
@@ -244,13 +244,13 @@ class TokenStore(StoreFacts):
 
         None unless the corpus consists of unrelated sentences, or was prepared with the places of its documents.
         """
-        self.info(split)
+        info = self.info(split)
         array = self.arrays.get((split, SENTENCE_STARTS))
         if array is None:
             return None
-        return self._map(array, f"the list of sentences of the {split} split", lambda: self.info(split).tokens + 1)
+        return self._map(array, f"the list of sentences of the {split} split", info.tokens + 1)
 
-    def _map(self, array: _Array, what: str, limit: Callable[[], int]) -> Ids:
+    def _map(self, array: _Array, what: str, limit: int) -> Ids:
         """Map an array of numbers below a limit into memory, after verifying it unless another process does."""
         problem = None if self.verified_elsewhere else array.problem(limit)
         if problem is not None:

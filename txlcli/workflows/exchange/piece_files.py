@@ -80,8 +80,9 @@ def find(source: Path) -> PieceFiles | None:
             paths.append(path)
     if not paths:
         return None
-    by_split = files_by_split(paths, source, "rename or move such files") if source.is_dir() else {}
-    return PieceFiles(by_split or {"": paths})
+    if not source.is_dir():
+        return PieceFiles({"": paths})
+    return PieceFiles(files_by_split(paths, source))
 
 
 def read_pieces(path: Path, limit: int = MAX_IDS) -> list[Piece]:

@@ -134,7 +134,7 @@ def _by_split(source: Path, *, is_export: bool) -> dict[str, list[Path]]:
     is_named = is_export or any(splits_in(path.relative_to(source)) == {"train"} for path in files)
     if not is_named and any(_is_text(path) for path in visible):
         return {}
-    return files_by_split(files, source, "rename or move such files") or {"": files}
+    return files_by_split(files, source)
 
 
 def _is_text(path: Path) -> bool:

@@ -68,18 +68,14 @@ class PreparationPlan:
         return self.tokenizer == self.corpus.unit
 
     @property
-    def title(self) -> str:
-        """Text or ids that are prepared, in words."""
+    def description(self) -> str:
+        """What is prepared, and where it comes from, in words."""
+        what = f"{self.corpus.title} ({self.tokenizer})"
         if self.tokens is not None:
-            return f"token ids of {self.tokens.format}"
-        return f"{self.corpus.title} ({self.tokenizer})"
-
-    @property
-    def origin(self) -> str:
-        """Where the text comes from, in words."""
+            what = f"token ids of {self.tokens.format}"
         if self.source is None:
-            return f"downloaded to {self.downloads} and kept there"
-        return f"from {self.source}"
+            return f"{what}, downloaded to {self.downloads} and kept there"
+        return f"{what}, from {self.source}"
 
     @property
     def downloads(self) -> Path:

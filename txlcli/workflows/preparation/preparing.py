@@ -116,7 +116,7 @@ def run(
         plan.reporter.say(
             f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here"
         )
-    plan.reporter.say(f"preparing {plan.title}, {plan.origin}, into {plan.store}")
+    plan.reporter.say(f"preparing {plan.description}, into {plan.store}")
     return PreparedStore(run_plan(plan))
 
 

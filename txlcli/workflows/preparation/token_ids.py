@@ -24,7 +24,9 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> TokenS
 
     `work` is a temporary directory.
     """
-    splits = _splits(plan, tokens)
+    source = plan.source
+    assert source is not None  # own files
+    splits = _splits(plan, tokens, source)
     size = tokens.dtype.itemsize
     counts = {split: size_of(pieces) // size for split, pieces in splits.items()}
     total = sum(counts.values())
@@ -35,10 +37,12 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> TokenS
     conventions = {"ids": f"as in the token files ({tokens.format})"}
     if tokens.documents:
         conventions["documents"] = "pieces, in the order of their files" if tokens.joined else "as in the index"
+    paths = tokens.joined or [piece.path for piece in itertools.chain(*splits.values())]
+    paths = sorted(set(paths))
     facts = plan.facts(
-        changes={"files_skipped": _count_skipped(plan, _paths(tokens, splits))},
+        changes={"files_skipped": _count_skipped(source, paths)},
         conventions=conventions,
-        notes=_notes(plan, tokens, vocab, splits),
+        notes=(*_notes(plan, tokens, vocab, paths, source), *missing_note(splits)),
         source_digest=digest(splits),
         every_byte_scored=has_bytes,
     )
@@ -66,25 +70,15 @@ def _count_ids(plan: PreparationPlan, tokens: TokenFiles, splits: Splits, total:
     return 1 + largest
 
 
-def _paths(tokens: TokenFiles, splits: Splits) -> list[Path]:
-    """Return the user's files whose ids are read."""
-    if tokens.joined:
-        return sorted(tokens.joined)
-    return sorted({piece.path for piece in itertools.chain(*splits.values())})
-
-
-def _count_skipped(plan: PreparationPlan, paths: Sequence[Path]) -> int:
+def _count_skipped(source: Path, paths: Sequence[Path]) -> int:
     """Count the files of the source that are neither read nor the vocabulary."""
-    if plan.source is None:
-        return 0
     used = {path.stem for path in paths}
     used.add(Path(VOCABULARY).stem)
-    return sum(1 for path in text_files(plan.source) if path.stem not in used)
+    return sum(1 for path in text_files(source) if path.stem not in used)
 
 
-def _splits(plan: PreparationPlan, tokens: TokenFiles) -> Splits:
+def _splits(plan: PreparationPlan, tokens: TokenFiles, source: Path) -> Splits:
     """Return the splits; files without splits are cut together, between documents or ids."""
-    assert plan.source is not None
     if "" not in tokens.splits:
         return tokens.splits
     pieces = tokens.splits[""]
@@ -92,9 +86,9 @@ def _splits(plan: PreparationPlan, tokens: TokenFiles) -> Splits:
     if tokens.documents:
         starts = tokens.documents.starts(pieces)
         if starts:
-            return cut(pieces, plan.source, shares, starts, "documents")
+            return cut(pieces, source, shares, starts, "documents")
     ids = range(0, size_of(pieces), tokens.dtype.itemsize)
-    return cut(pieces, plan.source, shares, ids, "ids")
+    return cut(pieces, source, shares, ids, "ids")
 
 
 def _ids(pieces: Slices, tokens: TokenFiles, vocab: Vocab, step: Step) -> Iterator[Ids]:
@@ -125,26 +119,24 @@ def _blocks(
             step.advance(len(block))
 
 
-def _notes(plan: PreparationPlan, tokens: TokenFiles, vocab: Vocab, splits: Splits) -> tuple[str, ...]:
-    """Return notes on the source, the first ones about the vocabulary."""
-    paths = _paths(tokens, splits)
+def _notes(
+    plan: PreparationPlan, tokens: TokenFiles, vocab: Vocab, paths: Sequence[Path], source: Path
+) -> Iterator[str]:
+    """Yield notes on the files whose ids are read, and on the vocabulary."""
     dtype_in_words = "" if tokens.joined else f"{tokens.dtype.name} "
-    notes = [f"{dtype_in_words}ids of {list_names(paths, plan.source or paths[0])}"]
+    yield f"{dtype_in_words}ids of {list_names(paths, source)}"
     dtype = plan.options.dtype
     if dtype:
         guess = other_type(paths[0], tokens.dtype)
         if guess is not None:
             way = advice(paths[0], guess, plan.id_type.vocab_size)
-            notes.append(f"the ids are read as {dtype}, but their bytes do not look like it; {way}, or keep this one")
+            yield f"the ids are read as {dtype}, but their bytes do not look like it; {way}, or keep this one"
     if vocab.tokenizer == "ids":
-        notes.append(
+        yield (
             "the text of the ids is not known: a model can be trained and evaluated, and continues ids, but reads and "
             "writes no text"
         )
         if paths[0].with_name("meta.pkl").exists():
-            notes.append(
-                "meta.pkl is not read: it is a pickle, which could run code; `vocab` FILE gives the ids a text"
-            )
+            yield "meta.pkl is not read: it is a pickle, which could run code; `vocab` FILE gives the ids a text"
     elif plan.vocab_file is not None:
-        notes.append(f"vocabulary of {plan.vocab_file}")
-    return (*notes, *missing_note(splits))
+        yield f"vocabulary of {plan.vocab_file}"
