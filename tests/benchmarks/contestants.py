@@ -73,7 +73,6 @@ def our_settings(work, *, training):
 
 
 def our_model(theirs, work, *, training):
-    """Our model with the peer's weights."""
     settings = our_settings(work, training=training)
     layout = Layout("hugging_face", settings, work.vocab_size)
     tensors = layout.read(theirs.state_dict(), "the peer")

@@ -32,7 +32,6 @@ from txlcli.workflows.workspace import Workspace
 
 
 def show(title, unit, rows):
-    """Print a table of rows."""
     table = Table(title=title)
     for heading in (unit, "txl", *rows[0]["logs"], "band", "inside"):
         table.add_column(heading, justify="right")

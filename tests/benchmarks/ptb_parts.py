@@ -55,7 +55,6 @@ def scheduled(steps):
 
 
 def pace(workspace):
-    """Return the seconds of a step of ptb."""
     times = []
     options = TrainOptions(name="pace", overrides=(*SHARED, *RECIPES["ptb"], *scheduled(PROBE_STEPS), "log.every=1"))
     train_recipe("ptb", options, workspace, on_report=times.append)

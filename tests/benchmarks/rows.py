@@ -19,7 +19,6 @@ class Row:
     """On a CPU, by precision: the share of the matrix-product peak, at least."""
 
     def target(self, precision, device):
-        """Return the target of a precision on a device, if there is one."""
         return self.targets.get(precision) if device.type == "cpu" else None
 
 

@@ -34,8 +34,6 @@ ADAMW_BF16 = ["train.precision=bf16", "train.optimizer=adamw"]
 
 @dataclass(frozen=True)
 class Row:
-    """A training run that is measured."""
-
     recipe: str
     vocab_size: int
     changes: list[str]

@@ -61,13 +61,6 @@ def attend_all(*inputs, **options):
     return attend(*inputs, reach=inputs[-1].shape[1], **options)
 
 
-def by_backend(backend, *inputs, **options):
-    """The output of a backend, and the gradients of a weighted sum of it."""
-    out = attend(*inputs, backend=backend, **options)
-    given = [tensor for tensor in inputs if tensor is not None]
-    return [out, *torch.autograd.grad((out * draw(*out.shape, seed=9)).sum(), given)]
-
-
 def laid_out(tensors, reach):
     """The tensors of ARGUMENTS in the layout of the kernels."""
     query, key, value, content_bias, position_bias, position_key = tensors

@@ -83,7 +83,6 @@ def make_decoder(
 
 
 def assert_close(given, expected, *, atol=1e-10):
-    """Assert that two tensors are equal up to rounding."""
     torch.testing.assert_close(given, expected, rtol=0, atol=atol)
 
 

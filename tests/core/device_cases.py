@@ -79,7 +79,6 @@ class OneDevice(TorchDispatchMode):
     """Refuses operations on tensors of two devices; single numbers may come from the CPU."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Look at the operation, then do it."""
         kwargs = kwargs or {}
         tensors = [leaf for leaf in arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
         devices = {tensor.device.type for tensor in tensors if tensor.dim()}
@@ -88,13 +87,11 @@ class OneDevice(TorchDispatchMode):
 
 
 def load(case, *changes):
-    """The settings of a case."""
     name, *others = CASES[case]
     return recipe.load(name, ["model.n_layers=2", *others, "train.batch_size=4", *changes])
 
 
 def build(case, settings, device):
-    """A model on a device."""
     with device:
         model = make_model(settings.model, VOCAB_SIZES.get(case, 10_000))
     model = model.on(attention=settings.train.attention)

@@ -6,7 +6,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def numpy_dtype(tensor):
-    """Return the dtype of a tensor as NumPy's."""
     return np.dtype(str(tensor.dtype).removeprefix("torch."))
 
 

@@ -4,16 +4,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from txlcli.errors import UsageError
+
 
 class Tape(TorchDispatchMode):
-    """Records every operation."""
-
     def __init__(self):
         super().__init__()
         self._operations, self._before = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run an operation and record it; a view needs no repetition."""
         composite, own = (
             torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
             for key in ("CompositeImplicitAutograd", "CPU")
@@ -70,3 +69,21 @@ def capture(run, device, *, warm_up=2):
         return out
 
     return replay
+
+
+class Graphs:
+    def __init__(self, capture=capture, *, failing=None):
+        self.captured = self.replays = 0
+        self._capture, self._failing = capture, failing
+
+    def __call__(self, run, device, **how):
+        self.captured += 1
+        if self.captured == self._failing:
+            raise UsageError("no graphs here")
+        replay = self._capture(run, device, **how)
+
+        def counted():
+            self.replays += 1
+            return replay()
+
+        return counted

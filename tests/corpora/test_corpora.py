@@ -151,15 +151,6 @@ def test_stdlib_is_split_by_whole_files(tmp_path):
     assert texts(corpora.CORPORA["stdlib"].read(tmp_path, PLAIN)) == parts
 
 
-def test_a_file_is_cut_at_line_ends(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_text("".join(f"line {number}\n" for number in range(1000)))
-    parts = texts(own.read(path, PLAIN))
-    assert b"".join(parts.values()) == path.read_bytes()
-    assert all(part.endswith(b"\n") for part in parts.values())
-    assert len(parts["valid"]) == pytest.approx(path.stat().st_size * 0.05, abs=10)
-
-
 @pytest.mark.parametrize(("text", "end"), [("word " * 500, " "), ("語" * 333, "語")])
 def test_text_without_line_ends_is_cut_at_blanks_else_between_characters(tmp_path, text, end):
     (tmp_path / "one-line.txt").write_text(text, encoding="utf-8")
@@ -185,9 +176,14 @@ def test_no_cut_leaves_a_split_with_little_text(tmp_path, text):
 
 @pytest.mark.parametrize(
     ("shares", "names"),
-    [((0, 50, 50), ["valid", "test"]), ((50, 50, 0), ["train", "valid"]), ((0, 0, 100), ["test"])],
+    [
+        ((90, 5, 5), ["train", "valid", "test"]),
+        ((0, 50, 50), ["valid", "test"]),
+        ((50, 50, 0), ["train", "valid"]),
+        ((0, 0, 100), ["test"]),
+    ],
 )
-def test_a_share_of_zero_omits_the_split_and_no_text_is_lost(tmp_path, shares, names):
+def test_a_file_is_cut_at_line_ends_and_a_share_of_zero_omits_the_split(tmp_path, shares, names):
     (tmp_path / "book.txt").write_text("a line\n" * 99)
     parts = texts(own.read(tmp_path / "book.txt", ReadOptions(shares=shares)))
     assert list(parts) == names

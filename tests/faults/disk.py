@@ -43,12 +43,10 @@ def mount(directory, size):
 
 
 def resize(directory, size):
-    """Change the size of the file system."""
     _mount("tmpfs", directory, REMOUNT, f"size={size}")
 
 
 def used(directory):
-    """Return the number of bytes that are used in a file system."""
     facts = os.statvfs(directory)
     return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
 
@@ -133,5 +131,4 @@ def injections(sample, amounts):
 
 
 def _steps(rehearsal):
-    """Return the size of the files that a command leaves."""
     return sum(-(-path.stat().st_size // STEP) for path in rehearsal.after.rglob("*") if path.is_file())

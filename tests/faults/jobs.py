@@ -20,8 +20,6 @@ OTHER_SEED = ("--set", "train.seed=5")
 
 @dataclass(frozen=True)
 class Job:
-    """A command that writes files."""
-
     name: str
     words: tuple[str, ...]
     needs: tuple[str, ...]
@@ -111,7 +109,6 @@ def check_replaced_run(state):
 
 
 def check_resumed_run(state):
-    """A resumed run can be resumed again."""
     _finish(state, "half")
     state.has_no_temporary_files("runs")
 

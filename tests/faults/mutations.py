@@ -129,7 +129,6 @@ def examine_files(before, after, ended, outcome):
 
 
 def injections(sample, amounts):
-    """Return the mutations of all files."""
     expected = [(target, *_expected(sample, target)) for target in TARGETS]
     return [
         Mutation(target, number, amounts.seed, sample, printed, output)

@@ -36,8 +36,6 @@ class Kill:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
-
     words: tuple[str, ...]
     code: int
     signal: int

@@ -108,7 +108,6 @@ PAIRS = (
 
 
 def injections(sample, amounts):
-    """Return repeated races of every pair of commands."""
     return [
         Race(target, needs, words, sample, f"#{number}", check)
         for target, needs, words, check in PAIRS

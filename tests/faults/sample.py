@@ -25,8 +25,6 @@ FOREIGN = (
 
 @dataclass(frozen=True)
 class Sample:
-    """Undamaged files in a directory."""
-
     directory: Path
 
     def copy(self, names, directory):
@@ -42,7 +40,6 @@ class Sample:
 
 
 def build(directory):
-    """Make the sample in an empty directory."""
     prepare_and_train(directory)
     where = ["--data-dir", directory / "data", "--runs-dir", directory / "runs"]
     done("train", directory / "tiny.toml", *where, "--name", "half", "--max-steps", 4)
@@ -87,7 +84,6 @@ def _write_archives(directory):
 
 
 def header_of(content):
-    """Return the JSON header of a safetensors file."""
     return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
 
 

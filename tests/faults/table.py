@@ -25,8 +25,6 @@ class Finding:
 
 @dataclass
 class Outcome:
-    """What one injection showed."""
-
     fault: str
     target: str
     name: str

@@ -32,8 +32,6 @@ MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Target:
-    """A reader."""
-
     name: str
     seeds: Callable[[Path], list[bytes]]
     """Returns valid inputs, given the directory of the sample of `tests.faults`."""
@@ -219,7 +217,6 @@ NAMES = tuple(target.name for target in ALL)
 
 
 def named(name):
-    """Return a target by its name."""
     return next(target for target in ALL if target.name == name)
 
 

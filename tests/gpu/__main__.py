@@ -63,7 +63,6 @@ def run_smoke(stage, options):
 
 
 def time_enwik8(stage, options):
-    """The first recipe."""
     _time_training(stage, options, "enwik8", ())
 
 
@@ -124,7 +123,6 @@ def compare_precisions(stage, options):
 
 
 def time_without_combo_kernels(stage, options):
-    """Training without the compiler's combined kernels."""
     from tests.gpu import rows
 
     for name in ("enwik8", "ptb"):
@@ -155,7 +153,6 @@ def measure_rates(stage, options):
 
 
 def train_ptb(stage, options):
-    """Penn Treebank."""
     from tests.gpu import ptb
 
     ptb.run(

@@ -149,7 +149,6 @@ def prepare_toy(directory):
 
 
 def find_store(data_dir):
-    """Check that there is a store of the corpus."""
     try:
         return {"store": str(TokenStore.open(data_dir / STORE).path)}
     except TxlError as error:

@@ -8,7 +8,6 @@ MAX_TEXT = 4000
 
 
 def pytest_addoption(parser):
-    """Add the option for the file."""
     parser.addoption("--log-tests", metavar="FILE", help="File for the beginning and the end of every test.")
 
 

@@ -134,7 +134,6 @@ def make_training(settings, vocab_size, device, capture_graph, steps):
 
 
 def synchronize(device):
-    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -275,7 +274,6 @@ def kernels_of(training, device):
 
 
 def kind_of(kernel):
-    """Return the kind of a kernel by its name."""
     return next((kind for kind, parts in KINDS.items() if any(part in kernel for part in parts)), "other")
 
 
@@ -288,7 +286,6 @@ def first_gradient(device, *changes, dtype):
 
 
 def weights(training):
-    """Return all weights in float64."""
     return torch.cat([weight.detach().flatten() for weight in training.model.parameters()]).double().cpu()
 
 

@@ -65,8 +65,6 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a row ended."""
-
     status: str
     reason: str = ""
     frames: tuple[str, ...] = ()
@@ -147,7 +145,6 @@ class _Causes(logging.Handler):
         self.lines = []
 
     def emit(self, record):
-        """Keep the first cause of an exception."""
         if record.exc_info:
             self.lines += cause(record.exc_info[1])
 
@@ -212,7 +209,6 @@ class Stage:
 
     @property
     def seconds_left(self):
-        """Time left for further rows."""
         return self._seconds - (time.monotonic() - self._started)
 
     def run(self, row, function, *, at_most_s=None, goal=None, fresh=False, **arguments):
@@ -297,7 +293,6 @@ class Stage:
         return int(counts[FAILED] > 0)
 
     def count(self, status):
-        """Return the number of rows that ended so."""
         return sum(row.get("status") == status for row in self.rows)
 
     def _end_worker(self):
@@ -311,7 +306,6 @@ class Stage:
 
 
 def _chosen(row):
-    """Return the figure of a row, or None if it has none."""
     key = row["goal"][0] if "goal" in row else next((key for key in FIGURES if key in row), None)
     return FIGURES[key] if key in row else None
 

@@ -37,7 +37,6 @@ sys.meta_path[:] = map(Finder, sys.meta_path)
 
 
 def run(directory, *options):
-    """Exit code and results of the command."""
     file = directory / "results.json"
     code = command.main(["--device", "cpu", "--toy", "--json", str(file), *options])
     return code, json.loads(file.read_text())

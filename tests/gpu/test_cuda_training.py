@@ -35,7 +35,6 @@ CASES = {
 
 
 def start(directory, *changes):
-    """Return a new training of a small model on CUDA."""
     settings = recipe.load("stdlib", [*SMALL, "train.deterministic=true", *changes])
     train = settings.train
     ids = np.random.default_rng(3).integers(V, size=train.batch_size * train.seg_len * 11 + 1)
@@ -71,12 +70,6 @@ def test_a_deterministic_training_gives_the_same_bits_when_it_is_repeated_and_re
     resumed.restore(saved)
     second = finish(resumed)
     assert_same(whole, (first[0] + second[0], second[1]))
-
-
-def test_deterministic_kernels_leave_tf32_as_it_is():
-    before = torch.backends.cuda.matmul.fp32_precision
-    with deterministic_kernels(CUDA, enabled=True):
-        assert torch.backends.cuda.matmul.fp32_precision == before
 
 
 def test_steps_are_timed_without_waiting_between_them():

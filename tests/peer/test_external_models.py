@@ -385,7 +385,6 @@ def broken(folders, tmp_path, kind):
 
 
 def message_of(folder, *options):
-    """Return the error of an evaluation that must fail."""
     text = folder.parent / "text.txt"
     text.write_text(TEXT)
     return refusal("eval", f"hf:{folder}", "--text", text, *options, code=1)

@@ -1,5 +1,6 @@
 """Temporary directories are removed when their process ends, and also after it was killed."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -22,11 +23,8 @@ def test_a_temporary_directory_leaves_nothing_behind(tmp_path, error):
             if error:
                 raise error
 
-    if error is None:
+    with pytest.raises(error) if error else nullcontext():
         use_it()
-    else:
-        with pytest.raises(error):
-            use_it()
     assert names(tmp_path) == []
 
 

@@ -72,7 +72,6 @@ OTHERS = {"measures": measures, "generators": generators, "noticed": noticed}
 
 
 def check(name):
-    """Run one check."""
     with pretending():
         if name in CASES:
             train_and_read(name)

@@ -38,7 +38,6 @@ class AppleGpu(TorchDispatchMode):
     """Rejects float64 and sparse tensors on the device, and asynchronous copies to it, whose numbers may be wrong."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Look at the operation and its result."""
         kwargs = kwargs or {}
         name = func._schema.name
         if func.namespace == "prim":  # a property of a tensor
@@ -60,6 +59,5 @@ class AppleGpu(TorchDispatchMode):
 
 @contextlib.contextmanager
 def pretending():
-    """Create fake tensors inside this block."""
     with FakeTensorMode(allow_non_fake_inputs=True), AppleGpu():
         yield

@@ -152,7 +152,6 @@ def evaluation(case, method):
 
 
 def _started_on_a_cpu(case, settings, *, steps):
-    """Return the checkpoint of a run."""
     with tempfile.TemporaryDirectory() as directory:
         training = start(settings, build(case, settings, torch.device("cpu")), saver=Saver(Path(directory)))
         for _ in range(steps):
@@ -163,7 +162,6 @@ def _started_on_a_cpu(case, settings, *, steps):
 
 
 def _resumed(case, settings, saved):
-    """Return the training resumed on the fake device."""
     training = start(settings, build(case, settings, CUDA), capture_graph=call_again)
     GENERATOR.forget()
     training.restore(saved)
@@ -305,7 +303,6 @@ def captured_updates_of_two(mode):
 
 
 def _each(check, combinations):
-    """Return a check for every combination of names."""
     return {" ".join(one): partial(check, *one) for one in combinations}
 
 

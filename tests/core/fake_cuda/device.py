@@ -28,11 +28,9 @@ class OneOfSeveral(World):
     """One of several processes, which decides alone: the others do as it does."""
 
     def max_of(self, *numbers):
-        """Return the own numbers."""
         return list(numbers)
 
     def gather_objects(self, value):
-        """Return the own value for each process."""
         return [value] * self.size
 
 
@@ -50,23 +48,19 @@ class GeneratorLog:
         self.forget()
 
     def forget(self):
-        """Start a new log."""
         self.log, self._states = [], []
 
     def get(self, device="cuda"):
-        """Return a new state."""
         assert torch.device(device).type == "cuda"
         self._states.append(torch.from_numpy(np.zeros(16, dtype=np.uint8)))
         self.log.append(("read", len(self._states) - 1))
         return self._states[-1]
 
     def set(self, state, device="cuda"):
-        """Set a state that was read before."""
         assert torch.device(device).type == "cuda"
         self.log.append(("set", next(number for number, known in enumerate(self._states) if known is state)))
 
     def seed(self, seed):
-        """Log the seed."""
         self.log.append(("seed", seed))
 
 
@@ -107,7 +101,6 @@ for _name in (
 
 @functools.cache
 def is_composite(func):
-    """Return True if PyTorch divides an operation into others."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
@@ -122,7 +115,6 @@ class Watch(OneDevice):
         self.names = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run an operation, or make up its result, and count it if it waits."""
         if func.namespace == "prim":  # a property of a tensor
             return func(*args, **(kwargs or {}))
         if is_composite(func):  # only in inference mode
@@ -194,12 +186,10 @@ class Kernels(TorchDispatchMode):
         self.names, self.bytes, self.sent = Counter(), 0, 0
 
     def __enter__(self):
-        """Observe the kernels of compiled functions, too."""
         triton_device.observers.append(self._note)
         return super().__enter__()
 
     def __exit__(self, *exception):
-        """Stop observing."""
         triton_device.observers.remove(self._note)
         return super().__exit__(*exception)
 
@@ -208,7 +198,6 @@ class Kernels(TorchDispatchMode):
         self.bytes += size
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Count an operation, and run it."""
         if func.namespace != "prim" and is_composite(func):  # only in inference mode
             with self:
                 return func.decompose(*args, **(kwargs or {}))

@@ -26,7 +26,6 @@ class Device:
 
     @property
     def is_clean(self):
-        """True if nothing is left of a capture."""
         return self.stream is None and self.capture is None and not self.open_pools and not self.generator_captures
 
     def wait(self):
@@ -48,23 +47,19 @@ class Device:
         self.open_pools.add(pool)
 
     def end_pool(self, _, pool):
-        """Stand in for `torch._C._cuda_endAllocateToPool`."""
         if pool not in self.open_pools:
             raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
         self.open_pools.remove(pool)
 
     def release_pool(self, _, pool):
-        """Stand in for `torch._C._cuda_releasePool`."""
         self.users_of_pool[pool] -= 1
 
     def new_pool(self):
-        """Stand in for `torch.cuda.graph_pool_handle`."""
         self._pools += 1
         return (0, self._pools)
 
     @contextlib.contextmanager
     def use(self, stream):
-        """Stand in for `torch.cuda.stream`."""
         before, self.stream = self.stream, stream
         try:
             yield
@@ -95,7 +90,6 @@ class Graph:
         self._pool, self._stream, self._has_ended = None, None, False
 
     def capture_begin(self, pool=None, capture_error_mode="global"):
-        """Begin a capture on the current stream."""
         assert capture_error_mode == "thread_local"
         assert DEVICE.stream is not None, "CUDA graphs must be captured on a non-default stream."
         assert DEVICE.capture is None
@@ -114,10 +108,8 @@ class Graph:
         DEVICE.generator_captures, self._has_ended = False, True
 
     def replay(self):
-        """Run nothing."""
         assert self._has_ended
 
     def __del__(self):
-        """Leave the pool."""
         if self._has_ended:
             DEVICE.release_pool(0, self._pool)

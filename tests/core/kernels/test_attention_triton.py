@@ -18,7 +18,8 @@ from tests.core.attention_cases import call, draw
 from tests.core.builders import POSITIONS, draw_tokens, make_decoder, small_model
 from tests.core.kernels import test_attention_equality as equality
 from tests.core.kernels.test_attention_equality import RELATIVE, TERMS, with_gradients
-from tests.core.training.test_step import ADAPTIVE, Graphs, ModelAsOnCuda, assert_close, ids_of, trained
+from tests.core.tape import Graphs
+from tests.core.training.test_step import ADAPTIVE, ModelAsOnCuda, assert_close, ids_of, trained
 from tests.samples import sampled
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.modes import use_row_multiple

@@ -27,12 +27,6 @@ from txlcli.system.memory import is_out_of_memory
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def product_dtype(device, precision):
-    matrix = torch.ones(2, 2, device=device)
-    with autocast(device, precision):
-        return (matrix @ matrix).dtype
-
-
 def test_auto_is_cuda_where_it_is_available_and_cuda_is_rejected_elsewhere():
     if torch.cuda.is_available():
         assert pick_device("auto") == pick_device("cuda") == CUDA
@@ -95,11 +89,6 @@ def test_some_precisions_need_cuda(precision, others):
     with pytest.raises(UsageError, match=f"use {others} on the CPU"):
         check_precision(precision, CPU)
     check_precision("fp16", CUDA)
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_matrix_products_use_the_requested_precision(precision, dtype):
-    assert product_dtype(CPU, precision) == dtype
 
 
 def test_tf32_needs_a_recent_gpu():

@@ -37,8 +37,6 @@ def draw(*shape, seed=3):
 
 
 class OneDnnCounter(TorchDispatchMode):
-    """Counts the products that oneDNN computes."""
-
     def __init__(self):
         super().__init__()
         self.count = 0
@@ -49,7 +47,6 @@ class OneDnnCounter(TorchDispatchMode):
 
 
 def strided(rows):
-    """Return equal rows that are not contiguous."""
     return torch.stack([rows, rows], dim=-1)[..., 0]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.core.attention_cases import by_backend, draw, draw_inputs
+from tests.core.attention_cases import draw
 from tests.core.builders import draw_tokens, small_model
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.linear import linear
@@ -22,20 +22,6 @@ from txlcli.core.model.losses import Objective
 B, L, M, H = 2, 5, 11, 3
 K = M + L
 MULTIPLE = 8
-
-
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize(("seg_len", "key_len"), [(1, 7), (5, 5), (3, 16)])
-@pytest.mark.parametrize("unseen", [0, 1])
-def test_aligned_rows_do_not_change_any_backend(backend, seg_len, key_len, unseen):
-    reach = key_len - unseen
-    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach)
-    expected = by_backend(backend, *inputs, reach=reach)
-    with use_row_multiple(MULTIPLE):
-        results = by_backend(backend, *inputs, reach=reach)
-    for result, wanted in zip(results, expected, strict=True):
-        assert result.shape == wanted.shape
-        torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

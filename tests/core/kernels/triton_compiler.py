@@ -60,7 +60,6 @@ class Driver:
 
 @contextlib.contextmanager
 def compiling_for(capability):
-    """Compile for this capability inside the block."""
     driver.set_active(Driver(capability))
     try:
         yield

@@ -30,11 +30,6 @@ ONE_LANE = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
 assert_close = partial(np.testing.assert_allclose, rtol=1e-5)
 
 
-def repetitive(model, periods):
-    tokens = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6]), periods)
-    return Stream(model, tokens[:-1], tokens[1:], ONE_LANE)
-
-
 def rms_of(model, size=1.0):
     """RMS of the gradients, all of this size."""
     return [torch.full_like(parameter, size) for parameter in model.parameters()]
@@ -83,17 +78,6 @@ def test_the_search_returns_the_parameters_with_the_lowest_loss():
     useless, useful = np.zeros(3, dtype=np.float32), np.array([0.9, 0.9, 0.9], dtype=np.float32)
     assert search_cache(losses, np.stack([useless, useful]), [0.1, 0.2]) == (0.2, 0.6)  # the largest candidate
     assert search_cache(losses, np.stack([useless, useless]), [0.1, 0.2])[1] == 0.0
-
-
-def test_a_cache_improves_the_loss_of_a_repetitive_text():
-    text = repetitive(small_model(std=0.02, dtype=torch.float32), 20)  # untrained
-    thetas = theta_candidates(text.model, text.inputs, ONE_LANE)
-    assert thetas == sorted(thetas)
-    assert min(thetas) > 0
-    scores, cached = score_with_cache(text, size=50, thetas=thetas)
-    theta, share = search_cache(scores.losses_nats, cached, thetas)
-    row = cached[thetas.index(theta)]
-    assert mixed_losses(scores.losses_nats, row, share).mean() < 0.8 * scores.losses_nats.mean()
 
 
 def test_candidates_of_theta_use_the_hidden_states_of_the_given_settings():
@@ -214,9 +198,3 @@ def test_gradients_of_an_lstm_are_computed_without_cudnn_and_dropout():
     given = score_dynamic(text, DynamicSettings(lr=1e-30, decay=0.0), rms)
     assert seen == {nn.LSTM: {(False, False)}, Dropout: {(False, False)}}
     assert_close(given.losses_nats, score(text).losses_nats)
-
-
-def test_dynamic_evaluation_improves_on_a_repetitive_text():
-    text = repetitive(small_model(std=0.1), 40)
-    losses = score_dynamic(text, DynamicSettings(lr=0.05, decay=0.0), rms_of(text.model)).losses_nats
-    assert losses[-50:].mean() < 0.7 * losses[:50].mean()

@@ -109,25 +109,6 @@ def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, 
     assert_close(given.mean_distance[1, 2], sum(r * given.by_distance[1, 2, r] for r in range(reach)))
 
 
-@pytest.mark.parametrize("term", "abcd")
-@pytest.mark.parametrize("max_distance", [None, 3])
-@pytest.mark.parametrize("key_limit", [None, 6])
-def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distance, key_limit):
-    model = small_model(n_layers=1)
-    weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
-    context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    attention, reach = model.layers[0].attention, key_limit or M + L
-    (terms,) = model.score_terms(reach, max_distance=max_distance)
-    keys, _ = attention.project_keys_values(context)
-    given = term_scores(attention.project_queries(context[:, M:])[0], keys[0], terms)
-    past, hidden = context[0].numpy()[:M], context[0].numpy()[M:]
-    limits, layer = {"max_distance": max_distance, "key_limit": key_limit}, reference.layer_weights(weights, 0)
-    scores = reference.attention_scores(hidden, past, layer, **limits)
-    for name, wanted in ((term, getattr(scores, term)), (TOTAL, scores.a + scores.b + scores.c + scores.d)):
-        expected = by_distance(wanted / math.sqrt(D), scores.allowed, past=M, reach=reach, empty=-np.inf)
-        assert_close(given[name], expected)
-
-
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("reach", [6, M + L])
 def test_the_weights_times_the_values_equal_the_output_of_attention(position, reach):
@@ -156,7 +137,7 @@ def test_the_terms_of_the_encoding_are_averaged(position):
 
 
 def model_looking_at(distances):
-    """Return a model whose head h of layer n looks only at distance distances[n][h], or at all equally if that is None.
+    """Return a model whose head h of layer n looks only at distance distances[n][h].
 
     Without queries the score is (d), here <R_r, R_k> times a large number, which is largest at r = k.
     """
@@ -168,8 +149,7 @@ def model_looking_at(distances):
             layer.attention.w_q.weight.zero_()
             projection.weight.zero_()
             for head, distance in enumerate(wanted):
-                if distance is not None:
-                    projection.weight[head * D] = 1e3 * distance_encoding(torch.tensor([distance]), WIDTH)[0]
+                projection.weight[head * D] = 1e3 * distance_encoding(torch.tensor([distance]), WIDTH)[0]
     return model
 
 
@@ -185,15 +165,6 @@ def test_a_head_that_looks_at_one_distance_is_shown_so():
     assert_close(maps.entropy_nats, 0, atol=1e-08)
     # Distance k leaves the segment for its first k queries: k of L, all of them where k >= L.
     assert_close(maps.memory_share, [[0, 3 / L, 1], [2 / L, 1, 1 / L]])
-
-
-def test_the_widest_head_looks_everywhere():
-    maps = observe(
-        model_looking_at([(0, 3, 6), (2, None, 1)]), stream(), eval_settings(same_length="m"), at=FIRST, rows=R
-    )
-    assert maps.widest(1) == [(2, 2)]
-    assert_close(maps.width[1, 1], M, atol=1e-08)
-    assert_close(maps.entropy_nats[1, 1], math.log(M), atol=1e-08)
 
 
 def maps_of(by_distance):

@@ -38,7 +38,6 @@ CASES = {
 
 
 def make(case):
-    """Return the model and the settings of a case."""
     changed, settings = CASES[case]
     return small_rnn(changed) if isinstance(changed, str) else small_model(**changed), settings
 

@@ -92,7 +92,6 @@ def count(model, memory, tokens, targets=None, *, mem_len=M):
 
 
 def read_memory(model, mem_len):
-    """Return the memory after one segment."""
     return model(draw_tokens(B, M), model.first_memory(B, mem_len), mem_len=mem_len)[1]
 
 

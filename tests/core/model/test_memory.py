@@ -32,14 +32,6 @@ def test_memory_holds_on_to_nothing_but_itself(held, read, mem_len):
     assert memory.untyped_storage().nbytes() == memory.nbytes
 
 
-@pytest.mark.parametrize("seg_len", [3, 7, 11])
-def test_memory_holds_what_each_layer_was_given(seg_len):
-    # L < M, L = M, L > M. The first layer's inputs are the embeddings times sqrt(d).
-    model, tokens = small_model(n_layers=1), draw_tokens(B, 3 * seg_len)
-    _, memory = read_segments(model, tokens, [seg_len] * 3, mem_len=M)
-    torch.testing.assert_close(memory[0], model.embedding(tokens[:, -M:]) * 14**0.5)
-
-
 EVERYTHING = 22
 """Length of a memory that holds all of a text but its last token."""
 AS_ONE_SEGMENT = {  # settings of a model, length of the memory, limits

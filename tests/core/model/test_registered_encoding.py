@@ -63,8 +63,6 @@ class NearEncoding(Encoding):
 
 
 class RepeatingEncoding(NearEncoding):
-    """The same with a row for every distance."""
-
     def score_terms(self, reach, *, max_distance, like):
         farthest = 3 if max_distance is None else min(3, max_distance)
         key = split_heads(self.vectors[3 - _distances(reach).clamp(max=farthest)], self.settings.n_heads)

@@ -2,13 +2,10 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from tests import reference
-from tests.core import oracle
-from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
+from tests.core.builders import V, draw_tokens, model_settings, small_model
 from tests.core.oracle import assert_equals_oracle
 from txlcli.core.architectures.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -41,35 +38,6 @@ LIMITS = [
 def test_segments_with_memory_equal_the_oracle(kind, options):
     tokens, lengths = draw_tokens(B, 14), [L, L, 3, 1]  # the memory grows 0, 5, 7, 7
     assert_equals_oracle(small_model(**kind), tokens, lengths, **options)
-
-
-def test_losses_are_the_cross_entropy_in_token_order():
-    model = small_model()
-    tokens, targets = draw_tokens(B, L), draw_tokens(B, L, seed=6)
-    hidden, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
-    log_probs, _ = oracle.read_segments(model, tokens, [L], mem_len=0)
-    expected = [
-        reference.cross_entropy_nats(row, wanted) for row, wanted in zip(log_probs, targets.tolist(), strict=True)
-    ]
-    losses = model.losses(hidden, targets)
-    np.testing.assert_allclose(losses.detach(), expected, rtol=0, atol=1e-10)
-
-
-def test_the_softmax_is_tied_to_the_embedding():
-    sized_by_vocabulary = [name for name, parameter in small_model().named_parameters() if V in parameter.shape]
-    assert sorted(sized_by_vocabulary) == ["embedding.tables.0", "softmax.biases.0"]
-
-
-def test_every_dropout_of_the_model_acts_in_training_only():
-    model = small_model(dropout=0.5, attention_dropout=0.5)
-    tokens = draw_tokens(B, L)
-    assert torch.equal(read_segments(model, tokens, [L], mem_len=M)[0], read_segments(model, tokens, [L], mem_len=M)[0])
-    model.train()
-    torch.manual_seed(1)
-    first = read_segments(model, tokens, [L], mem_len=M)[0]
-    assert not torch.equal(first, read_segments(model, tokens, [L], mem_len=M)[0])
-    torch.manual_seed(1)
-    assert torch.equal(first, read_segments(model, tokens, [L], mem_len=M)[0])
 
 
 @pytest.mark.parametrize("init", ["pytorch", "tf"])

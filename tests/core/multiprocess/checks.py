@@ -167,7 +167,6 @@ def stopped_in_validation(directory, calls, **changed):
 
 
 def saved_after(directory, steps, **changed):
-    """Save a checkpoint and return the names of its tensors."""
     run(_training(directory, **changed), until=steps)
     return sorted(checkpoint.load(Path(directory) / "last.safetensors").tensors) if WORLD.is_rank_zero else []
 
@@ -273,7 +272,6 @@ def _training(directory, weights=None, **changed):
 
 
 def new_model_of(*, seed, dropout=0.0, cutoffs=(), model_class=TransformerXL, **shape):
-    """Return the model that these checks train."""
     settings = model_settings(dropout=dropout, attention_dropout=dropout, cutoffs=tuple(cutoffs), **shape)
     torch.manual_seed(seed)
     return model_class(settings, V)

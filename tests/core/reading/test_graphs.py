@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from tests.core import tape
 from tests.core.builders import POSITIONS, assert_close, draw_tokens, make_decoder, read_parts, small_model
+from tests.core.tape import Graphs
 from txlcli.core.kernels.cuda_graph import capture, captured_or_called
 from txlcli.core.reading.decoder import MAX_PHASES
 from txlcli.errors import UsageError
@@ -37,7 +38,6 @@ class Shapes(TorchDispatchMode):
         self.found = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Note it, then do it."""
         described = tree_map(lambda one: one.shape if isinstance(one, torch.Tensor) else None, (args, kwargs))
         self.found.append((func, str(described)))
         return func(*args, **(kwargs or {}))
@@ -64,29 +64,12 @@ def test_what_cannot_be_captured_is_called_each_time_and_a_warning_says_why():
         assert captured_or_called(capture)(run, CUDA) is run
 
 
-class Captures:
-    """Captures by a tape, and counts captures and replays."""
-
-    def __init__(self):
-        self.captured = self.replayed = 0
-
-    def __call__(self, run, device):
-        replay = tape.capture(run, device)
-        self.captured += 1
-
-        def counted():
-            self.replayed += 1
-            return replay()
-
-        return counted
-
-
 def both_ways(model, count, lengths=(L,), **how):
     """Last hidden states with graphs and without, and what was captured."""
-    captures, tokens = Captures(), draw_tokens(B, count)
-    decoder = make_decoder(model, batch_size=B, seg_len=L, capture_graph=captures, **how)
+    graphs, tokens = Graphs(), draw_tokens(B, count)
+    decoder = make_decoder(model, batch_size=B, seg_len=L, capture_graph=graphs, **how)
     expected = read_parts(make_decoder(model, batch_size=B, seg_len=L, **how), tokens, lengths)
-    return read_parts(decoder, tokens, lengths), expected, captures
+    return read_parts(decoder, tokens, lengths), expected, graphs
 
 
 @pytest.mark.parametrize("position", ["relative", "rotary"])
@@ -103,52 +86,52 @@ def both_ways(model, count, lengths=(L,), **how):
 )
 def test_the_phases_of_a_buffer_are_captured_and_replayed(position, how, phases):
     model = small_model(memory_start="zeros", **POSITIONS[position])
-    found, expected, captures = both_ways(model, 24 * L, **how)
+    found, expected, graphs = both_ways(model, 24 * L, **how)
     assert_close(found, expected)
-    assert captures.captured == phases
-    assert captures.replayed > 2 * phases
+    assert graphs.captured == phases
+    assert graphs.replays > 2 * phases
 
 
 @pytest.mark.parametrize("lengths", [(L, L, 3), (L, L, L, 1), (L, L, 2, L)], ids=str)
 def test_segments_of_other_lengths_between_them_are_read_without_graphs(lengths):
-    found, expected, captures = both_ways(small_model(position="sinusoid"), 40 * L, lengths, mem_len=21)
+    found, expected, graphs = both_ways(small_model(position="sinusoid"), 40 * L, lengths, mem_len=21)
     assert_close(found, expected)
-    assert captures.replayed
+    assert graphs.replays
 
 
 def test_single_tokens_and_segments_by_graphs_read_the_same_buffer():
-    model, captures = small_model(position="rotary", d_head=12), Captures()
+    model, graphs = small_model(position="rotary", d_head=12), Graphs()
     tokens, lengths = draw_tokens(B, 30 * L), (L, L, 1, 1, L, 1)
-    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=13, capture_graph=captures)
+    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=13, capture_graph=graphs)
     expected = read_parts(make_decoder(model, batch_size=B, seg_len=L, mem_len=13), tokens, lengths)
     assert_close(read_parts(decoder, tokens, lengths), expected)
-    assert captures.captured > 1
+    assert graphs.captured > 1
 
 
 @pytest.mark.parametrize(("segments", "captured"), [(9, 0), (10, 1), (11, 2), (30, 2)])
 def test_a_phase_that_occurs_once_is_not_captured(segments, captured):
-    _, _, captures = both_ways(small_model(n_layers=1), segments * L, mem_len=7 * L)  # two phases after seven segments
-    assert captures.captured == captured
+    _, _, graphs = both_ways(small_model(n_layers=1), segments * L, mem_len=7 * L)  # two phases after seven segments
+    assert graphs.captured == captured
 
 
 def test_with_too_many_phases_nothing_is_captured():
     mem_len = 4 * L * MAX_PHASES + 4
-    _, _, captures = both_ways(small_model(n_layers=1), mem_len + 3 * (MAX_PHASES + 1) * L, mem_len=mem_len)
-    assert captures.captured == 0
+    _, _, graphs = both_ways(small_model(n_layers=1), mem_len + 3 * (MAX_PHASES + 1) * L, mem_len=mem_len)
+    assert graphs.captured == 0
 
 
 @pytest.mark.parametrize("changes", [{}, {"cutoffs": (5, 11), "div_val": 2}], ids=["softmax", "adaptive softmax"])
 @torch.inference_mode()
 def test_losses_of_whole_segments_are_computed_by_graphs(changes):
     """Targets are of the head alone, then of the tails alone: these get more rows, and other graphs."""
-    model, captures = small_model(**changes), Captures()
-    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=0, capture_graph=captures)
+    model, graphs = small_model(**changes), Graphs()
+    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=0, capture_graph=graphs)
     hidden = decoder.read(draw_tokens(B, L))
-    before = captures.captured
+    before = graphs.captured
     for highest, lowest in ((5, 0), (5, 0), (5, 0), (19, 11), (19, 11), (19, 0), (11, 0)):
         targets = draw_tokens(B, L, seed=highest) % (highest - lowest) + lowest
         torch.testing.assert_close(decoder.losses(hidden, targets), model.losses(hidden, targets), rtol=0, atol=1e-12)
-    assert captures.captured == before + (3 if changes else 1)
+    assert graphs.captured == before + (3 if changes else 1)
     for part in (slice(2), slice(3, 4)):
         expected = model.losses(hidden[:, part], targets[:, part])
         assert torch.equal(decoder.losses(hidden[:, part], targets[:, part]), expected)

@@ -24,7 +24,6 @@ MODELS = {
 
 
 def make(name, **changed):
-    """A model, and the settings of its reader."""
     function, settings, mem_len = MODELS[name]
     model = function(dtype=torch.float32, **settings, **changed)
     return model, EvalSettings(batch_size=B, seg_len=L, mem_len=mem_len, same_length="off")

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from tests.core.training.test_loop import (
+    RISING,
     assert_equal,
     losses_of,
     new_training,
@@ -19,7 +20,6 @@ from txlcli.core.training.averaging import Average
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.errors import RecipeError
 
-RISING = {"optimizer": "sgd", "lr": 3.0, "clip": None, "schedule": "constant", "valid_every": 1, "max_steps": 12}
 ASGD = {**RISING, "average": "asgd", "average_patience": 1}
 EXPONENTIAL = {"average": "exponential", "average_decay": 0.5, "valid_every": 2, "max_steps": 8}
 
@@ -45,7 +45,6 @@ def weights_of(module):
 
 
 def line(value):
-    """Return a model of one weight."""
     module = nn.Linear(1, 1, bias=False)
     nn.init.constant_(module.weight, value)
     return module

@@ -74,7 +74,6 @@ class TwoProcesses:
         return self._results[name]
 
     def _results_of(self, group):
-        """Return the results of a group, which another worker may have written."""
         file = self._directory / f"{self._groups.index(group)}.json"
         with FileLock(f"{file}.lock"):
             if not file.exists():
@@ -90,7 +89,6 @@ class TwoProcesses:
         )
 
     def saved_by(self, name, file="last.safetensors"):
-        """Return a checkpoint of the training of a check."""
         assert self[name]
         return checkpoint.load(self._directory / name / file)
 
@@ -107,7 +105,7 @@ def sampled_checks():
     yield "whole", "trained", DROPPED
     yield "resumed", "stopped_and_resumed", REST
     yield "names", "saved_after", {"steps": 4, "accumulate": 3, **PLAIN}
-    yield "muon", "trained", {"optimizer": "muon", "accumulate": 3}
+    yield "windows", "validated", {**WINDOWS, **DIVIDED}
     yield "models", "updates_of_models", {"cases": models}
     yield "masks", "masks", {}
     yield "differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}
@@ -207,6 +205,7 @@ CAPTURED = {
 """Training runs whose steps CUDA would capture; a memory of this length is full after the first segment."""
 VALIDATED = {"average": "exponential", "valid_batch_size": 4}
 """A validation of 30 tokens in four lanes, of which the last one is shorter."""
+WINDOWS = {**VALIDATED, "valid_attn_len": 6}
 FSDP = {
     "muon": {"optimizer": "muon"},
     "lamb": {"optimizer": "lamb", "average": "none"},
@@ -224,7 +223,6 @@ FSDP_MODELS = [
 
 
 def alone(directory, **changed):
-    """Return the same training in one process."""
     settings = {"max_steps": 6, "valid_every": 3, "average": "exponential", **changed}
     return new_training(directory, model=new_model_of(seed=1), **settings)
 
@@ -248,12 +246,8 @@ def one_validation(tmp_path_factory):
     return validated(tmp_path_factory.mktemp("one"), **VALIDATED)
 
 
-def test_processes_divide_a_validation_in_windows(run_checks, tmp_path):
-    windows = {**VALIDATED, "valid_attn_len": 6}
-    expected = validated(tmp_path / "one", **windows)
-    zero = {"directory": str(tmp_path / "zero"), "parallel": "zero", **windows}
-    found = run_checks(2, ("zero", "validated", zero))["zero"]
-    assert found["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-6)
+def test_processes_divide_a_validation_in_windows(two, tmp_path):
+    assert two["windows"]["losses"] == pytest.approx(validated(tmp_path, **WINDOWS)["losses"], rel=0, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -335,8 +329,8 @@ def test_every_model_trains_in_two_processes(two, model):
 def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
     training = alone(tmp_path, optimizer="muon")
     losses = losses_of(steps_of(run(training)))
-    assert two["muon"]["losses"] == pytest.approx(losses, abs=1e-3)  # orthogonalized in bf16
-    assert two["muon"]["difference"] == 0
+    assert two["ddp muon"]["losses"] == pytest.approx(losses, abs=1e-3)  # orthogonalized in bf16
+    assert two["ddp muon"]["difference"] == 0
 
 
 @pytest.mark.parametrize("name", sampled(2, ZERO))

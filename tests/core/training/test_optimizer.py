@@ -16,7 +16,7 @@ from txlcli.core.measures.forecast import state_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import optimizer_tensors
 from txlcli.core.training.distributed import SINGLE_PROCESS
-from txlcli.core.training.optimizer import OPTIMIZERS, OptimizerEntry, make_optimizer, named_groups, parameter_group
+from txlcli.core.training.optimizer import OPTIMIZERS, OptimizerEntry, make_optimizer, parameter_group
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.step import Step
@@ -64,16 +64,6 @@ BY_HAND = [
 @pytest.mark.parametrize(("changed", "gradients", "expected", "rel"), BY_HAND)
 def test_the_first_steps_by_hand(changed, gradients, expected, rel):
     assert updates(gradients, **changed) == pytest.approx(expected, rel=rel)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_every_parameter_is_in_one_group(model, optimizer):
-    named_groups(model, V, train_settings(optimizer=optimizer))
-    model = new_model(model, V, seed=1, device=CPU)
-    groups = make_optimizer(model, train_settings(optimizer=optimizer)).param_groups
-    parameters = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(parameters) == sorted(id(parameter) for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -134,8 +134,7 @@ def test_a_run_that_crashed_repeats_the_validation_after_its_last_save(tmp_path,
     assert_same_file(tmp_path / "whole", tmp_path / "parts", "best.safetensors")
 
 
-@pytest.mark.parametrize("then", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("first", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("first", "then"), [("fp32", "bf16"), ("bf16", "fp16"), ("fp16", "fp32")])
 def test_a_run_may_resume_in_another_precision(tmp_path, first, then):
     run(fresh(tmp_path, precision=first, valid=False), until=2)
     reports = run(resumed(tmp_path, precision=then, valid=False))

@@ -4,12 +4,8 @@ import math
 
 import pytest
 
-from txlcli.config.train_settings import TrainSettings
+from tests.core.training.test_optimizer import train_settings
 from txlcli.core.training.schedule import reduced, scheduled_lr
-
-
-def train_settings(**changed):
-    return TrainSettings(**{"seg_len": 5, "mem_len": 7, "batch_size": 2, "max_steps": 100, "lr": 0.8, **changed})
 
 
 def rates(steps, **changed):

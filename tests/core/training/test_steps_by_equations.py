@@ -104,7 +104,6 @@ def objective(weights, tokens, targets):
 
 
 def clipped(gradients):
-    """Scale all gradients together to the largest norm."""
     norm = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
     return [gradient * min(1.0, TRAIN.clip / (norm + 1e-6)) for gradient in gradients], norm
 
@@ -117,7 +116,6 @@ class Adam:
         self.square = 0.0
 
     def update(self, weight, gradient, rate, step):
-        """Change the weight in place."""
         beta_1, beta_2 = TRAIN.betas
         gradient = gradient + TRAIN.weight_decay * weight
         self.mean = beta_1 * self.mean + (1 - beta_1) * gradient
