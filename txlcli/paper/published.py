@@ -15,23 +15,16 @@ FINETUNED = "\N{DAGGER}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """A row of Tables 1 to 5, a system on a benchmark, or of Table 7, which does not name the split."""
+class SystemResult:
+    """The result of a system on a benchmark."""
 
     citation: str | None = None
-    """Authors and year; None for the paper's own rows ("Ours")."""
+    """Authors and year, or "Public logs"; None for the paper's own rows ("Ours")."""
     name: str
     parameters: str | None = None
     """Parameter count as printed: "151M", "~5B"."""
     test: float
     valid: float | None = None
-    mark: str = ""
-    """CONTEMPORARY or FINETUNED (two steps), as printed."""
-
-    @property
-    def ours(self) -> bool:
-        """True for the Transformer-XL models of the paper."""
-        return self.citation is None
 
     @property
     def label(self) -> str:
@@ -40,24 +33,26 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherResult:
-    """A result that another paper publishes on a benchmark."""
+class Result(SystemResult):
+    """A row of Tables 1 to 5, or of Table 7, which does not name the split."""
 
-    citation: str
-    """Authors and year, or "Public logs"."""
-    name: str
-    parameters: str | None = None
-    test: float
-    valid: float | None = None
+    mark: str = ""
+    """CONTEMPORARY or FINETUNED (two steps), as printed."""
+
+    @property
+    def ours(self) -> bool:
+        """True for the Transformer-XL models of the paper."""
+        return self.citation is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherResult(SystemResult):
+    """A result that another paper publishes."""
+
     protocol: str | None = None
     """How the text was scored, if not by a plain pass from left to right; None if its source does not say."""
     source: str
     """Number in arXiv, or the proceedings or the repository."""
-
-    @property
-    def label(self) -> str:
-        """First cell of the row."""
-        return f"{self.citation} - {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -347,7 +347,7 @@ def compare(histories: Sequence[History]) -> Comparison:
         raise UsageError('compare needs two or more runs; "txl runs" lists all')
     runs = [past.run for past in histories]
     summaries = tuple(map(summarize, histories))
-    texts = {(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}
+    texts = {run.text for run in runs}
     return Comparison(
         runs=summaries,
         settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),

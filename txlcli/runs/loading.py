@@ -1,6 +1,5 @@
 """Opens token stores by name, and runs with their weights."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -16,6 +15,7 @@ from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RunError, StoreError, VocabularyError
+from txlcli.paper import metrics
 from txlcli.runs import log_file, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
@@ -23,17 +23,20 @@ from txlcli.system.input_files import MAX_VOCABULARY, read_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenModel(ABC):
+class OpenModel:
     """A model with its weights on a device, and what an evaluation needs to know about it."""
 
+    subject: Path
+    """Directory or file that it was read from, which results and messages show."""
+    settings: Settings
+    """Settings that apply where the options of an evaluation change nothing."""
     model: LanguageModel
     vocab: Vocab
     precision: str
-
-    @property
-    @abstractmethod
-    def subject(self) -> Path:
-        """Directory or file that it was read from, which results and messages show."""
+    weights_title: str
+    """Name of the weights, in a few words."""
+    facts: dict[str, Any]
+    """What the result of an evaluation reports about the model: "run", "step" and others."""
 
     @property
     def name(self) -> str:
@@ -41,23 +44,9 @@ class OpenModel(ABC):
         return self.subject.name
 
     @property
-    @abstractmethod
-    def settings(self) -> Settings:
-        """Settings that apply where the options of an evaluation change nothing."""
-
-    @property
-    @abstractmethod
     def metric(self) -> str:
         """Unit of displayed losses: "bpc" or "ppl"."""
-
-    @property
-    @abstractmethod
-    def weights_title(self) -> str:
-        """Name of the weights, in a few words."""
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """Return what the result of an evaluation reports about the model: "run", "step" and others."""
+        return metrics.metric_of(self.vocab.unit)
 
     def on(self, **choices: Unpack[Choices]) -> Self:
         """Return this with another view of the model, see `LanguageModel.on`."""
@@ -81,25 +70,6 @@ class OpenRun(OpenModel):
     run: Run
     checkpoint: Checkpoint
     """Checkpoint of the weights, without the resume state."""
-
-    @property
-    def subject(self) -> Path:
-        return self.run.directory
-
-    @property
-    def settings(self) -> Settings:
-        return self.run.settings
-
-    @property
-    def metric(self) -> str:
-        return self.run.metric
-
-    @property
-    def weights_title(self) -> str:
-        return f"{self.run.best_or_last.name}, step {self.checkpoint.state['step']}"
-
-    def facts(self) -> dict[str, Any]:
-        return {"run": str(self.run.directory), "step": self.checkpoint.state["step"]}
 
     @property
     def transformer(self) -> TransformerXL:
@@ -167,7 +137,18 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
     group = saved.weights_to_evaluate
     model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, group=group)
     model = model.to(torch_device).eval().on(precision=precision)
-    return OpenRun(run=run, model=model, vocab=vocab, checkpoint=saved, precision=precision)
+    step = saved.state["step"]
+    return OpenRun(
+        subject=run.directory,
+        settings=run.settings,
+        model=model,
+        vocab=vocab,
+        precision=precision,
+        weights_title=f"{path.name}, step {step}",
+        facts={"run": str(run.directory), "step": step},
+        run=run,
+        checkpoint=saved,
+    )
 
 
 def read_vocabulary(run: Run) -> Vocab:

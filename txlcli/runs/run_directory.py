@@ -125,6 +125,11 @@ class Run:
         return self.directory.name
 
     @property
+    def text(self) -> tuple[str, str]:
+        """Store and vocabulary: the losses of runs with the same can be compared."""
+        return self.settings.corpus.store, self.vocab_fingerprint
+
+    @property
     def best_or_last(self) -> Path:
         """Checkpoint to evaluate: the one named, else the best one if the run was validated, otherwise the last."""
         if self.weights is not None:
@@ -231,6 +236,17 @@ def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
     if len({run.directory.resolve() for run in runs}) < len(runs):
         raise UsageError(f"{', '.join(run_names or ())}: a run is named twice; name each run once")
     return runs
+
+
+def check_same_text(runs: Sequence[Run]) -> None:
+    """Reject runs with different texts or vocabularies, before any is evaluated."""
+    if len({run.text for run in runs}) > 1:
+        directories = " and ".join(str(run.directory) for run in runs)
+        stores = ", ".join(run.settings.corpus.store for run in runs)
+        raise UsageError(
+            f"{directories} have different texts ({stores}) or vocabularies; losses are compared on one text only, "
+            "leave one of them out"
+        )
 
 
 def short_names(directories: Sequence[Path]) -> list[str]:

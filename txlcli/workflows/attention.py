@@ -83,8 +83,7 @@ class AttentionResult(Result):
         maps = self.maps
         settings = self.settings
         return {
-            "run": str(self.opened.run.directory),
-            "step": self.opened.checkpoint.state["step"],
+            **self.opened.facts,
             "text": self.text.title,
             "unit": self.text.unit,
             "position": self.opened.transformer.settings.position,
@@ -179,9 +178,8 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
     if at is not None and not first <= at < count:
         raise UsageError(f"`at` {at}: give one of the tokens measured, {first} to {count - 1}, or change `positions`")
     workspace.reporter.say(
-        f"measuring attention on {count - first:,} tokens of {text.title} with {opened.run.directory} "
-        f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
-        f"M = {settings.mem_len}"
+        f"measuring attention on {count - first:,} tokens of {text.title} with {opened.subject} "
+        f"({opened.weights_title}), L = {settings.seg_len}, M = {settings.mem_len}"
     )
     rows = min(ROWS, count - first)
     if at is None:

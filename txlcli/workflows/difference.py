@@ -1,6 +1,6 @@
 """Compares the losses of two evaluations of the same text, token by token, or word by word."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +84,8 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
     """
     if words_file.SUFFIX in (Path(first).suffix.lower(), Path(second).suffix.lower()):
         return _compare_words(Path(first), Path(second), options)
-    _check_same_store([name for name in (first, second) if not _is_file(name)], workspace)
+    names = [name for name in (first, second) if not _is_file(name)]
+    run_directory.check_same_text([run_directory.find(name, workspace.runs_dir) for name in names])
     if options.mem_len is None:
         lengths = [_default_mem_len(name, workspace) for name in (first, second)]
         if None not in lengths and lengths[0] != lengths[1]:
@@ -188,14 +189,6 @@ def _check_unknown(path: Path, file: WordLosses) -> None:
 def _is_file(name: str) -> bool:
     """Return True for the name of a file of losses; others are runs."""
     return name.lower().endswith(LOSS_FORMATS)
-
-
-def _check_same_store(run_names: Sequence[str], workspace: Workspace) -> None:
-    """Reject runs on different texts, before any is evaluated."""
-    runs = [run_directory.find(name, workspace.runs_dir) for name in run_names]
-    if len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) > 1:
-        stores = " and ".join(run.settings.corpus.store for run in runs)
-        raise UsageError(f"{' and '.join(run_names)} have different texts ({stores}); their losses cannot be compared")
 
 
 def _default_mem_len(name: str, workspace: Workspace) -> int | None:

@@ -62,7 +62,7 @@ class ProbeResult(Result):
         opened = self.scoring.opened
         settings = self.scoring.settings
         return {
-            **opened.facts(),
+            **opened.facts,
             "text": self.scoring.text.title,
             "seg_len": settings.seg_len,
             "mem_len": settings.mem_len,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from txlcli.corpora.corpus import Corpus
 from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
-from txlcli.paper.published import CONTEMPORARY, FINETUNED, OtherResult, Result, Table
+from txlcli.paper.published import CONTEMPORARY, FINETUNED, OtherResult, Result, SystemResult, Table
 from txlcli.runs.history import History, Record, lowest
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.reproduction.section import Grid, ReportSection
@@ -88,7 +88,7 @@ def _rows_of_others(others: Sequence[OtherResult]) -> list[Ranked]:
     return rows
 
 
-def _published_cells(row: Result | OtherResult, marks: str = "") -> list[str]:
+def _published_cells(row: SystemResult, marks: str = "") -> list[str]:
     return [f"  {row.label} {marks}".rstrip(), row.parameters or "-", str(row.valid or "-"), f"{row.test}"]
 
 

@@ -16,7 +16,6 @@ from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
-from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.rows import non_finite_advice
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.texts import ScoredText, split_text
@@ -105,8 +104,7 @@ def _model_result(member: Scoring, losses: NDArray[np.float32], points: Sequence
     opened = member.opened.as_run
     loss_nats = [float(at_length.mean(dtype="float64")) for at_length in losses]
     return ReclModel(
-        run=str(opened.run.directory),
-        step=opened.checkpoint.state["step"],
+        **opened.facts,
         parameters=opened.run.parameters,
         source=_context_source(opened.run.settings.model, member.settings),
         precision=opened.precision,
@@ -119,8 +117,7 @@ def _model_result(member: Scoring, losses: NDArray[np.float32], points: Sequence
 def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> list[Scoring]:
     """Open the runs, each with the text that all of them are scored on; M = 0 is a model without memory."""
     runs = run_directory.find_each(run_names, workspace.runs_dir)
-    for run_ in runs:
-        _check_comparable(runs[0], run_)
+    run_directory.check_same_text(runs)
     all_opened = [workspace.open_run(name) for name in run_names]
     text = split_text(all_opened[0], options.split, None, workspace)
     group = []
@@ -131,17 +128,6 @@ def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Works
             mem_len = 0
         group.append(Scoring(opened, text, settings.evaluation_settings(mem_len=mem_len), workspace))
     return group
-
-
-def _check_comparable(first: Run, other: Run) -> None:
-    """Reject runs that cannot be compared, before any weights are loaded."""
-    store = first.settings.corpus.store
-    other_store = other.settings.corpus.store
-    if store != other_store or other.vocab_fingerprint != first.vocab_fingerprint:
-        raise UsageError(
-            f"{first.directory} and {other.directory} have different texts ({store}, {other_store}) or vocabularies; "
-            "RECL compares losses on one text, leave one of them out"
-        )
 
 
 def _context_source(model: ModelSettings, settings: EvalSettings) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class EvalResult:
         settings = self.scoring.settings
         model = opened.model.settings
         result: dict[str, Any] = {
-            **opened.facts(),
+            **opened.facts,
             "text": text.title,
             "unit": text.unit,
             "metric": opened.metric,

@@ -31,63 +31,11 @@ MARKS = (b" @-@ ", b" @,@ ", b" @.@ ")
 class OpenExternal(OpenModel):
     """A model of Transformers with its weights on a device."""
 
-    path: Path
     model: ExternalModel
     vocab: ExternalVocab
 
-    @property
-    def subject(self) -> Path:
-        return self.path
-
-    @property
-    def settings(self) -> Settings:
-        """Segments of L, and as much memory if the model can carry its cache; M + L fit in its positions."""
-        model = self.model.settings
-        longest = model.n_positions or 2 * SEG_LEN
-        seg_len = min(SEG_LEN, longest)
-        mem_len = 0
-        same_length: SameLength = "off"
-        if model.recurrent_state:
-            same_length = "m"
-        if model.obstacle is None and not model.recurrent_state:
-            seg_len = min(SEG_LEN, longest // 2)
-            mem_len = seg_len
-        evaluation = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=1, same_length=same_length)
-        train = TrainSettings(seg_len=seg_len, mem_len=0, batch_size=1, max_steps=1)
-        return Settings(corpus=CorpusSettings(store="external"), model=model, train=train, eval=evaluation)
-
-    @property
-    def metric(self) -> str:
-        return "ppl"
-
-    @property
-    def weights_title(self) -> str:
-        return f"{self._class_name}, {self._parameters:,} parameters"
-
-    @property
-    def _class_name(self) -> str:
-        return type(self.model.network).__name__
-
-    @property
-    def _parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "run": str(self.path),
-            "step": None,
-            "model": self._class_name,
-            "parameters": self._parameters,
-            "conditions": {
-                "strict_causality": f"tried on {TRIED} ids",
-                "normalized_distribution": f"softmax over {self.model.vocab_size:,} ids",
-                "score_before_update": "no weight changes",
-                "one_pass_from_left_to_right": "each token is scored once",
-            },
-        }
-
     def remarks(self, data: bytes) -> tuple[str, ...]:
-        conditions = self.facts()["conditions"]
+        conditions = self.facts["conditions"]
         listed = "; ".join(f"{name.replace('_', ' ')} ({how})" for name, how in conditions.items())
         words, lines = count_words(data, 0, self.vocab.tokenizer, has_boundary=True)
         characters = len(data.decode())
@@ -146,7 +94,46 @@ def open_external(name: str, *, device: str, precision: str | None, trust_remote
     network = network.to(torch_device).eval()
     model = ExternalModel(network, str(path)).on(precision=precision)
     vocab = ExternalVocab(tokenizer, model.vocab_size, str(path))
-    return OpenExternal(model=model, vocab=vocab, precision=precision, path=path)
+    class_name = type(network).__name__
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    conditions = {
+        "strict_causality": f"tried on {TRIED} ids",
+        "normalized_distribution": f"softmax over {model.vocab_size:,} ids",
+        "score_before_update": "no weight changes",
+        "one_pass_from_left_to_right": "each token is scored once",
+    }
+    return OpenExternal(
+        subject=path,
+        settings=_settings(model),
+        model=model,
+        vocab=vocab,
+        precision=precision,
+        weights_title=f"{class_name}, {parameters:,} parameters",
+        facts={
+            "run": str(path),
+            "step": None,
+            "model": class_name,
+            "parameters": parameters,
+            "conditions": conditions,
+        },
+    )
+
+
+def _settings(model: ExternalModel) -> Settings:
+    """Return settings with segments of L, and as much memory if the model can carry its cache: M + L fit in it."""
+    own = model.settings
+    longest = own.n_positions or 2 * SEG_LEN
+    seg_len = min(SEG_LEN, longest)
+    mem_len = 0
+    same_length: SameLength = "off"
+    if own.recurrent_state:
+        same_length = "m"
+    if own.obstacle is None and not own.recurrent_state:
+        seg_len = min(SEG_LEN, longest // 2)
+        mem_len = seg_len
+    evaluation = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=1, same_length=same_length)
+    train = TrainSettings(seg_len=seg_len, mem_len=0, batch_size=1, max_steps=1)
+    return Settings(corpus=CorpusSettings(store="external"), model=own, train=train, eval=evaluation)
 
 
 def _import_transformers(path: Path) -> Any:
