@@ -183,6 +183,8 @@ def test_half_a_character_of_json_is_replaced(plain):
     [
         ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2'),
+        ("a.jsonl", b'{"id": "a7", "messages": [{"content": "a text"}]}\n', 'no column "text" has text'),
+        ("a.json", b'{"version": "2", "pages": {"1": "a text"}}', 'no column "text" has text'),
         ("a.csv", b'text,id\n"a\nb",2\na,b,3\n', "the row that ends on line 4"),
         ("a.csv", b"text,text\na,b\n", "several columns"),
         ("a.csv", b'text\n"a"b\n', "damaged, or not CSV"),

@@ -27,6 +27,7 @@ from txlcli.corpora.unpack import DAMAGE, max_bytes, too_large
 from txlcli.errors import CorpusInputError, UsageError, shortened
 from txlcli.system.input_files import check_size, read_bytes
 from txlcli.workflows.exchange import parquet_text
+from txlcli.workflows.exchange.parquet_text import Columns
 
 BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
@@ -119,9 +120,11 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
 def _with_column(file: TextFile, column: str | None) -> TextFile:
     """Return a file with rows and the column of its text: the named one, or "text", or the only one with text.
 
-    The only column of a CSV must be named, since its first row may not be a header.
+    The only column of a CSV must be named, since its first row may not be a header; so must the only one next to nested
+    columns, which may hold the text: it may be an id.
     """
-    names, is_pieces = _columns(file)
+    columns = _columns(file)
+    names = columns.texts
     if not names:
         raise CorpusInputError(
             f"{file.path}: no column has text; write the text as a column of strings, or as a text file; {FOR_IDS}"
@@ -134,19 +137,22 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
             f"{file.path}: its first row is {listed}; give `column` one of these names if that row is a header, else "
             f"the number of the column, such as 1; columns end with the delimiter of {file.format}"
         )
-    if has_header and column is None and len(names) == 1:
+    if has_header and column is None and len(names) == 1 and not columns.nested:
         wanted = names[0]
     if names.count(wanted) > 1:
         raise CorpusInputError(
             f'{file.path}: several columns are called "{shortened(wanted)}"; rename all but one of them'
         )
     if has_header and wanted not in names:
-        raise CorpusInputError(f'{file.path}: no column "{shortened(wanted)}" has text; give `column` one of: {listed}')
-    return replace(file, column=wanted, is_pieces=is_pieces, has_header=has_header)
+        message = f'{file.path}: no column "{shortened(wanted)}" has text; give `column` one of: {listed}'
+        if columns.nested:
+            message += f'; the text of "{shortened(columns.nested[0])}", a list or an object, must be extracted first'
+        raise CorpusInputError(message)
+    return replace(file, column=wanted, is_pieces=columns.are_pieces, has_header=has_header)
 
 
-def _columns(file: TextFile) -> tuple[list[str], bool]:
-    """Return the names of the columns that have text, in the first row of JSON lines; True if rows are pieces."""
+def _columns(file: TextFile) -> Columns:
+    """Return the columns of a file, those of JSON by its first row."""
     with _reading(file):
         if file.format == "Parquet":
             return parquet_text.columns(file.path)
@@ -156,9 +162,12 @@ def _columns(file: TextFile) -> tuple[list[str], bool]:
         with _open_text(file) as stream:
             if file.format in ("JSONL", "JSON"):
                 _, first = next(_json_records(file, stream), ("", {}))
-                return [name for name, value in first.items() if isinstance(value, str | None)], False
+                texts = [name for name, value in first.items() if isinstance(value, str | None)]
+                nested = [name for name, value in first.items() if isinstance(value, list | dict)]
+                return Columns(texts, nested)
             csv.field_size_limit(MAX_ROW_LEN)  # a text may be as long as a row
-            return next(csv.reader(_lines(stream), delimiter=DELIMITERS[file.format]), []), False
+            first_row = next(csv.reader(_lines(stream), delimiter=DELIMITERS[file.format]), [])
+            return Columns(first_row, nested=[])
 
 
 @contextmanager

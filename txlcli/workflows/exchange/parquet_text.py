@@ -7,6 +7,7 @@ text and are joined as they are, which a key of the file's metadata says.
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,29 @@ MIN_CUT_ROW = 1 << 20  # characters of a part of a line, at least, that is writt
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
 
 
-def columns(path: Path) -> tuple[list[str], bool]:
-    """Return the names of the columns of a file that have text; True if its rows are pieces of one text."""
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of rows, as far as they may have a text."""
+
+    texts: list[str]
+    nested: list[str]
+    """Columns of lists or structures, such as the messages of a chat."""
+    are_pieces: bool = False
+    """True if the rows are pieces of one text."""
+
+
+def columns(path: Path) -> Columns:
+    """Return the columns of a file."""
     with _open(path) as file:
         return columns_of(file.schema_arrow)
 
 
-def columns_of(schema: Any) -> tuple[list[str], bool]:
-    """Return the names of the columns of an Arrow schema that have text; True if the rows are pieces of one text."""
-    names = [field.name for field in schema if _is_text(field.type)]
+def columns_of(schema: Any) -> Columns:
+    """Return the columns of an Arrow schema."""
+    texts = [field.name for field in schema if _is_text(field.type)]
+    nested = [field.name for field in schema if arrow.types.is_nested(field.type)]
     metadata = schema.metadata or {}
-    return names, metadata.get(ROWS) == PIECES
+    return Columns(texts, nested, metadata.get(ROWS) == PIECES)
 
 
 def _is_text(arrow_type: Any) -> bool:
