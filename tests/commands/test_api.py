@@ -86,7 +86,7 @@ def test_generate_equals_the_command(run):
 
 def test_evaluate_equals_eval_and_records_nothing(run):
     before = (run.folder / "evals.jsonl").exists()
-    rows = run.evaluate(mem_len=[0, 7], positions=50)
+    rows = run.evaluate(mem_len=np.array([0, 7]), positions=np.int64(50))
     assert (run.folder / "evals.jsonl").exists() == before
     expected = json_of("eval", "byte", "--mem-len", "0,7", "--positions", 50)["rows"]
     assert [row.mem_len for row in rows] == [0, 7]
@@ -105,14 +105,9 @@ def test_a_store_opens_by_name_and_by_path(here):
     assert len(store.ids("train")) == txlcli.open_store(here / "data" / f"{name}.h5").info("train").tokens
 
 
-def test_a_model_of_a_recipe_has_its_parameters_and_trains():
+def test_a_model_of_a_recipe_has_its_parameters_and_changes():
     model = txlcli.make_model("stdlib", vocab_size=11, changes={"model.n_layers": 2, "model.tie_embeddings": False})
-    tokens = torch.randint(11, (3, 8))
-    hidden, _ = model(tokens[:, :-1], model.first_memory(3, 5), mem_len=5)
-    loss = model.losses(hidden, tokens[:, 1:]).mean()
-    loss.backward()
-    assert math.isfinite(loss.item())
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert (model.settings.n_layers, model.settings.tie_embeddings, model.vocab_size) == (2, False, 11)
     with torch.device("meta"):
         model = txlcli.make_model("wt103")
     assert sum(parameter.numel() for parameter in model.parameters()) == 151_107_538
@@ -283,11 +278,6 @@ def test_an_option_as_an_argument_is_answered_with_the_options():
     for given, option in ({"set": ["train.lr=1"]}, "overrides"), ({"max_steps": 3}, "max_steps"):
         with pytest.raises(UsageError, match=rf"give options=TrainOptions\({option}="):
             txlcli.train("stdlib", **given)
-
-
-def test_lengths_may_be_any_whole_numbers(own_run):
-    (row,) = own_run.evaluate(mem_len=np.array([7]), positions=np.int64(20))
-    assert (row.mem_len, row.tokens) == (7, 20)
 
 
 def test_prepare_and_train_make_what_the_commands_make(tmp_path, monkeypatch):

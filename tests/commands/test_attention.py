@@ -46,14 +46,6 @@ def names_in(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_three_figures_are_written_to_the_run_directory(here):
-    result = done("attention", "byte")
-    assert names_in(here / "runs/byte/figures") == FILES
-    for name in FILES:
-        assert (here / "runs/byte/figures" / name).read_bytes().startswith(MAGIC[".png"])
-    assert f"{N_VALID - 5} tokens of novel valid" in result.stderr
-
-
 def test_json_contains_the_numbers_of_the_figures(here):
     output = json_of("attention", "byte", "--positions", 31, "--at", 9)
     five, six, seven = (output.pop(f"figure{number}") for number in (5, 6, 7))
@@ -160,8 +152,10 @@ def test_an_output_directory_that_cannot_be_created_is_rejected(here):
         assert f"{path}: cannot be written ({reason})" in refusal("attention", "byte", "--out", path, code=1)
 
 
-def test_figures_are_overwritten_only_with_force(here):
-    done("attention", "byte", "--heads", "1.1")
+def test_figures_are_written_to_the_run_directory_and_overwritten_only_with_force(here):
+    assert f"{N_VALID - 5} tokens of novel valid" in done("attention", "byte", "--heads", "1.1").stderr
+    for name in FILES:
+        assert (here / "runs/byte/figures" / name).read_bytes().startswith(MAGIC[".png"])
     assert "byte" in refusal("attention", "bite")  # a folder with figures is still a run
     path = here / "runs/byte/figures/figure6.png"
     before = path.read_bytes()

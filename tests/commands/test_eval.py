@@ -224,24 +224,6 @@ def test_compiled_layers_give_the_same_loss_but_for_rounding(here, backend):
     assert losses_of(compiled) != losses_of(eager)
 
 
-def test_lanes_lose_context_but_no_token(here):
-    # The losses with one and with seven lanes differ only near the beginning of a lane.
-    done("eval", "byte", "--losses", "one.h5", "--batch-size", 1)
-    seven = json_of("eval", "byte", "--losses", "seven.h5", "--batch-size", 7)["rows"][0]
-    assert (seven["lanes"], seven["tokens"]) == (7, len(text_of("test").encode()) - 1)
-    with h5py.File("one.h5") as one, h5py.File("seven.h5") as other:
-        np.testing.assert_array_equal(one["tokens"][()], other["tokens"][()])
-        differs = np.abs(one["mem_len_5"][()] - other["mem_len_5"][()]) > 1e-5
-    lane_len = -(-len(differs) // 7)
-    # The context of two layers of five keys each is 2 x (5 - 1) tokens before the current one.
-    context = 8
-    near_a_start = np.zeros(len(differs), dtype=bool)
-    for lane in range(1, 7):
-        near_a_start[lane * lane_len : lane * lane_len + context] = True
-    assert not differs[~near_a_start].any()
-    assert differs[near_a_start].any()
-
-
 def test_the_segment_length_does_not_change_the_loss_with_the_same_keys(here):
     before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
     losses = [only_row("byte", "--seg-len", length, "--batch-size", 1)["loss_nats"] for length in (1, 5, 11)]

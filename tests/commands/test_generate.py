@@ -35,19 +35,12 @@ def test_the_text_continues_the_prompt(here):
     assert generated.stdout == ("the quagga\n\n" if symbol == "<eos>" else f"the quagga {symbol}\n")
 
 
-@pytest.mark.parametrize("kind", ["byte", "word"])
-def test_the_same_seed_gives_the_same_text(here, kind):
-    options = ["generate", kind, "--prompt", "the", "--tokens", 40, "--temperature", 2]
-    one, again, other = (done(*options, "--seed", seed).stdout for seed in (3, 3, 4))
-    assert one == again
-    assert one != other
-
-
 def test_samples_use_consecutive_seeds(here):
     options = ["generate", "byte", "--prompt", "the", "--tokens", 20]
     output = json_of(*options, "--samples", 3, "--seed", 5)
     singles = [json_of(*options, "--seed", seed)["samples"][0] for seed in (5, 6, 7)]
     assert output["samples"] == singles
+    assert len({sample["text"] for sample in singles}) == 3
     shown = done(*options, "--samples", 3, "--seed", 5).stdout
     expected = [f"--- generation {n} of 3 ---\nthe{one['text']}\n" for n, one in enumerate(singles, 1)]
     assert shown == "".join(expected)

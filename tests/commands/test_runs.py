@@ -89,13 +89,6 @@ def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("finished", 7)
 
 
-def test_without_any_run_the_error_says_how_to_train_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    for options in (["--json"], ["--runs-dir", "elsewhere"]):
-        assert 'run "txl train stdlib" first' in refusal("runs", *options, code=1)
-
-
 def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
     path = here / "runs/char/metrics.jsonl"
     path.write_text(path.read_text() + "nonsense\n")

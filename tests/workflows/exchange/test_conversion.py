@@ -182,6 +182,16 @@ def test_rows_that_pad_the_vocabulary_are_dropped(system, kind):
     assert all(read[name].equal(tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.parametrize(("size", "is_padding"), [(24, True), (25, False), (24 + 128, False)])
+def test_only_rows_up_to_a_multiple_are_taken_for_padding(size, is_padding):
+    tables = {"word_emb.emb_layers.0.weight": torch.zeros(size, d)}
+    if is_padding:
+        assert padding_of(tables, V, "here") == size - V
+        return
+    with pytest.raises(VocabularyError, match=f"{size} ids and the vocabulary {V}"):
+        padding_of(tables, V, "here")
+
+
 # --- weights that are rejected ----------------------------------------------------------------------------------------
 
 
