@@ -126,14 +126,23 @@ class PairsModel(LanguageModel):
         return embedded + before / 2, [update_memory(memory[0], embedded.detach(), mem_len=mem_len)]
 
 
+TABLES = (
+    *(MODELS, ARCHITECTURES),
+    *(traits.ENCODING_TRAITS, encodings.ENCODINGS),
+    *(traits.FEED_FORWARDS, sublayers.FEED_FORWARDS),
+    *(traits.OPTIMIZERS, optimizer.OPTIMIZERS),
+)
+"""All tables in which a package can register its classes."""
+
+
 @contextlib.contextmanager
-def _restored(*tables):
-    """Undo all changes of the tables after the block."""
-    before = [dict(table) for table in tables]
+def restored_tables():
+    """Undo all registrations after this block."""
+    before = [dict(table) for table in TABLES]
     try:
         yield
     finally:
-        for table, rows in zip(tables, before, strict=True):
+        for table, rows in zip(TABLES, before, strict=True):
             table.clear()
             table.update(rows)
 
@@ -141,7 +150,7 @@ def _restored(*tables):
 @contextlib.contextmanager
 def registered_encoding(name, cls, declared=BIAS_BY_DISTANCE):
     """Register an encoding inside this block."""
-    with _restored(traits.ENCODING_TRAITS, encodings.ENCODINGS):
+    with restored_tables():
         register_encoding(name, cls, declared)
         yield
 
@@ -149,7 +158,7 @@ def registered_encoding(name, cls, declared=BIAS_BY_DISTANCE):
 @contextlib.contextmanager
 def registered_feed_forward(name, cls, *, matrices):
     """Register a feed-forward sublayer inside this block."""
-    with _restored(traits.FEED_FORWARDS, sublayers.FEED_FORWARDS):
+    with restored_tables():
         sublayers.register_feed_forward(name, cls, matrices=matrices)
         yield
 
@@ -180,7 +189,7 @@ def registered_watched():
 @contextlib.contextmanager
 def registered_architecture(name, *, settings, model, products=TransformerProducts, reader="states"):
     """Register an architecture inside this block."""
-    with _restored(MODELS, ARCHITECTURES):
+    with restored_tables():
         register_architecture(name, settings=settings, model=model, products=products, reader=reader)
         yield
 
@@ -198,6 +207,6 @@ def registered_pairs():
 @contextlib.contextmanager
 def registered_optimizer(name, entry):
     """Register an optimizer to which no further settings apply inside this block."""
-    with _restored(traits.OPTIMIZERS, optimizer.OPTIMIZERS):
+    with restored_tables():
         optimizer.register_optimizer(name, entry)
         yield

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import RECIPE as NOVEL
+from tests.commands.novel import done, json_of
+from tests.extensions import restored_tables
 from tests.samples import sampled
 
 ROOT = Path(__file__).parents[1]
@@ -55,23 +58,24 @@ def changed_source(directory, diff):
     subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=directory, check=True)
 
 
-def run(source, directory, *commands, first=""):
-    """Run commands of the changed source, after the statement `first`; return the standard output of each."""
+def run(source, directory, *commands):
+    """Run commands of the changed source; return the standard output of each."""
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", f"{first}\n{RUN}", str(source), json.dumps(commands)]
-    done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    words = [sys.executable, "-c", RUN, str(source), json.dumps(commands)]
+    ended = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 @pytest.fixture
-def own(tmp_path):
-    """Create a directory with a text and a recipe."""
+def own(tmp_path, monkeypatch):
+    """Make a directory with a text and a recipe the current one."""
     directory = tmp_path / "own"
     directory.mkdir()
     text = "".join(f"{number} is followed by {number + 1}.\n" for number in range(400))
     (directory / "own.txt").write_text(text, encoding="utf-8")
     (directory / "own.toml").write_text(RECIPE, encoding="utf-8")
+    monkeypatch.chdir(directory)
     return directory
 
 
@@ -90,18 +94,15 @@ def changes_of(heading):
 @pytest.mark.parametrize(
     "heading", sampled(2, ["Add a rule of memory", "Add a feed-forward sublayer", "Add an encoding"])
 )
-def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_recipe(heading, own):
+def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_recipe(heading, own, capsys):
     (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "plug_in.py"]
-    checked = subprocess.run(words, cwd=own, env=environment, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stderr
-    assert "keeps the contract" in checked.stdout
-    train = ["train", "own.toml", *changes_of(heading)]
-    evaluate = ["eval", "own", "--mem-len", "0,11", "--json"]
-    *_, result = run(ROOT, own, PREPARE, train, evaluate, first="import plug_in")
-    rows = json.loads(result)["rows"]
-    assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
+    done(*PREPARE)
+    with restored_tables():
+        runpy.run_path("plug_in.py", run_name="__main__")
+        assert "keeps the contract" in capsys.readouterr().out
+        done("train", "own.toml", *changes_of(heading))
+        without, with_memory = json_of("eval", "own", "--mem-len", "0,11")["rows"]
+    assert without["loss_nats"] != with_memory["loss_nats"]
 
 
 @pytest.mark.slow
@@ -109,19 +110,14 @@ def test_the_optimizer_of_the_guide_trains_resumes_and_is_counted(own):
     heading = "Add an optimizer"
     (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
     chosen = changes_of(heading)
-    _, forecast, _, _, shown = run(
-        ROOT,
-        own,
-        PREPARE,
-        ["train", "own.toml", *chosen, "--dry-run", "--json"],
-        ["train", "own.toml", *chosen, "--max-steps", "2"],
-        ["train", "--resume", "own"],
-        ["runs", "--json"],
-        first="import plug_in",
-    )
-    step_bytes = json.loads(forecast)["step_bytes"]
+    done(*PREPARE)
+    with restored_tables():
+        runpy.run_path("plug_in.py", run_name="__main__")
+        step_bytes = json_of("train", "own.toml", *chosen, "--dry-run")["step_bytes"]
+        done("train", "own.toml", *chosen, "--max-steps", 2)
+        done("train", "--resume", "own")
+        (trained,) = json_of("runs")["runs"]
     assert step_bytes["optimizer"] == step_bytes["weights"]
-    (trained,) = json.loads(shown)["runs"]
     assert (trained["state"], trained["step"]) == ("finished", 7)
 
 

@@ -86,9 +86,14 @@ def measured(run, **options):
     return txlcli.load(run).attention(txlcli.AttentionOptions(**options)).to_dict()
 
 
-def test_heads_are_counted_from_1(here):
-    output = json_of("attention", "byte", "--heads", "2.3,1.1,2.3")
+def test_heads_are_counted_from_1_and_drawn_into_another_folder_in_another_format(here):
+    options = ("--heads", "2.3,1.1,2.3", "--out", "deep/er", "--format", "svg")
+    output = json_of("attention", "byte", *options)
     assert [(head["layer"], head["head"]) for head in output["figure6"]["heads"]] == [(2, 3), (1, 1)]
+    names = [name.replace(".png", ".svg") for name in FILES]
+    assert names_in(here / "deep/er") == names
+    assert output["files"] == [f"deep/er/{name}" for name in names]
+    assert (here / "deep/er/figure5.svg").read_bytes().startswith(MAGIC[".svg"])
     every = measured("byte", heads=tuple(itertools.product((1, 2), (1, 2, 3))))["figure6"]["heads"]
     attention = {(head["layer"], head["head"]): head["attention"] for head in every}
     assert len(attention) == 6
@@ -106,14 +111,6 @@ def test_columns_before_the_text_have_no_label(untouched):
     assert output["figure6"]["context"] == [""] * 3 + list("the fox")
     nowhere = {tuple(row[:3]) for head in output["figure6"]["heads"] for row in head["attention"]}
     assert nowhere == {(None, None, None)}
-
-
-def test_the_figures_are_written_to_another_folder_in_another_format(here):
-    output = json_of("attention", "byte", "--out", "deep/er", "--format", "svg")
-    names = [name.replace(".png", ".svg") for name in FILES]
-    assert names_in(here / "deep/er") == names
-    assert output["files"] == [f"deep/er/{name}" for name in names]
-    assert (here / "deep/er/figure5.svg").read_bytes().startswith(MAGIC[".svg"])
 
 
 def test_lengths_and_split_can_be_set(here):

@@ -47,7 +47,7 @@ def test_samples_use_consecutive_seeds(here):
 
 
 def test_top_k_is_40_by_default_unless_top_p_is_given(here):
-    options = ["byte", "--prompt", "the", "--tokens", 60]
+    options = ["byte", "--prompt", "the", "--tokens", 20]
     assert tokens_of(*options) == tokens_of(*options, "--top-k", 40)
     assert tokens_of(*options, "--top-k", 0) == tokens_of(*options, "--top-k", 256) == tokens_of(*options, "--top-p", 1)
     assert tokens_of(*options, "--top-k", 0) != tokens_of(*options)
@@ -156,7 +156,7 @@ def test_detokenizing_by_line_equals_detokenizing_the_whole(name, words):
 
 def test_characters_of_several_bytes_are_not_split(here):
     # A model that is hardly trained generates invalid UTF-8; the stream must equal the decoded whole.
-    options = ["generate", "byte", "--prompt", "語", "--tokens", 400, "--top-k", 0, "--temperature", 3]
+    options = ["generate", "byte", "--prompt", "語", "--tokens", 150, "--top-k", 0, "--temperature", 3]
     (sample,) = json_of(*options)["samples"]
     assert LOST in sample["text"]
     assert sample["text"] == bytes(sample["tokens"]).decode("utf-8", errors="replace")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.extensions import restored_tables
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import read_section
@@ -18,11 +19,8 @@ def reject_one_layer(settings):
 
 @pytest.fixture(autouse=True)
 def _restored_tables():
-    before = [(table, dict(table)) for table in (ENCODING_TRAITS, OPTIMIZERS)]
-    yield
-    for table, rows in before:
-        table.clear()
-        table.update(rows)
+    with restored_tables():
+        yield
 
 
 def test_a_registered_encoding_is_accepted_as_position():
