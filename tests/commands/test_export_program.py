@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.commands.novel import done, refusal, text_of, train
+from tests.commands.test_rmt import RMT
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 from txlcli.runs import loading
@@ -116,7 +117,5 @@ def test_a_program_of_pieces_is_told_to_take_ids(here):
 def test_other_architectures_are_rejected_and_other_configurations_are_told(here):
     train("model.norm=pre", name="pre")
     assert refusal("export", "pre", "out", "--format", "hf", code=1).endswith("; export it with --format transformers")
-    train(
-        "model.arch=rmt", "model.segment_len=5", "train.mem_len=0", "eval.mem_len=0", "eval.same_length=off", name="rmt"
-    )
+    train(*RMT, name="rmt")
     assert 'not "rmt"' in refusal("export", "rmt", "out", "--format", "pt2", code=1)

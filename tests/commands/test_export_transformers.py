@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.commands.novel import card, done, json_of, refusal, train
+from tests.commands.test_rmt import RMT
 from tests.core.builders import POSITIONS
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.workflows.exchange import transformers_folder
@@ -56,14 +57,6 @@ def test_every_encoding_of_txl_is_in_the_code():
 
 def test_a_model_that_the_code_does_not_compute_is_rejected(watched):
     assert "watched" in refusal("export", "watched", "out", code=1)
-    train(
-        "model.arch=rmt",
-        "model.n_memory_tokens=2",
-        "model.segment_len=5",
-        "train.mem_len=0",
-        "eval.mem_len=0",
-        "eval.same_length=off",
-        name="rmt",
-    )
+    train(*RMT, name="rmt")
     assert 'not "rmt"' in refusal("export", "rmt", "out", code=1)
     assert not Path("out").exists()

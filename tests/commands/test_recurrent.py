@@ -79,9 +79,6 @@ REJECTED = {
     "eval {arch} --same-length": "no attention",
     "eval {arch} --max-distance none": "no attention",
     "speed {arch} --attn-len 800": "no attention length",
-    "train {arch}.toml --set train.mem_len=5": "mem_len must be 0",
-    "train {arch}.toml --set eval.mem_len=5": "mem_len must be 0",
-    "train {arch}.toml --set model.n_heads=3": 'no key "n_heads"',
 }
 
 

@@ -77,11 +77,6 @@ def test_stopping_and_resuming_equals_training_without_a_stop(here, dropout, lim
     assert losses[0] == losses[1]
 
 
-def test_max_steps_beyond_the_schedule_is_rejected(here):
-    train("--max-steps", 3)
-    assert "--set train.max_steps=50" in refusal("train", "--resume", "tiny", "--max-steps", 50)
-
-
 def test_the_batch_size_of_validation_cannot_change_after_the_first_validation(here):
     train("--max-steps", 4)
     before = card("runs/tiny")
@@ -218,8 +213,6 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(here, val
 USAGE = {
     "": "nothing to train",
     "nowel": 'did you mean "novel"?',
-    "tiny.toml --set train.seg_len": "section.key=value",
-    "tiny.toml --set model.n_layers=1000000000": "at most 1000",
     "tiny.toml --set corpus.shuffle_sentences=true": "does not record where sentences start",
     "tiny.toml --set train.parallel=zero": "at least two processes",
     "tiny.toml --set train.parallel=zero --dry-run": "at least two processes",

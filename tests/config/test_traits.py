@@ -59,12 +59,6 @@ def test_a_name_is_registered_once():
         register(ENCODING_TRAITS, "shaw", EncodingTraits())
 
 
-def test_rotary_rejects_an_odd_head_width():
-    with pytest.raises(RecipeError, match='d_head must be even with position = "rotary"'):
-        TransformerSettings(**SHAPE, position="rotary")
-    assert TransformerSettings(**SHAPE | {"d_head": 4}, position="rotary").encoding.score_terms == ()
-
-
 def test_a_registered_optimizer_is_accepted():
     sizes = {"seg_len": 5, "mem_len": 7, "batch_size": 3, "max_steps": 11}
     with pytest.raises(RecipeError, match=f"optimizer must be one of .* not 'lion' .*{IMPORT_PACKAGE}"):
