@@ -194,30 +194,24 @@ class Layer(nn.Module):
         joins = self.backend.attend_context is not None and terms.rotation is None and not first
         if joins and isinstance(past, HiddenMemory):
             layer_input = self.memory_input(hidden) if read is None else read
-            attended = self._attend_to_context(layer_input, past, terms)
-        else:
-            joins = False
-            layer_input, attended = self._attend_to_past(hidden, past, terms, first)
+            hidden = self.residual_block(hidden, self._attend_to_context(layer_input, past, terms))
+            return LayerOutput(hidden, self._kept(layer_input), read=self.memory_input(hidden))
+        compiles = self.backend.compiles_reading
+        layer_input, query, keys, values = compiled(project, compiles)(self, hidden, terms.rotation, first)
+        keys, values = past.extend(keys, values, self, terms.rotation)
         if first:
             hidden = hidden[:, first:]
-        if hidden.shape[1]:
-            hidden = compiled(Layer.residual_block, self.backend.compiles_reading)(self, hidden, attended)
-        kept = layer_input[..., : self.d_model].detach().contiguous()
-        if not joins:
-            return LayerOutput(hidden, kept)
-        return LayerOutput(hidden, kept, read=self.memory_input(hidden))
+        if hidden.shape[1]:  # else a reader needs the last keys and values alone
+            drop = self.projection_dropout
+            attended = self.attention(
+                drop(query), (drop(keys), drop(values)), terms, past.attend or self.backend.attend
+            )
+            hidden = compiled(Layer.residual_block, compiles)(self, hidden, attended)
+        return LayerOutput(hidden, self._kept(layer_input))
 
-    def _attend_to_past(self, hidden: Tensor, past: Past, terms: ScoreTerms, first: int) -> tuple[Tensor, Tensor]:
-        """Return the input (B, L, d) of the sublayer, and its output for the positions from `first` on."""
-        layer_input, query, keys, values = compiled(project, self.backend.compiles_reading)(
-            self, hidden, terms.rotation, first
-        )
-        keys, values = past.extend(keys, values, self, terms.rotation)
-        if not query.shape[2]:  # a reader needs the last keys and values alone
-            return layer_input, hidden[:, :0]
-        drop = self.projection_dropout
-        attend = past.attend or self.backend.attend
-        return layer_input, self.attention(drop(query), (drop(keys), drop(values)), terms, attend)
+    def _kept(self, layer_input: Tensor) -> Tensor:
+        """Return the layer input as a memory keeps it, (B, L, d), without gradient and padding."""
+        return layer_input[..., : self.d_model].detach().contiguous()
 
     def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
         """Attend from a segment (B, L, d) to past and segment, projected together.

@@ -252,32 +252,21 @@ class TransformerXL(LanguageModel):
             hidden = output.hidden
             read = None if self.encoding.changes_layers else output.read
 
-    def forward(
-        self,
-        tokens: Tensor,
-        memory: Memory,
-        *,
-        mem_len: int,
-        key_limit: int | None = None,
-        max_distance: int | None = None,
-        **lengths: int,
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int, **limits: int) -> tuple[Tensor, Memory]:
         """Read one segment.
 
         Args:
             tokens: (B, L).
             memory: what the segment before left.
             mem_len: M; positions to keep for the next segment, at most W - 1 with a window.
-            key_limit: the largest number of keys a query may see, itself included; all by default. A window W is one
-                more limit.
-            max_distance: distances beyond it share one encoding.
-            lengths: of memories that other architectures have, see `pasts`.
+            limits: `key_limit` is the largest number of keys a query may see, itself included; a window W is one more
+                limit. Distances beyond `max_distance` share one encoding. Other architectures have lengths of their
+                memories, see `pasts`. All are unlimited by default.
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
-        pasts = self.pasts(memory, mem_len, **lengths)
-        outputs = self.read_layers(tokens, pasts, key_limit, max_distance)
-        return self.final_hidden(outputs[-1].hidden), self.memory_after(pasts, outputs, Objective(mem_len=mem_len))
+        hidden, memory, _ = self.read_part(tokens, memory, [], mem_len=mem_len, ends=True, **limits)
+        return hidden, memory
 
     def read_part(
         self,
@@ -291,12 +280,15 @@ class TransformerXL(LanguageModel):
         max_distance: int | None = None,
         **lengths: int,
     ) -> tuple[Tensor, Memory, Memory]:
-        """See `LanguageModel.read_part`; `before` has the inputs of each layer, so that nothing is read again."""
+        """See `LanguageModel.read_part`; `before` has the inputs of each layer, so that nothing is read again.
+
+        The limits are those of `forward`.
+        """
         pasts = [
             dataclasses.replace(past, segment=segment, ends=ends)
             for past, segment in zip_longest(self.pasts(memory, mem_len, **lengths), before)
         ]
-        outputs = self.read_layers(tokens, pasts, key_limit, max_distance)
+        outputs = list(self.read_layers(tokens, pasts, key_limit, max_distance))
         hidden = self.final_hidden(outputs[-1].hidden)
         if ends:
             return hidden, self.memory_after(pasts, outputs, Objective(mem_len=mem_len)), []
@@ -354,8 +346,8 @@ class TransformerXL(LanguageModel):
         key_limit: int | None = None,
         max_distance: int | None = None,
         since_reset: Tensor | None = None,
-    ) -> list[LayerOutput]:
-        """Return the outputs of all layers for a segment, or a part of it (B, L); for `since_reset` see `Objective`."""
+    ) -> Iterator[LayerOutput]:
+        """Read a segment, or a part of it (B, L), through all layers; for `since_reset` see `Objective`."""
         key_len = pasts[0].length + tokens.shape[1]
         in_stream = torch.arange(key_len, device=tokens.device)  # positions of past and tokens
         reach = min(key_len, key_limit or key_len, self.settings.window or key_len)
@@ -364,7 +356,7 @@ class TransformerXL(LanguageModel):
             terms = [dataclasses.replace(added, farthest=since_reset) for added in terms]
         first = pasts[0].segment_len
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)  # in the segment
-        return list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
+        return self.run_layers(self.embed(tokens, positions), pasts, terms, positions)
 
     def final_hidden(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
@@ -376,7 +368,7 @@ class TransformerXL(LanguageModel):
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
         pasts = self.pasts(memory, goal.mem_len)
-        outputs = self.read_layers(tokens, pasts, since_reset=goal.since_reset)
+        outputs = list(self.read_layers(tokens, pasts, since_reset=goal.since_reset))
         memory = self.memory_after(pasts, outputs, goal)
         del pasts
         more = [output.loss for output in outputs if output.loss is not None]
