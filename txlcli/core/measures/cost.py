@@ -27,15 +27,6 @@ def zipf_shares(all_bands: Sequence[Band]) -> Shares:
     return [math.log((band.end + 1) / (band.first + 1)) / whole for band in all_bands]
 
 
-def softmax_columns(model: ModelSettings, vocab_size: int) -> int:
-    """Return the mean number of logits per target: head and clusters always, a tail by the share of its targets."""
-    all_bands = bands(model, vocab_size)
-    head, *tails = all_bands
-    _, *shares = zipf_shares(all_bands)
-    tail_columns = sum(share * tail.size for tail, share in zip(tails, shares, strict=True))
-    return round(head.size + len(tails) + tail_columns)
-
-
 def vocabulary_products(model: ModelSettings, vocab_size: int, shares: Shares | None = None) -> tuple[float, float]:
     """Return the multiplications that embed one token, and those that score one target.
 

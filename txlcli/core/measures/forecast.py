@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
-from txlcli.config.train_settings import TrainSettings
+from txlcli.config.train_settings import AttentionBackend, LossPart, Recompute, TrainSettings
 from txlcli.core.architectures.registry import make_model, parameter_shapes, products_of
 from txlcli.core.kernels.modes import DTYPES, as_on_gpu, autocast, unlimited_memory
 from txlcli.core.kernels.private import tensors_without_data
-from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel_zero import largest_share_bytes
@@ -148,10 +147,11 @@ def step_bytes(
     of one process (`of_one_process`).
     """
     state = state_bytes(model, vocab_size, train, processes=processes)
-    step = _Step.of(model, train, device)
+    step = _step_of(model, train, device)
     memory = _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize)
+    activations = _activation_bytes(step, train.batch_size // train.accumulate)
     casts = _divided_casts(parameter_shapes(model, vocab_size), train, device)
-    return replace(state, memory=train.batch_size * memory, activations=step.saved_bytes() - casts)
+    return replace(state, memory=train.batch_size * memory, activations=activations - casts)
 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:
@@ -161,99 +161,97 @@ def with_plain_softmax(model: ModelSettings) -> ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Forward pass of a micro-batch."""
+    """Forward pass of a micro-batch of any size. Steps that are counted alike are equal, so that one is traced once."""
 
     model: ModelSettings
     """With a plain softmax."""
-    train: TrainSettings
-    """Of a micro-batch; steps that are counted alike are equal."""
+    seg_len: int
+    """With padding."""
+    reread_len: int
+    mem_len: int
+    loss_part: LossPart
+    recompute: Recompute
+    attention: AttentionBackend
+    precision: str
+    """fp32 or bf16, which stands for fp16, too."""
     on_gpu: bool
     has_kernels: bool
     """True if Triton's kernels compute attention."""
 
-    @classmethod
-    def of(cls, model: ModelSettings, train: TrainSettings, device: torch.device) -> "_Step":
-        """Return the step of one process."""
-        # Triton's kernels keep no probabilities and no dropout masks, but as many position scores.
-        has_kernels = device.type == "cuda" and train.attention == "auto"
-        plain = with_plain_softmax(model)
-        if has_kernels and isinstance(plain, TransformerSettings):
-            plain = replace(plain, attention_dropout=0.0)
-        micro_batch = TrainSettings(  # without settings that change no size, so that these steps are traced once
-            seg_len=train.seg_len,
-            seg_len_jitter=train.seg_len_jitter,
-            reread_len=train.reread_len,
-            mem_len=train.mem_len,
-            batch_size=train.batch_size // train.accumulate,
-            max_steps=1,
-            loss_part=train.loss_part,
-            recompute=train.recompute,
-            attention=train.attention,
-            precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
-        )
-        return cls(model=plain, train=micro_batch, on_gpu=device.type != "cpu", has_kernels=has_kernels)
 
-    def saved_bytes(self) -> int:
-        """Return the bytes of the tensors that the backward pass reads."""
-        if self.train.recompute != "layers":
-            return _saved_bytes(self) + self._kernel_bytes()
-        # While a layer is computed again, it keeps its tensors.
-        keeping = replace(self, train=replace(self.train, recompute=True))
-        one_layer = _saved_bytes(keeping.with_layers(3)) - _saved_bytes(keeping.with_layers(2))
-        return _saved_bytes(self) + self._layer_inputs() + one_layer
-
-    def with_layers(self, n_layers: int) -> "_Step":
-        """Return the step of a model with so many layers."""
-        return replace(self, model=replace(self.model, n_layers=n_layers))
-
-    def with_batch_size(self, batch_size: int) -> "_Step":
-        """Return the step of a micro-batch of so many sequences."""
-        return replace(self, train=replace(self.train, batch_size=batch_size))
-
-    def _layer_inputs(self) -> int:
-        """Return the bytes of memory and position keys, from which layers are computed again."""
-        model = self.model
-        train = self.train
-        itemsize = DTYPES[train.precision].itemsize
-        keys = 0
-        if isinstance(model, TransformerSettings) and model.encoding.projects_distances:
-            read = train.reread_len + train.padded_segment
-            key_len = read + model.memory_keys(train.mem_len)
-            distances = min(key_len, model.window or key_len)
-            keys = model.n_layers * distances * model.n_heads * model.d_head * itemsize
-        return train.batch_size * _memory_bytes(model, train.mem_len, itemsize) + keys
-
-    def _kernel_bytes(self) -> int:
-        """Return the bytes that a CPU's kernels keep without telling autograd."""
-        if self.on_gpu:
-            return 0
-        tokens = self.train.batch_size * self.train.padded_segment
-        return tokens * products_of(self.model).kernel_elements() * DTYPES[self.train.precision].itemsize
+def _step_of(model: ModelSettings, train: TrainSettings, device: torch.device) -> _Step:
+    """Return the forward pass of one process."""
+    # Triton's kernels keep no probabilities and no dropout masks, but as many position scores.
+    has_kernels = device.type == "cuda" and train.attention == "auto"
+    plain = with_plain_softmax(model)
+    if has_kernels and isinstance(plain, TransformerSettings):
+        plain = replace(plain, attention_dropout=0.0)
+    return _Step(
+        model=plain,
+        seg_len=train.padded_segment,
+        reread_len=train.reread_len,
+        mem_len=train.mem_len,
+        loss_part=train.loss_part,
+        recompute=train.recompute,
+        attention=train.attention,
+        precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
+        on_gpu=device.type != "cpu",
+        has_kernels=has_kernels,
+    )
 
 
-def _saved_bytes(step: _Step) -> int:
-    """Return the bytes that are kept for the backward pass.
+def _activation_bytes(step: _Step, batch_size: int) -> int:
+    """Return the bytes of the tensors that the backward pass of a micro-batch reads."""
+    n_layers = step.model.n_layers
+    saved = _saved_bytes(step, batch_size, n_layers)
+    if step.recompute != "layers":
+        return saved + _kernel_bytes(step, batch_size)
+    keeping = replace(step, recompute=True)  # while a layer is computed again, it keeps its tensors
+    one_layer = _saved_bytes(keeping, batch_size, 3) - _saved_bytes(keeping, batch_size, 2)
+    return saved + _layer_inputs(step, batch_size) + one_layer
+
+
+def _layer_inputs(step: _Step, batch_size: int) -> int:
+    """Return the bytes of memory and position keys, from which layers are computed again."""
+    model = step.model
+    itemsize = DTYPES[step.precision].itemsize
+    keys = 0
+    if isinstance(model, TransformerSettings) and model.encoding.projects_distances:
+        key_len = step.reread_len + step.seg_len + model.memory_keys(step.mem_len)
+        distances = min(key_len, model.window or key_len)
+        keys = model.n_layers * distances * model.n_heads * model.d_head * itemsize
+    return batch_size * _memory_bytes(model, step.mem_len, itemsize) + keys
+
+
+def _kernel_bytes(step: _Step, batch_size: int) -> int:
+    """Return the bytes that a CPU's kernels keep without telling autograd."""
+    if step.on_gpu:
+        return 0
+    tokens = batch_size * step.seg_len
+    return tokens * products_of(step.model).kernel_elements() * DTYPES[step.precision].itemsize
+
+
+def _saved_bytes(step: _Step, batch_size: int, n_layers: int) -> int:
+    """Return the bytes that are kept for the backward pass, with so many layers.
 
     Each sequence after the second keeps as much as any other: tensors of a single one can be views of others. All
     layers of a Transformer keep as much, unless some have a classifier of their own.
     """
-    batch_size = step.train.batch_size
     if batch_size > 3:
-        two = _saved_bytes(step.with_batch_size(2))
-        three = _saved_bytes(step.with_batch_size(3))
+        two = _saved_bytes(step, 2, n_layers)
+        three = _saved_bytes(step, 3, n_layers)
         return two + (batch_size - 2) * (three - two)
     model = step.model
-    if not isinstance(model, TransformerSettings) or model.auxiliary_losses or model.n_layers <= 2:
-        return _traced_bytes(step)
-    one = _traced_bytes(step.with_layers(1))
-    two = _traced_bytes(step.with_layers(2))
-    return one + (model.n_layers - 1) * (two - one)
+    if not isinstance(model, TransformerSettings) or model.auxiliary_losses or n_layers <= 2:
+        return _traced_bytes(step, batch_size, n_layers)
+    one = _traced_bytes(step, batch_size, 1)
+    two = _traced_bytes(step, batch_size, 2)
+    return one + (n_layers - 1) * (two - one)
 
 
 @lru_cache(maxsize=1024)
-def _traced_bytes(step: _Step) -> int:
+def _traced_bytes(step: _Step, batch_size: int, n_layers: int) -> int:
     """Run the forward pass of a step on tensors without data; return the bytes that are kept for the backward pass."""
-    train = step.train
     saved = dict[int, torch.UntypedStorage]()
 
     def keep(tensor: Tensor) -> Tensor:
@@ -262,26 +260,22 @@ def _traced_bytes(step: _Step) -> int:
             saved[id(storage)] = storage
         return tensor
 
+    recompute = step.recompute
+    if step.has_kernels and recompute is True:
+        recompute = False  # these kernels keep scores
     # A GPU is not needed to keep what a GPU would keep.
     as_there = as_on_gpu() if step.on_gpu else contextlib.nullcontext()
     with unlimited_memory(), tensors_without_data(), as_there:
-        network = _network(step)
-        targets = torch.zeros(train.batch_size, train.padded_segment, dtype=torch.int64)
-        tokens = torch.zeros(train.batch_size, train.reread_len + train.padded_segment, dtype=torch.int64)
-        with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
-            memory = network.full_memory(train.batch_size, train.mem_len)
-            network.objective(tokens, targets, memory, Objective(mem_len=train.mem_len, part=train.loss_part))
-        weights = {id(weight.untyped_storage()) for weight in network.parameters()}
+        # Logits are not kept: any size of the vocabulary gives the same bytes.
+        model = make_model(replace(step.model, n_layers=n_layers), 2).train()
+        model = model.on(attention=step.attention, recompute=recompute)
+        targets = torch.zeros(batch_size, step.seg_len, dtype=torch.int64)
+        tokens = torch.zeros(batch_size, step.reread_len + step.seg_len, dtype=torch.int64)
+        with autocast(CPU, step.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+            memory = model.full_memory(batch_size, step.mem_len)
+            model.objective(tokens, targets, memory, Objective(mem_len=step.mem_len, part=step.loss_part))
+        weights = {id(weight.untyped_storage()) for weight in model.parameters()}
         return sum(storage.nbytes() for key, storage in saved.items() if key not in weights)
-
-
-def _network(step: _Step) -> LanguageModel:
-    """Return the model of a step in training."""
-    network = make_model(step.model, 2).train()  # logits are not kept: any number of them gives the same bytes
-    recompute = step.train.recompute
-    if step.has_kernels and recompute is True:
-        recompute = False  # these kernels keep scores
-    return network.on(attention=step.train.attention, recompute=recompute)
 
 
 @lru_cache(maxsize=64)

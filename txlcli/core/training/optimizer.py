@@ -73,23 +73,17 @@ def parameter_groups(model: nn.Module, settings: TrainSettings) -> list[dict[str
 
     The groups depend on the settings alone; in a part of a model, some may be empty.
     """
-    by_rule = dict[tuple[float, bool], list[Tensor]]()
+    groups = dict[tuple[float, bool], dict[str, Any]]()  # by the factor of the rate, and by decay
     for factor in (1.0, settings.embedding_lr):
-        by_rule[factor, True] = []
+        groups[factor, True] = parameter_group(f"lr x {factor:g}", [], lr_factor=factor)
         if not settings.decay_norms:
-            by_rule[factor, False] = []
+            without_decay = parameter_group(f"lr x {factor:g}, no decay", [], lr_factor=factor)
+            groups[factor, False] = {**without_decay, "weight_decay": 0.0}
     for name, parameter in model.named_parameters():
         factor = settings.embedding_lr if name.startswith("embedding.") else 1.0
         is_matrix = parameter.dim() > 1 and not name.endswith(("_bias", "_biases"))
-        by_rule[factor, is_matrix or settings.decay_norms].append(parameter)
-    groups = []
-    for (factor, decays), parameters in by_rule.items():
-        if decays:
-            groups.append(parameter_group(f"lr x {factor:g}", parameters, lr_factor=factor))
-        else:
-            group = parameter_group(f"lr x {factor:g}, no decay", parameters, lr_factor=factor)
-            groups.append(group | {"weight_decay": 0.0})
-    return groups
+        groups[factor, is_matrix or settings.decay_norms]["params"].append(parameter)
+    return list(groups.values())
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
@@ -115,21 +109,10 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
         yield from group["params"]
 
 
-@functools.lru_cache(maxsize=1)  # a forecast asks for many numbers of processes
-def named_groups(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> list[dict[str, Any]]:
-    """Return the groups of `make_optimizer`, or reject what it rejects; nothing is allocated.
-
-    "params" maps the name of each parameter to its shape.
-    """
+def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
+    """Reject what `make_optimizer` rejects; nothing is allocated."""
     with tensors_without_data():
-        stand_in = make_model(model, vocab_size)
-        groups = make_optimizer(stand_in, settings).param_groups
-    names = {parameter: name for name, parameter in stand_in.named_parameters()}
-    named = []
-    for group in groups:
-        shapes = {names[parameter]: parameter.shape for parameter in group["params"]}
-        named.append(group | {"params": shapes})
-    return named
+        make_optimizer(make_model(model, vocab_size), settings)
 
 
 class Lamb(Optimizer):
