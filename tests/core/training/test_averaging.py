@@ -18,7 +18,6 @@ from tests.core.training.test_loop import (
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average
 from txlcli.core.training.reports import StepReport, ValidReport
-from txlcli.errors import RecipeError
 
 ASGD = {**RISING, "average": "asgd", "average_patience": 1}
 EXPONENTIAL = {"average": "exponential", "average_decay": 0.5, "valid_every": 2, "max_steps": 8}
@@ -182,14 +181,6 @@ def test_the_best_checkpoint_holds_the_average_and_the_last_one_both(tmp_path, p
         assert torch.equal(last.group("model")[name], weight)
         assert torch.equal(last.group("average")[name], mean[name])
         assert not torch.equal(mean[name], weight)
-
-
-@pytest.mark.parametrize(("before", "after"), [("none", "exponential"), ("exponential", "none"), ("asgd", "none")])
-def test_the_average_of_a_run_cannot_change(tmp_path, before, after):
-    run(new_training(tmp_path, average=before), until=2)
-    training = new_training(tmp_path, average=after)
-    with pytest.raises(RecipeError, match=f'"{before}", which cannot become "{after}"'):
-        training.restore(checkpoint.load(training.saver.last_path))
 
 
 def test_a_checkpoint_names_the_weights_to_evaluate(tmp_path):

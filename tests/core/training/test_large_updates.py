@@ -134,7 +134,7 @@ def taken_steps(optimizer, count, **changed):
     memories = [model.first_memory(lanes, 7) for lanes in ([2] if settings.accumulate == 1 else [1, 1])]
     for number in range(count):
         tokens = draw_tokens(2, 6, seed=number)
-        step.gradients(Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], progress=0.0), memories)
+        step.gradients([Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], progress=0.0)], memories)
         step.norm()
         step.update(lambda factor: 0.01 * factor)
     return model, step
@@ -169,7 +169,7 @@ def test_restored_state_stays_in_the_buffers_of_the_kernels():
         each.weights.refresh()  # the interpreter rounds towards zero
         tokens = draw_tokens(2, 6, seed=3)
         memories = [each.model.first_memory(2, 7)]
-        each.gradients(Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], progress=0.0), memories)
+        each.gradients([Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], progress=0.0)], memories)
         each.norm()
         each.update(lambda factor: 0.01 * factor)
     assert all(map(torch.equal, model.parameters(), other.parameters()))

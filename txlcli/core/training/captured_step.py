@@ -12,19 +12,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.train_settings import TrainSettings
-from txlcli.core.kernels.compilation import first_line, path_in_words
+from txlcli.core.kernels.compilation import path_in_words
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
 from txlcli.core.kernels.device import forked_generators, product_dtype, send
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import tail_capacity
+from txlcli.core.training.distributed import failure_of
 from txlcli.core.training.exchange import Exchange
 from txlcli.core.training.flat import FlatMatrices, StepWeights
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
-from txlcli.errors import TrainingError, TxlError, UsageError
+from txlcli.errors import TrainingError, UsageError
 
 Gradients = tuple[Tensor, Tensor, list[Tensor | None]]
 """Results of the first graph: losses (2,), norm (0-d), the gradient of each parameter."""
@@ -61,16 +62,16 @@ class CapturedStep:
             for group in step.optimizer.param_groups:
                 group["lr"] = torch.zeros((), device=step.model.device)
 
-    def gradients(self, batch: Batch, memories: list[Memory]) -> Tensor:
+    def gradients(self, batches: Sequence[Batch], memories: list[Memory]) -> Tensor:
         """See `Step.gradients`."""
-        replayed = self.replayable(batch, memories)
+        replayed = self._replayable(batches, memories)
         if self._may_capture_gradients and self._gradient_graph is None:
             is_delayed = self._world.any_of(replayed is None)  # all processes capture their graphs in the same step
             if replayed is not None and not is_delayed:
                 self._capture_gradients(replayed, memories)
         self._is_replayed = replayed is not None and self._gradient_graph is not None
         if replayed is None or self._gradient_graph is None:
-            return self.step.gradients(batch, memories)
+            return self.step.gradients(batches, memories)
         losses, self.step.grad_norm, gradients = self._gradient_graph(*_tensors(replayed, memories))
         for memory, own in zip(memories, self._memories, strict=True):
             memory[:] = own
@@ -78,26 +79,38 @@ class CapturedStep:
             parameter.grad = gradient
         return losses.clone()
 
-    def rehearse(self, batch: Batch, memories: list[Memory]) -> None:
+    def rehearse(self, batches: Sequence[Batch], memories: list[Memory]) -> None:
         """See `Step.rehearse`; a step that has been captured works."""
         if self._gradient_graph is None:
-            self.step.rehearse(batch, memories)
+            self.step.rehearse(batches, memories)
 
-    def replayable(self, batch: Batch, memories: list[Memory]) -> Batch | None:
-        """Return a batch as the graph reads it; None for a step that is not replayed.
+    def _replayable(self, batches: Sequence[Batch], memories: list[Memory]) -> list[Batch] | None:
+        """Return micro-batches as the graph reads them; None for a step that is not replayed.
 
         That is one at the beginning of an epoch, where memories are not full, a shorter segment at its end, a jittered
         segment of unusual length, and one with more targets in a tail of the softmax than it has rows.
         """
         settings = self.step.settings
-        length = batch.targets.shape[1]
+        length = batches[0].targets.shape[1]
         is_whole = length == settings.seg_len
         if settings.seg_len_jitter:
             is_whole = length <= settings.padded_segment
-        is_reread = batch.inputs.shape[1] == settings.reread_len + length
+        is_reread = batches[0].inputs.shape[1] == settings.reread_len + length
         is_full = all(self.step.memory_is_full(memory) for memory in memories)
         if not (self._may_capture_gradients and is_whole and is_reread and is_full):
             return None
+        replayed = []
+        for batch in batches:
+            padded = self._padded(batch)
+            if padded is None:
+                return None
+            replayed.append(padded)
+        return replayed
+
+    def _padded(self, batch: Batch) -> Batch | None:
+        """Return a micro-batch with the sizes of the graph; None if a tail of the softmax has too few rows for it."""
+        settings = self.step.settings
+        length = batch.targets.shape[1]
         inputs = batch.inputs
         targets = batch.targets
         since_reset = batch.since_reset
@@ -107,7 +120,7 @@ class CapturedStep:
             targets = F.pad(targets, padding)
             if since_reset is not None:
                 since_reset = F.pad(since_reset, padding)
-        rows = self._tail_rows(targets, memories)
+        rows = self._tail_rows(targets)
         if rows is None:
             return None
         seg_len = self._seg_len.fill_(length) if settings.seg_len_jitter else None
@@ -120,44 +133,44 @@ class CapturedStep:
             tail_rows=[send(tail, inputs.device) for tail in rows],
         )
 
-    def _tail_rows(self, targets: Tensor, memories: list[Memory]) -> list[Tensor] | None:
+    def _tail_rows(self, targets: Tensor) -> list[Tensor] | None:
         """Return `Batch.tail_rows`; None if a tail has more targets than rows."""
         if not self._tail_shares:
             return []
         settings = self.step.settings
         part = "full" if settings.seg_len_jitter else settings.loss_part  # else weights leave out the rest
-        counted = targets[:, counted_positions(targets.shape[1], part)]
-        rows = list[Tensor]()
-        sizes = [len(memory[0]) for memory in memories]
-        for lanes in counted.split(sizes):
-            count = lanes.numel()
-            tails = self.step.model.softmax.rows_of_tails(lanes.flatten())
-            for tail, share in zip(tails, self._tail_shares, strict=True):
-                room = tail_capacity(count * share, count) - len(tail)
-                if room < 0:
-                    return None
-                rows.append(F.pad(tail, (0, room), value=count))
+        counted = targets[:, counted_positions(targets.shape[1], part)].flatten()
+        count = len(counted)
+        rows = []
+        for tail, share in zip(self.step.model.softmax.rows_of_tails(counted), self._tail_shares, strict=True):
+            room = tail_capacity(count * share, count) - len(tail)
+            if room < 0:
+                return None
+            rows.append(F.pad(tail, (0, room), value=count))
         return rows
 
-    def _capture_gradients(self, batch: Batch, memories: list[Memory]) -> None:
+    def _capture_gradients(self, batches: list[Batch], memories: list[Memory]) -> None:
         """Capture the first graph, on copies of these tensors."""
-        own = batch.clone()
+        own = [batch.clone() for batch in batches]
         self._memories = []
         for memory in memories:
             self._memories.append([tensor.clone() for tensor in memory])
         compute = functools.partial(self._compute, own, self._memories)
         inputs = _tensors(own, self._memories)
-        with forked_generators(batch.inputs.device):
-            self._gradient_graph = self._capture_together(compute, inputs)
+        with forked_generators(self.step.model.device):
+            if isinstance(self.step.weights, Exchange):
+                self._gradient_graph = self._capture_with_exchange(self.step.weights, compute, inputs)
+            else:
+                self._gradient_graph = self._capture(compute, inputs)
         self._may_capture_gradients = self._gradient_graph is not None
         self.step.model.forget_gradients()
 
-    def _compute(self, batch: Batch, memories: list[Memory]) -> Gradients:
+    def _compute(self, batches: list[Batch], memories: list[Memory]) -> Gradients:
         """Compute what the first graph does; the memories become those after the segment."""
         step = self.step
         step.model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
         new_memories = [list(memory) for memory in memories]
-        losses = step.gradients(batch, new_memories)
+        losses = step.gradients(batches, new_memories)
         for own, new in zip(memories, new_memories, strict=True):
             self._check_shapes(own, new)
             foreach.copy_(own, new)
@@ -165,39 +178,20 @@ class CapturedStep:
         norm = losses[0] if step.scaler.is_enabled() else step.norm()
         return losses, norm, [parameter.grad for parameter in self._parameters]
 
-    def _capture_together(self, compute: Callable[[], Gradients], inputs: list[Tensor]) -> Replay[Gradients] | None:
-        """Return the first graph; None if CUDA cannot capture it in one of the processes.
+    def _capture_with_exchange(
+        self, exchange: Exchange, compute: Callable[[], Gradients], inputs: list[Tensor]
+    ) -> Replay[Gradients] | None:
+        """Return the first graph of several processes; None if CUDA cannot capture it in one of them.
 
-        Several processes capture it without the exchange before: whatever fails in one of them leaves none waiting.
+        They capture it without the exchange before: whatever fails in one of them leaves none waiting.
         """
-        exchange = self.step.weights
-        if not isinstance(exchange, Exchange):
-            return self._capture(compute, inputs)
-        is_possible = self._world.in_turn("rehearsal", lambda: self._rehearse(exchange, compute, inputs))
-        if not self._all(is_possible):
+        rehearse = functools.partial(Replay, compute, inputs, self.step.model.device, self._capture_graph)
+        with exchange.paused():
+            reason = self._world.in_turn("rehearsal", functools.partial(failure_of, rehearse))
+        if not self._is_possible(reason):
             return None
         exchange.connect()
-        graph = self._capture(compute, inputs, warm_up=0)
-        return graph if self._all(graph is not None) else None
-
-    def _rehearse(self, exchange: Exchange, compute: Callable[[], Gradients], inputs: list[Tensor]) -> bool:
-        """Capture the first graph without the exchange; return False if that fails."""
-        try:
-            with exchange.paused():
-                return self._capture(compute, inputs) is not None
-        except (torch.OutOfMemoryError, TxlError):
-            raise
-        except Exception as error:
-            self.step.notes.append(f"a step cannot be rehearsed: {first_line(error)}")
-            return False
-
-    def _all(self, is_possible: bool) -> bool:
-        """Return True if no process fails; note why another one does."""
-        own = "" if is_possible else self.step.notes[-1]
-        reasons = self._world.gather_objects(own)
-        if is_possible:
-            self.step.notes += [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason][:1]
-        return not any(reasons)
+        return self._capture(compute, inputs, warm_up=0)
 
     def _check_shapes(self, before: Memory, after: Memory) -> None:
         """Check that a full memory keeps its shapes, since a graph reads and writes it in one place."""
@@ -213,12 +207,21 @@ class CapturedStep:
     def _capture(
         self, function: Callable[[], Result], inputs: list[Tensor], warm_up: int = WARM_UP
     ) -> Replay[Result] | None:
-        """Return the graph of a function; None if CUDA cannot capture it."""
+        """Return the graph of a function; None if CUDA cannot capture it in one of the processes."""
+        graph = None
+        reason = None
         try:
-            return Replay(function, inputs, self.step.model.device, self._capture_graph, warm_up=warm_up)
+            graph = Replay(function, inputs, self.step.model.device, self._capture_graph, warm_up=warm_up)
         except UsageError as error:
-            self.step.notes.append(str(error))
-            return None
+            reason = str(error)
+        return graph if self._is_possible(reason) else None
+
+    def _is_possible(self, reason: str | None) -> bool:
+        """Return True if no process has a reason against a graph; note the first one."""
+        reason = self._world.first_reason(reason)
+        if reason is not None:
+            self.step.notes.append(reason)
+        return reason is None
 
     @property
     def path(self) -> str:
@@ -273,14 +276,16 @@ class CapturedStep:
             self._update_graph()
 
 
-def _tensors(batch: Batch, memories: list[Memory]) -> list[Tensor]:
+def _tensors(batches: list[Batch], memories: list[Memory]) -> list[Tensor]:
     """Return all tensors that the first graph reads, but the length of a segment.
 
     `Batch.progress` is a constant of the graph: steps that depend on it are not captured (`_eager_reason`).
     """
-    tensors = [batch.inputs, batch.targets, *batch.tail_rows, *chain(*memories)]
-    if batch.since_reset is not None:
-        tensors.append(batch.since_reset)
+    tensors = list(chain(*memories))
+    for batch in batches:
+        tensors += [batch.inputs, batch.targets, *batch.tail_rows]
+        if batch.since_reset is not None:
+            tensors.append(batch.since_reset)
     return tensors
 
 
@@ -293,17 +298,15 @@ def make_step(
     """
     if capture_graph is None and parallel.model.device.type == "cuda":
         capture_graph = graphs_of_one_pool()
-    if capture_graph is None:
-        return Step(parallel, _weights(parallel)), None
-    reason = _eager_reason(parallel)
-    if reason is None:
-        model = parallel.model
-        dtype = product_dtype(parallel.settings.precision, model.dtype)
-        step = Step(parallel, _weights(parallel, dtype if dtype != model.dtype else None))
-        return step, CapturedStep(step, capture_graph, tail_shares)
-    step = Step(parallel, _weights(parallel))
-    step.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
-    return step, None
+    reason = None if capture_graph is None else _eager_reason(parallel)
+    if capture_graph is None or reason is not None:
+        step = Step(parallel, _weights(parallel))
+        if reason is not None:
+            step.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
+        return step, None
+    dtype = product_dtype(parallel.settings.precision, parallel.model.dtype)
+    step = Step(parallel, _weights(parallel, dtype if dtype != parallel.model.dtype else None))
+    return step, CapturedStep(step, capture_graph, tail_shares)
 
 
 def _weights(parallel: DataParallel, copies: torch.dtype | None = None) -> StepWeights:

@@ -7,6 +7,7 @@ Axes: B lanes.
 """
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -23,12 +24,14 @@ import torch
 from torch import Tensor, distributed
 
 from txlcli.config.train_settings import TrainSettings
+from txlcli.core.kernels.compilation import first_line
 from txlcli.errors import DisagreementError, ReportedError, TrainingError, TxlError, UsageError
 from txlcli.system import launcher, signals
 from txlcli.system.memory import LESS, is_out_of_memory, requested_size
 
 Result = TypeVar("Result")
 
+logger = logging.getLogger(__name__)
 JOIN_TIMEOUT = timedelta(minutes=30)
 """Until all processes have met; rank 0 may have to prepare the text first."""
 NCCL_MARGIN = timedelta(minutes=1)
@@ -149,6 +152,15 @@ class World:
             self.store.set(f"{name}/{self.rank}", "")
             self.store.wait([f"{name}/{rank}" for rank in range(self.size)], JOIN_TIMEOUT)
 
+    def first_reason(self, reason: str | None) -> str | None:
+        """Return the reason of the first process that has one, with its rank; all of them must call this."""
+        if self.size == 1:
+            return reason
+        for rank, why in enumerate(self.gather_objects(reason)):
+            if why is not None:
+                return f"rank {rank}: {why}"
+        return None
+
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise a DisagreementError in all processes if a fact, given by name, or PyTorch's release differs.
 
@@ -251,6 +263,20 @@ class World:
         thread.start()
         thread.join(seconds + SECONDS_TO_EXPLAIN)
         return dict(notes)
+
+
+def failure_of(function: Callable[[], object]) -> str | None:
+    """Call a function, and return why it cannot be computed here, by its kernels or as a graph; None if it can."""
+    try:
+        function()
+    except UsageError as error:  # of a capture
+        return str(error)
+    except (torch.OutOfMemoryError, TxlError):
+        raise
+    except Exception as error:
+        logger.debug("a rehearsal failed", exc_info=error)
+        return first_line(error)
+    return None
 
 
 def _contains(error: BaseException, words: Iterable[str]) -> bool:

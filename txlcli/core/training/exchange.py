@@ -139,7 +139,9 @@ class Exchange(StepWeights):
             return
         for bucket in reversed(self._buckets):
             for owner, part in bucket.of_owner.items():
-                bucket.received.append(self._broadcast(bucket.buffers.copies[part], owner))
+                weights = bucket.buffers.copies[part]
+                group = self._world.steps
+                bucket.received.append(distributed.broadcast(weights, src=owner, group=group, async_op=True))
         for bucket in self._buckets:
             if not bucket.layers or not bucket.layers <= self._announced_layers:
                 self._wait(bucket.received)
@@ -169,9 +171,6 @@ class Exchange(StepWeights):
         for work in works:
             work.wait()
         works.clear()
-
-    def _broadcast(self, tensor: Tensor, owner: int) -> distributed.Work:
-        return distributed.broadcast(tensor, src=owner, group=self._world.steps, async_op=True)
 
     def _on_gradient(self, bucket: Bucket, _: Tensor) -> None:
         """Note that a gradient of the bucket is complete; send all buckets that are, in the same order everywhere."""

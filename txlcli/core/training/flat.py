@@ -1,7 +1,6 @@
 """The weights that a training step reads: as they are, or the matrices of the layers as copies in one flat buffer."""
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -9,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from txlcli.core.kernels.compilation import first_line, runs_triton
+from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.private import foreach, swap_parameter
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.linear import Linear
+from txlcli.core.training.distributed import failure_of
 from txlcli.core.training.large_updates import LargeUpdates
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 
-logger = logging.getLogger(__name__)
 ALIGNMENT = 64
 """Each matrix begins at a multiple of this many numbers, so that kernels read it in wide units."""
 CLIP_EPS = 1e-6
@@ -77,22 +76,11 @@ def large_updates(
         return None
     sizes = [padded_numel(weight) for weight in weights]
     large = LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies, sizes=sizes)
-    problem = _problem_of(large)
+    problem = parallel.world.first_reason(failure_of(large.rehearse))  # of Triton's compiler, or of the driver
     if problem is not None:
         warnings.warn(f"updates without Triton's kernels, which take longer: {problem}", stacklevel=2)
-    return None if parallel.world.any_of(problem is not None) else large
-
-
-def _problem_of(large: LargeUpdates) -> str | None:
-    """Return why the kernels of an update do not run here; None if they do."""
-    try:
-        large.rehearse()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # of Triton's compiler, or of the driver
-        logger.debug("a kernel of the update failed", exc_info=error)
-        return first_line(error)
-    return None
+        return None
+    return large
 
 
 class StepWeights:

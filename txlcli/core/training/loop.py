@@ -32,7 +32,7 @@ from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments, band_shares
 from txlcli.core.training.step import Batch
 from txlcli.core.training.validation import Validations, ValidationText, validate
-from txlcli.errors import RecipeError, RunError, TrainingError, TxlError
+from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.system.memory import is_out_of_memory
 
 Result = TypeVar("Result")
@@ -183,13 +183,10 @@ class Training:
         """Take one optimizer step; return None if it is skipped (train.skip_nonfinite)."""
         if self.position.segment == 0:
             self.memories = self.empty_memories()  # every epoch starts without memory
-        batch = self._next_batch()
+        batches = [self._batch(part) for part in self._parts]
         self.model.train()
-        self.stepper.rehearse(batch, self.memories)
-        if self.stepper.may_step_down:
-            losses = self._gradients_on_fast_path(batch)
-        else:  # no copy of the memory before is kept here, so that the backward pass can free it
-            losses = self.stepper.gradients(batch, self.memories)
+        self.stepper.rehearse(batches, self.memories)
+        losses = self._gradients(batches)
         loss = losses[0]
         may_skip = self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
@@ -208,26 +205,26 @@ class Training:
         self.stepper.update(self._rate_of_group)
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
-        tokens = self.settings.batch_size * batch.targets.shape[1]
+        tokens = self.settings.batch_size * batches[0].targets.shape[1]
         return StepResult(losses, grad_norm, tokens)
 
-    def _gradients_on_fast_path(self, batch: Batch) -> Tensor:
+    def _gradients(self, batches: list[Batch]) -> Tensor:
         """Add the gradients of a step; if a part of the fast path fails, begin again with the memory before."""
+        if not self.stepper.may_step_down:  # the memory before is not kept, so that the backward pass can free it
+            return self.stepper.gradients(batches, self.memories)
         before = self.memories
-
-        def compute() -> Tensor:
+        while True:
             self.memories = [list(memory) for memory in before]
-            return self.stepper.gradients(batch, self.memories)
-
-        return self._on_fast_path(compute)
+            try:
+                return self.stepper.gradients(batches, self.memories)
+            except Exception as error:
+                self.stepper.step_down(error)
 
     def _on_fast_path(self, compute: Callable[[], Result]) -> Result:
         """Call a function; if a part of the fast path fails, call it again without this part."""
         while True:
             try:
                 return compute()
-            except TxlError:
-                raise
             except Exception as error:
                 self.stepper.step_down(error)
 
@@ -250,9 +247,9 @@ class Training:
             steps = f"{self._skipped_in_a_row} steps in a row up to step {self.step}"
             raise self._failed(f"the {what} is not finite at {steps}")
 
-    def _next_batch(self) -> Batch:
-        """Return the segments of the lanes of this process at the position."""
-        lanes = slice(self._parts[0].start, self._parts[-1].stop)
+    def _batch(self, part: range) -> Batch:
+        """Return the segments of the lanes of a micro-batch at the position."""
+        lanes = slice(part.start, part.stop)
         inputs, targets = self._read(lanes, self.position)
         since_reset = None
         if self.settings.reset_at_documents:
@@ -469,18 +466,13 @@ class Training:
 
     def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
-        kind = state["average"]["kind"]
-        if kind != self.settings.average:
-            raise RecipeError(
-                f'{self.saver.last_path}: trained with train.average = "{kind}", which cannot become '
-                f'"{self.settings.average}" during the training; start a new run instead'
-            )
         self.step = state["step"]
         self.validations.restore(state)
         self.position = StreamPosition(**state["place"])
         if self.position.segment >= self.segments.segments_in(self.position.epoch):
             raise ValueError(f"its epoch has no segment {self.position.segment}")
-        self._interval = Interval.restored(state.get("interval"), self.step, self.device, self._clock)
+        interval = state.get("interval", {"after": self.step})  # checkpoints of earlier versions have none
+        self._interval = Interval(self.device, self._clock, **interval)
         if state["scaler"] and self.eager_step.scaler.is_enabled():  # another precision begins with its own scale
             self.eager_step.scaler.load_state_dict(state["scaler"])
         averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}

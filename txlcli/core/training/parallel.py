@@ -90,17 +90,14 @@ class DataParallel:
         weights = self.own_weights()
         for full_name, whole in tensors.items():
             name, _, key = full_name.rpartition(".")
-            weight = weights.get(name)
-            if weight is None:
+            if name not in weights:
                 continue
+            weight = weights[name]
+            if whole.dim() and whole.shape != weight.shape:
+                raise ValueError(f"the optimizer's {full_name} has another shape than its weight")
+            # Fused kernels need the step counter on the device of the parameter.
+            value = self.own_part(whole) if whole.dim() else whole.to(weight.device)
             state = self.optimizer.state[weight]
-            if whole.shape == weight.shape:
-                value = self.own_part(whole)
-            elif whole.dim() == 0:  # fused kernels need the step counter on the device of the parameter
-                value = whole.to(weight.device)
-            else:
-                sizes = f"{tuple(whole.shape)}, and its weight {tuple(weight.shape)}"
-                raise ValueError(f"the optimizer's {full_name} has the shape {sizes}")
             if key in state:  # perhaps a view of a buffer
                 state[key].copy_(value)
             else:

@@ -1,7 +1,6 @@
 """Reports of a training run to its caller."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,10 +59,10 @@ class Interval:
     def __init__(
         self,
         device: torch.device,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
         *,
         after: int = 0,
-        sums: tuple[float, float] = (0.0, 0.0),
+        sums: Sequence[float] = (0.0, 0.0),
         tokens: int = 0,
     ) -> None:
         self.after = after
@@ -76,23 +75,6 @@ class Interval:
         """Largest of all steps, 0-d; NaN if one of them is NaN."""
         self._clock = clock
         self.restart_clock()
-
-    @classmethod
-    def restored(
-        cls, saved: dict[str, Any] | None, step: int, device: torch.device, clock: Callable[[], float]
-    ) -> "Interval":
-        """Return the interval that a checkpoint of a step saved; a new one for checkpoints of earlier versions.
-
-        Raises a ValueError for numbers that no interval has.
-        """
-        if saved is None:
-            return cls(device, clock, after=step)
-        first, second = map(float, saved["sums"])
-        after = int(saved["after"])
-        tokens = int(saved["tokens"])
-        if not (0 <= after <= step and tokens >= 0):
-            raise ValueError(f"its interval of reports begins after step {after}")
-        return cls(device, clock, after=after, sums=(first, second), tokens=tokens)
 
     def restart_clock(self) -> None:
         """Time the steps from now on only."""

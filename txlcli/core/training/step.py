@@ -4,9 +4,10 @@ Axes: B batch, E tokens that are read again, L segment, M memory, d model width,
 """
 
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from txlcli.core.kernels.device import forked_generators
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
+from txlcli.core.training.distributed import failure_of
 from txlcli.core.training.flat import StepWeights
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import TxlError
@@ -28,7 +30,7 @@ MIN_LOSS_SCALE = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The segments of the lanes of this process in one step."""
+    """The segments of one micro-batch in one step."""
 
     inputs: Tensor
     """(B, E + L)."""
@@ -41,24 +43,7 @@ class Batch:
     since_reset: Tensor | None = None
     """`Objective.since_reset`, (B, E + L)."""
     tail_rows: Sequence[Tensor] = ()
-    """`Objective.tail_rows` of one micro-batch after another, if a CUDA graph reads them."""
-
-    def split(self, sizes: Sequence[int]) -> Iterator["Batch"]:
-        """Yield micro-batches of these numbers of lanes."""
-        inputs = self.inputs.split(sizes)
-        targets = self.targets.split(sizes)
-        since_reset = [None] * len(sizes) if self.since_reset is None else self.since_reset.split(sizes)
-        tails = len(self.tail_rows) // len(sizes)
-        for number in range(len(sizes)):
-            rows = self.tail_rows[number * tails : (number + 1) * tails]
-            yield Batch(
-                inputs=inputs[number],
-                targets=targets[number],
-                progress=self.progress,
-                seg_len=self.seg_len,
-                since_reset=since_reset[number],
-                tail_rows=rows,
-            )
+    """`Objective.tail_rows`, if a CUDA graph reads them."""
 
     def clone(self) -> "Batch":
         """Return copies of all tensors but the length of a segment."""
@@ -103,24 +88,24 @@ class Step:
         """The view of the model that computes."""
         return self.parallel.model
 
-    def gradients(self, batch: Batch, memories: list[Memory]) -> Tensor:
+    def gradients(self, batches: Sequence[Batch], memories: list[Memory]) -> Tensor:
         """Add the gradients of all lanes, those of this process one micro-batch after another.
 
         Args:
-            batch: of all micro-batches.
+            batches: the micro-batches.
             memories: the memory of each micro-batch before the segment; replaced in place by the memory after it.
         Returns:
             The mean loss and what the objective adds to it, (2,).
         """
-        sizes = [len(memory[0]) for memory in memories]
         losses = []
-        for number, (part, memory) in enumerate(zip(batch.split(sizes), memories, strict=True)):
-            with self.weights.in_use(is_first=number == 0, is_last=number == len(sizes) - 1):
-                self._is_compiled = self._should_compile(part, memory)
+        for number, (batch, memory) in enumerate(zip(batches, memories, strict=True)):
+            with self.weights.in_use(is_first=number == 0, is_last=number == len(batches) - 1):
+                self._is_compiled = self._should_compile(batch, memory)
                 with autocast(self.model.device, self.settings.precision), self._layers(compiled=self._is_compiled):
                     compute = self.parallel.with_all_weights(self.model.objective)
-                    loss, reported, memory[:] = compute(part.inputs, part.targets, memory, self._objective(part))
-                losses.append(self._backward(loss, reported, share=sizes[number] / self.settings.batch_size))
+                    loss, reported, memory[:] = compute(batch.inputs, batch.targets, memory, self._objective(batch))
+                share = len(batch.targets) / self.settings.batch_size
+                losses.append(self._backward(loss, reported, share=share))
         self._has_compiled |= self._is_compiled
         self._is_compiled = False
         total = sum(losses[1:], losses[0])
@@ -214,7 +199,7 @@ class Step:
         has_usual_length = batch.inputs.shape[1] == settings.reread_len + settings.padded_segment
         return self.compiles and has_usual_length and self.memory_is_full(memory)
 
-    def rehearse(self, batch: Batch, memories: list[Memory]) -> None:
+    def rehearse(self, batches: Sequence[Batch], memories: list[Memory]) -> None:
         """Try the first step of each path without sending anything; several processes must call this before a step.
 
         What fails in one of them is left out in all of them, and none waits for a process that has failed.
@@ -223,33 +208,22 @@ class Step:
         if world.size == 1 or not self.weights.can_pause:
             return
         while True:
-            is_compiled = self._should_compile(batch, memories[0])
+            is_compiled = self._should_compile(batches[0], memories[0])
             path = (self.model.attention_kernels, is_compiled)
             if path in self._rehearsed or not self._can_leave_out(is_compiled=is_compiled):
                 return
             self._rehearsed.add(path)
             began = time.perf_counter()
-            reason = world.in_turn(f"step by {path}", lambda: self._reason_of_failure(batch, memories))
-            reasons = [f"rank {rank}: {why}" for rank, why in enumerate(world.gather_objects(reason)) if why]
-            if reasons:
-                self._leave_out(reasons[0], is_compiled=is_compiled)
+            compute = functools.partial(self.gradients, batches, [list(memory) for memory in memories])
+            with self.weights.paused(), forked_generators(self.model.device):
+                reason = world.in_turn(f"step by {path}", functools.partial(failure_of, compute))
+            self.model.forget_gradients()
+            reason = world.first_reason(reason)
+            if reason is not None:
+                self._leave_out(reason, is_compiled=is_compiled)
             elif is_compiled:
                 seconds = time.perf_counter() - began
                 self.notes.append(f"layers compiled in {seconds:.0f} s: by one process, while the others waited for it")
-
-    def _reason_of_failure(self, batch: Batch, memories: list[Memory]) -> str:
-        """Return why the gradients of a step cannot be computed here; "" if they can."""
-        try:
-            with self.weights.paused(), forked_generators(self.model.device):
-                self.gradients(batch, [list(memory) for memory in memories])
-        except (torch.OutOfMemoryError, TxlError):
-            raise
-        except Exception as error:
-            logger.debug("a step cannot be rehearsed", exc_info=error)
-            return first_line(error)
-        finally:
-            self.model.forget_gradients()
-        return ""
 
     @property
     def may_step_down(self) -> bool:
@@ -257,12 +231,13 @@ class Step:
         return self.parallel.world.size == 1 and self._can_leave_out(is_compiled=self.compiles)
 
     def step_down(self, error: Exception) -> None:
-        """Leave out a part of the fast path in which an error was raised; raise the error if nothing is left.
+        """Leave out a part of the fast path in which an error was raised; raise the error if it lies elsewhere.
 
         The gradients of the step that failed are dropped. Several processes end: the others have sent what it lacks.
         """
         can_leave_out = self._can_leave_out(is_compiled=self._is_compiled)
-        if isinstance(error, torch.OutOfMemoryError) or self.parallel.world.size > 1 or not can_leave_out:
+        is_of_kernel = not isinstance(error, torch.OutOfMemoryError | TxlError)
+        if self.parallel.world.size > 1 or not (can_leave_out and is_of_kernel):
             raise error
         logger.debug("a part of the fast path failed", exc_info=error)
         self._leave_out(first_line(error), is_compiled=self._is_compiled)
