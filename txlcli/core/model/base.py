@@ -287,22 +287,6 @@ class LanguageModel(nn.Module, ABC):
         losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), tail_rows)
         return losses.view(targets.shape)
 
-    def mean_loss(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        tail_rows: Sequence[Tensor] | None = None,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """Return the mean of `losses`, 0-d, weighted by position if there are weights (L,).
-
-        For training: the gradient is computed with the loss, without the logits of all tokens in memory, and allows one
-        backward pass.
-        """
-        if weights is not None:
-            weights = weights.expand(targets.shape).flatten()
-        return self.softmax.mean_loss(hidden.flatten(0, 1), targets.flatten(), tail_rows, weights)
-
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
         return self.softmax.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
@@ -333,7 +317,7 @@ class LanguageModel(nn.Module, ABC):
         """
         undropped, hidden, memory = self.read_undropped(tokens, memory, goal)
         counted = goal.counted(tokens.shape[1])
-        loss = self.mean_loss(hidden[:, counted], targets[:, counted], goal.tail_rows)
+        loss = self.softmax.mean_loss(hidden[:, counted], targets[:, counted], goal.tail_rows)
         return sum(goal.penalties(undropped[:, counted]), loss), loss.detach(), memory
 
 

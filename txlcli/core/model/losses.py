@@ -29,15 +29,6 @@ def counted_positions(seg_len: int, part: LossPart) -> slice:
     return slice(first, seg_len)
 
 
-def weights_of_positions(length: int, part: LossPart, seg_len: Tensor) -> Tensor:
-    """Return 1 for each counted position and 0 for the others, (length,), where all but `seg_len` (0-d) are padding."""
-    position = torch.arange(length, device=seg_len.device)
-    counts = position < seg_len
-    if part == "half":
-        counts = counts & (position >= seg_len // 2)
-    return counts.float()
-
-
 def mean_over_positions(values: Tensor, weights: Tensor | None) -> Tensor:
     """Return the mean (0-d) of values (B, L), weighted by position (L,) if weights are given."""
     if weights is None:
@@ -78,8 +69,14 @@ class Objective:
         return counted_positions(length, self.part)
 
     def weights(self, length: int) -> Tensor | None:
-        """Return the weights of positions (L,) where some are padding."""
-        return None if self.seg_len is None else weights_of_positions(length, self.part, self.seg_len)
+        """Return 1 for each counted position and 0 for the others, (L,), where some are padding; None elsewhere."""
+        if self.seg_len is None:
+            return None
+        position = torch.arange(length, device=self.seg_len.device)
+        counts = position < self.seg_len
+        if self.part == "half":
+            counts = counts & (position >= self.seg_len // 2)
+        return counts.float()
 
     def penalties(self, hidden: Tensor) -> list[Tensor]:
         """Return the penalties (0-d) of hidden states (B, L, d) before their dropout."""
@@ -135,13 +132,8 @@ class AuxiliaryLosses(nn.Module):
             if weight == 0:
                 continue
             if number < n_layers - 1:
-                total = total + weight * self._mean(self.next_token[number], output, targets)
+                total = total + weight * self.next_token[number].mean_loss(output, targets)
             if targets.shape[1] > 1:
-                after = self._mean(self.token_after[number], output[:, :-1], targets[:, 1:])
+                after = self.token_after[number].mean_loss(output[:, :-1], targets[:, 1:])
                 total = total + weight * SECOND_STEP_WEIGHT * after
         return total
-
-    @staticmethod
-    def _mean(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss in nats: (B, L, d), (B, L) -> 0-d."""
-        return softmax.mean_loss(hidden.flatten(0, 1), targets.flatten())

@@ -158,11 +158,19 @@ class AdaptiveSoftmax(nn.Module):
         tail_rows: Sequence[Tensor] | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Return the mean of `losses`, 0-d, weighted if they have weights (T,); for training.
+        """Return the mean of the losses of targets (B, L) after hidden states (B, L, d), 0-d; for training.
 
-        The gradient is computed with the loss, so that no logits are kept for the backward pass.
+        The gradient is computed with the loss, so that no logits are kept for the backward pass, of which there is one.
+
+        Args:
+            hidden: (B, L, d).
+            targets: (B, L); where they should be, see `losses`.
+            tail_rows: those of `Objective`.
+            weights: (L,) of the positions; by default all count alike.
         """
-        split, _ = self._split_by_band(hidden, targets, tail_rows, weights)
+        if weights is not None:
+            weights = weights.expand(targets.shape).flatten()
+        split, _ = self._split_by_band(hidden.flatten(0, 1), targets.flatten(), tail_rows, weights)
         totals: list[Tensor] = []
         for number, operands in enumerate(split.operands):
             others = split.cluster_normalizer if number == 0 else None

@@ -387,7 +387,7 @@ class TransformerXL(LanguageModel):
             states.append(hidden)
         del outputs, output  # the backward pass frees the old memory layer by layer
         weights = goal.weights(targets.shape[1])
-        loss = self.mean_loss(states[-1], targets, goal.tail_rows, weights)
+        loss = self.softmax.mean_loss(states[-1], targets, goal.tail_rows, weights)
         if self.auxiliary is not None:
             more.append(self.auxiliary(states, targets, goal.progress))
         return sum([*more, *penalties], loss), loss.detach(), memory
