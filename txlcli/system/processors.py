@@ -39,10 +39,14 @@ class ShareClock:
         self._start = clock()
         self._cpu_start = cpu_clock()
 
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return self._clock() - self._start
+
     def share(self) -> float:
         """Return the share since the start, at most 1."""
-        seconds = self._clock() - self._start
-        return min(1.0, (self._cpu_clock() - self._cpu_start) / max(seconds, 1e-9))
+        return min(1.0, (self._cpu_clock() - self._cpu_start) / max(self.seconds, 1e-9))
 
 
 def is_trusted(share: float | None) -> bool:

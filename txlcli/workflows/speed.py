@@ -207,12 +207,12 @@ class Bench:
         """Return the recipe's training settings, on a CPU with a smaller batch size."""
         train = self.settings.train
         compile_ = train.compile
-        if compile_ == "auto" and self._may_compile():  # as in a long run
-            compile_ = "on"
+        may_compile = self.device.type == "cuda" and self.settings.model.has_attention
+        if compile_ == "auto" and may_compile and not triton_problem(self.device):  # as in a long run
             problem = compiler_problem(self.device)
             if problem is not None:
                 self._reporter.say(f"layers are not compiled: {problem}")
-                compile_ = "off"
+            compile_ = "on" if problem is None else "off"
         elif compile_ == "on":
             check_compiler(self.device, 'time a recipe with train.compile = "off"')
         batch_size = train.batch_size
@@ -222,12 +222,6 @@ class Bench:
             batch_size = max_batch_size
             accumulate = 1
         return self.settings.with_train(compile=compile_, batch_size=batch_size, accumulate=accumulate).train
-
-    def _may_compile(self) -> bool:
-        """Return True if a long run would compile its layers on this device."""
-        if self.device.type != "cuda" or not self.settings.model.has_attention:
-            return False
-        return not triton_problem(self.device)
 
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""

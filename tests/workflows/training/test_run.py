@@ -13,6 +13,7 @@ from txlcli.core.kernels.modes import threads
 from txlcli.core.training.reports import StepReport
 from txlcli.errors import Interrupted, UsageError
 from txlcli.runs import run_directory
+from txlcli.system.processors import ShareClock
 from txlcli.workflows.training.log import TrainingLog, watch_processors
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
@@ -124,7 +125,7 @@ def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):
 def test_a_step_that_waits_for_processors_hints_at_threads_once(threads_used, cpu_share, hints):
     now, reporter = 0.0, RecordingReporter()
     with threads(threads_used):
-        check = watch_processors(reporter, clock=lambda: now, cpu_clock=lambda: cpu_share * now)
+        check = watch_processors(reporter, ShareClock(lambda: now, lambda: cpu_share * now))
     for _ in range(50):
         now += 1.0
         check(1)

@@ -150,8 +150,9 @@ def step_bytes(
     step = _step_of(model, train, device)
     memory = _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize)
     activations = _activation_bytes(step, train.batch_size // train.accumulate)
-    casts = _divided_casts(parameter_shapes(model, vocab_size), train, device)
-    return replace(state, memory=train.batch_size * memory, activations=activations - casts)
+    if train.parallel == "fsdp" and processes > 1 and device.type != "cpu":
+        activations -= _divided_casts(parameter_shapes(model, vocab_size), train)
+    return replace(state, memory=train.batch_size * memory, activations=activations)
 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:
@@ -286,10 +287,10 @@ def _memory_bytes(model: ModelSettings, mem_len: int, itemsize: int) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in memory)
 
 
-def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings, device: torch.device) -> int:
+def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings) -> int:
     """Return the bytes of casts that fsdp need not keep: it gathers matrices of layers in the dtype of products."""
     itemsize = DTYPES[train.precision].itemsize
-    if train.parallel != "fsdp" or device.type == "cpu" or itemsize == FLOAT:
+    if itemsize == FLOAT:
         return 0
     elements = 0
     for name, shape in shapes.items():

@@ -247,7 +247,7 @@ def best_windows(
     windows = 2
     while True:
         try:
-            ms = time_windows(windows, times._replace(repeat=1)).median
+            ms = time_windows(windows, Repetitions(1, times.min_steps)).median
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

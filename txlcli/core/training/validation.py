@@ -6,7 +6,7 @@ Axes: B lanes, T tokens.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,15 +89,14 @@ def validation_settings(settings: TrainSettings) -> EvalSettings:
     Without recurrence a segment is all the context there is, so validation uses the segments of training. Windows of
     valid_attn_len have no memory.
     """
-    if settings.valid_attn_len is not None:
-        return EvalSettings(
-            seg_len=settings.valid_attn_len, mem_len=0, batch_size=settings.valid_batch_size, same_length="off"
-        )
     context = settings.mem_len + settings.reread_len
     seg_len = settings.seg_len
     if context and settings.valid_seg_len:
         seg_len = settings.valid_seg_len
     mem_len = context + settings.seg_len - seg_len
+    if settings.valid_attn_len is not None:
+        seg_len = settings.valid_attn_len
+        mem_len = 0
     return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=settings.valid_batch_size, same_length="off")
 
 
@@ -124,23 +123,20 @@ def validate(
             raise _Stopped
 
     settings = validation_settings(parallel.settings)
+    if in_windows and not text.spans:
+        windows = windows_at_once(parallel.model, min(settings.seg_len, len(text.targets)))
+        settings = settings.with_batch_size(windows)
     stream = Stream(parallel.model, text.inputs, text.targets, settings, after_segment, parallel.make_reader)
     parallel.receive_updates()
     with suppress(_Stopped):
         if text.spans:
             return _score_documents(stream, text.spans, world)
         if in_windows:
-            return _score_windows(stream, parallel.settings, world)
+            share = (world.rank, world.size)
+            own = score_windows(stream, stride=parallel.settings.valid_stride, share=share)
+            return add_shares(own, world)
         return score_in_processes(stream, world=world)
     return None
-
-
-def _score_windows(stream: Stream, settings: TrainSettings, world: World) -> Scores:
-    """Score every target in windows of train.valid_attn_len tokens, divided over the processes."""
-    windows = windows_at_once(stream.model, min(stream.settings.seg_len, len(stream.targets)))
-    stream = replace(stream, settings=stream.settings.with_batch_size(windows))
-    own = score_windows(stream, stride=settings.valid_stride, share=(world.rank, world.size))
-    return add_shares(own, world)
 
 
 def _score_documents(stream: Stream, spans: Sequence[tuple[int, int]], world: World) -> Scores:

@@ -3,7 +3,6 @@
 This machine need not have these GPUs.
 """
 
-import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -290,8 +289,6 @@ def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleFore
 
 def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, devices: int) -> dict[str, int]:
     """Return the bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
-    if devices == 1:
-        train = dataclasses.replace(train, parallel="ddp")
     rank_settings = of_one_process(train, devices)
     needed = step_bytes(model, vocab_size, rank_settings, device=GPU, processes=devices)
     by_purpose = needed.to_json()

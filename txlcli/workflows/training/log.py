@@ -1,7 +1,6 @@
 """Records and shows the reports of a training run: metrics.jsonl, trackers, progress."""
 
 import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,12 @@ from txlcli.core.training.reports import Report, StepReport, ValidReport
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.system.plain_json import as_json
+from txlcli.system.processors import ShareClock
 from txlcli.workflows.reporter import Reporter, Step
 from txlcli.workflows.training.plan import Plan
 
-WAITING = 2.0
-"""Time of training per CPU time of this process from which other programs slow it down."""
+MIN_SHARE = 0.5
+"""Share of a processor that this process has got, below which other programs slow it down."""
 FIRST_HINT_S = 20.0
 """Time after which that is first seen."""
 Line = dict[str, Any]
@@ -100,23 +100,16 @@ def as_line(report: Report, metric: str) -> Line:
     return dict(as_json(line))
 
 
-def watch_processors(
-    reporter: Reporter,
-    clock: Callable[[], float] = time.monotonic,
-    cpu_clock: Callable[[], float] = time.process_time,
-) -> Callable[[int], None]:
+def watch_processors(reporter: Reporter, clock: ShareClock) -> Callable[[int], None]:
     """Return a function that tells the user once if other programs keep the threads of the steps waiting."""
-    start = clock()
-    cpu_start = cpu_clock()
     is_watching = torch.get_num_threads() > 1
 
     def check(_step: int) -> None:
         nonlocal is_watching
-        seconds = clock() - start
-        cpu_seconds = cpu_clock() - cpu_start
-        if is_watching and seconds > max(FIRST_HINT_S, WAITING * cpu_seconds):
+        share = clock.share()
+        if is_watching and clock.seconds > FIRST_HINT_S and share < MIN_SHARE:
             is_watching = False
-            ratio = f"{seconds / max(cpu_seconds, 1e-9):.1f} times its CPU time"
+            ratio = f"{1 / max(share, 1e-9):.1f} times its CPU time"
             reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
 
     return check

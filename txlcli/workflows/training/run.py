@@ -17,6 +17,7 @@ from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.runs import lifecycle, log_file, run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
+from txlcli.system.processors import ShareClock
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.result import Result
 from txlcli.workflows.training import out_of_memory, trackers
@@ -173,7 +174,8 @@ def _observers(
         return []
     on_step: list[Callable[[int], None]] = [log.show_step]
     if log.plan.device.type == "cpu":
-        on_step.append(watch_processors(reporter))
+        clock = ShareClock(time.monotonic, time.process_time)  # of all threads
+        on_step.append(watch_processors(reporter, clock))
     if profiler is not None:
         on_step.append(profiler.on_step)
     return on_step

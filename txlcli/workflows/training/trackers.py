@@ -95,8 +95,7 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
 
     A tracker that fails is reported once and receives nothing more; the training continues.
     """
-    logs: dict[str, Log] = {}
-    stacks: dict[str, contextlib.ExitStack] = {}
+    trackers: dict[str, tuple[Log, contextlib.ExitStack]] = {}
 
     @contextlib.contextmanager
     def continuing(name: str) -> Iterator[None]:
@@ -104,25 +103,23 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
             with contextlib.redirect_stdout(sys.stderr):  # stdout has the results of txl
                 yield
         except Exception as error:
-            logs.pop(name, None)
-            stacks.pop(name, None)
+            trackers.pop(name, None)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             say(f"{name} failed ({reason}); training continues without it")
 
     def write(line: dict[str, Any]) -> None:
-        for name, log in list(logs.items()):
+        for name, (log, _) in list(trackers.items()):
             with continuing(name):
                 log(scalars(line), line["step"])
 
     for requested in dict.fromkeys(run.settings.log.to):
         with continuing(requested):
             stack = contextlib.ExitStack()
-            logs[requested] = stack.enter_context(BACKENDS[requested](run, after))
-            stacks[requested] = stack
+            trackers[requested] = stack.enter_context(BACKENDS[requested](run, after)), stack
     try:
         yield write
     finally:
-        for name, stack in list(stacks.items()):
+        for name, (_, stack) in list(trackers.items()):
             with continuing(name):
                 stack.close()
 
