@@ -96,7 +96,7 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     if with_rows:
         return tuple(_with_column(file, column) for file in with_rows)
     if any(file.packing or file.encoding for file in files):
-        return tuple(replace(file, format=TEXT) for file in files)
+        return tuple(TextFile(file.path, packing=file.packing, encoding=file.encoding) for file in files)
     return ()
 
 

@@ -21,10 +21,10 @@ from txlcli.workflows.exchange.layouts import (
     SUPPORTED,
     SUPPORTED_BY_TF,
     SYSTEMS,
-    Naming,
     System,
     is_transposed,
     is_weight,
+    name_of,
 )
 
 Tensors = Mapping[str, Tensor]
@@ -46,11 +46,6 @@ class Layout:
             return dict(TransformerXL(self.settings, self.vocab_size).named_parameters())
 
     @cached_property
-    def naming(self) -> Naming:
-        """Names of single parameters."""
-        return Naming(self.system, has_one_table=self.settings.div_val == 1, has_cutoffs=bool(self.settings.cutoffs))
-
-    @cached_property
     def our_names(self) -> dict[tuple[str, ...], list[str]]:
         """Names of our tensors by the names of theirs that hold the same elements."""
         our_names: dict[tuple[str, ...], list[str]] = {}
@@ -59,7 +54,7 @@ class Layout:
             parts = [ours]
             if has_biases_per_layer and ours in BIASES:
                 parts = [f"layers.{n}.{ours}" for n in range(self.settings.n_layers)]
-            theirs = tuple(self.naming.of(part) for part in parts)
+            theirs = tuple(self._name_of(part) for part in parts)
             our_names.setdefault(theirs, []).append(ours)
         return our_names
 
@@ -78,7 +73,10 @@ class Layout:
             for n in range(self.settings.n_layers):
                 for bias in BIASES:
                     tied[f"layers.{n}.{bias}"] = bias
-        return {self.naming.of(alias): self.naming.of(first) for alias, first in tied.items()}
+        return {self._name_of(alias): self._name_of(first) for alias, first in tied.items()}
+
+    def _name_of(self, ours: str) -> str:
+        return name_of(ours, self.system, self.settings)
 
     def read(self, theirs: Tensors, where: str, padding: int = 0) -> dict[str, Tensor]:
         """Convert their tensors to ours, in float32; `where` is the file that messages name.

@@ -131,7 +131,6 @@ def make_plan(
             vocab = exported
             vocab_file = _vocabulary_file(source)
     tokenizer = options.tokenizer or _default_tokenizer(corpus, vocab, tokens)
-    _reject_unused(options, corpus, tokenizer, tokens, [file for file in files if file.column])
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"`data_dir` {data_dir} is a file; give a folder")
     plan = PreparationPlan(
@@ -148,6 +147,7 @@ def make_plan(
         chunk=chunk,
         reporter=reporter or Reporter(),
     )
+    _reject_unused(plan)
     plan.check_free()
     return plan
 
@@ -159,15 +159,15 @@ def _find_files(
     from txlcli.workflows.exchange import containers
 
     try:
+        tokens: TokenFiles | PieceFiles | None = None
         if options.ids:
-            tokens_of_pieces = piece_files.find(source) or token_files.find(source, id_type)
-            if tokens_of_pieces is None:
+            tokens = piece_files.find(source) or token_files.find(source, id_type)
+            if tokens is None:
                 raise CorpusInputError(f"{source}: no token ids; give files that end with .npy, .npz, .json or .bin")
-            return tokens_of_pieces, ()
-        if options.tokenizer is None:
+        elif options.tokenizer is None:
             tokens = token_files.find(source, id_type)
-            if tokens is not None:
-                return tokens, ()
+        if tokens is not None:
+            return tokens, ()
         return None, containers.find(source, options.column, options.encoding)
     except CorpusError as error:
         raise CorpusInputError(str(error)) from error
@@ -233,17 +233,15 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
         return None
 
 
-def _reject_unused(
-    options: PrepareOptions,
-    corpus: Corpus,
-    tokenizer: TokenizerName,
-    tokens: TokenFiles | PieceFiles | None,
-    rows: "list[TextFile]",
-) -> None:
+def _reject_unused(plan: PreparationPlan) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
+    options = plan.options
+    corpus = plan.corpus
+    tokens = plan.tokens
+    rows = [file for file in plan.files if file.column]
     built = None  # tokenizer of a vocabulary that is built
-    if not tokens and tokenizer != corpus.unit:
-        built = tokenizer
+    if not tokens and not plan.own_convention:
+        built = plan.tokenizer
     has_header = tokens is None or tokens.format != token_files.WITHOUT_HEADER
     has_splits = bool(corpus.files or corpus.symbols)
     if tokens:
@@ -268,7 +266,7 @@ def _reject_unused(
             raise UsageError(f"`{name}` has no effect here; it is for {purpose}")
     if options.documents == "records" and all(file.is_pieces for file in rows):
         raise UsageError("`documents` records: the text has no records; give files or blank-lines")
-    if tokenizer == "ids" and not tokens:
+    if plan.tokenizer == "ids" and not tokens:
         raise UsageError(f"`vocab` {options.vocab}: its ids have no symbols, so it encodes no text; give another file")
 
 

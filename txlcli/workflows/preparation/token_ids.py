@@ -65,7 +65,7 @@ def _count_ids(plan: PreparationPlan, tokens: TokenFiles, splits: Splits, total:
     largest = 0
     with plan.reporter.progress("counting ids", total, "tokens") as step:
         for pieces in splits.values():
-            for block in _blocks(pieces, tokens, MAX_IDS, step):
+            for block in _blocks(pieces, tokens, step):
                 largest = max(largest, int(block.max()))
     return 1 + largest
 
@@ -93,17 +93,16 @@ def _splits(plan: PreparationPlan, tokens: TokenFiles, source: Path) -> Splits:
 
 def _ids(pieces: Slices, tokens: TokenFiles, vocab: Vocab, step: Step) -> Iterator[Ids]:
     """Yield the ids of pieces in blocks, all of them in the vocabulary, and -1 for unknown symbols."""
-    for block in _blocks(pieces, tokens, vocab.size, step, vocab_size=vocab.size):
+    for block in _blocks(pieces, tokens, step, vocab.size):
         if vocab.unknown is None:
             yield block
         else:
             yield np.where(block == vocab.unknown, np.int64(-1), block)
 
 
-def _blocks(
-    pieces: Slices, tokens: TokenFiles, limit: int, step: Step, *, vocab_size: int | None = None
-) -> Iterator[Ids]:
-    """Yield the ids of pieces in blocks, all of them below `limit`, the size of the vocabulary if that is known."""
+def _blocks(pieces: Slices, tokens: TokenFiles, step: Step, vocab_size: int | None = None) -> Iterator[Ids]:
+    """Yield the ids of pieces in blocks, all of them in the vocabulary, if its size is known, and below MAX_IDS."""
+    limit = vocab_size or MAX_IDS
     for piece in pieces:
         for block in tokens.blocks(piece):
             wrong = block[(block < 0) | (block >= limit)]
