@@ -57,6 +57,11 @@ KINDS: tuple[Kind, ...] = (_of_bytes, _of_sentencepiece, _of_characters)
 """How tokenizers write tokens; a text shows which it is."""
 
 
+def _joined(pieces: list[bytes], ids: list[int]) -> bytes:
+    """Return the bytes of a text, given those of each token."""
+    return b"".join(pieces[number] for number in ids)
+
+
 def _same_bytes(first: bytes, second: bytes) -> int:
     """Return the number of bytes with which both begin."""
     length = min(len(first), len(second))
@@ -88,12 +93,13 @@ class ExternalVocab(Vocab):
         self._tokenizer = tokenizer
         self._n_outputs = n_outputs
         self._title = title
-        self._pieces = _of_characters(symbols)
-        self._kinds = self._kinds_of(PROBE)
-
-    @property
-    def pieces(self) -> list[bytes]:
-        return self._pieces
+        candidates = [kind(symbols) for kind in KINDS]
+        # With blanks in the text, one of them fits, unless blanks are tokens of their own.
+        probe = PROBE.encode()
+        ids = tokenizer(PROBE, add_special_tokens=False, verbose=False)["input_ids"]
+        fitting = [pieces for pieces in candidates if _joined(pieces, ids) in (probe, b" " + probe)]
+        self._candidates = fitting or candidates
+        self.pieces = self._candidates[0]
 
     def encode(self, text: str | bytes) -> NDArray[np.int64]:
         """Encode a text; its bytes must be those of its tokens, but for a blank that the tokenizer adds before it.
@@ -116,32 +122,17 @@ class ExternalVocab(Vocab):
         self._set_pieces(ids, data)
         return ids
 
-    def _kinds_of(self, text: str) -> tuple[Kind, ...]:
-        """Return the kinds by which the tokens of a text give its bytes, or all if none does.
-
-        With blanks in the text, that is one kind, unless blanks are tokens of their own.
-        """
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        tokens = [self.symbols[number] for number in ids]
-        data = text.encode()
-        kinds = tuple(kind for kind in KINDS if b"".join(kind(tokens)) in (data, b" " + data))
-        return kinds or KINDS
-
     def _set_pieces(self, ids: NDArray[np.int64], data: bytes) -> None:
-        """Find out how the tokens are written, given the ids of a text."""
-        restored = b""
-        same = -1
-        for kind in self._kinds:
-            pieces = kind(list(self.symbols))
-            joined = b"".join(pieces[number] for number in ids.tolist())
-            if joined in (data, b" " + data):
-                self._pieces = pieces
-                self.added_bytes = len(joined) - len(data)
+        """Find out which bytes the tokens have, given the ids of a text."""
+        texts = []
+        for pieces in self._candidates:
+            text = _joined(pieces, ids.tolist())
+            if text in (data, b" " + data):
+                self.pieces = pieces
+                self.added_bytes = len(text) - len(data)
                 return
-            length = _same_bytes(joined, data)
-            if length > same:
-                restored = joined
-                same = length
+            texts.append(text)
+        same, restored = max((_same_bytes(text, data), text) for text in texts)
         raise VocabularyError(
             f"the tokenizer of {self._title} loses text at byte {same:,}: {data[same : same + SHOWN]!r} becomes "
             f"{restored[same : same + SHOWN]!r}, so that its bits are those of another text; leave this out of the text"

@@ -5,7 +5,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli import corpora
 from txlcli.config.settings import plain_name
@@ -17,14 +17,12 @@ from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageE
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
 from txlcli.system.written_files import check_replaceable
-from txlcli.workflows.exchange import piece_files, token_files, vocabularies
+from txlcli.workflows.exchange import containers, piece_files, token_files, vocabularies
+from txlcli.workflows.exchange.containers import TextFile
 from txlcli.workflows.exchange.piece_files import PieceFiles
 from txlcli.workflows.exchange.token_files import IdType, TokenFiles
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.workflows.exchange.containers import TextFile
 
 CHUNK = 2 << 20
 """Bytes of text that are read at once; the other sizes are multiples of it."""
@@ -49,7 +47,7 @@ class PreparationPlan:
     """Token files, whose ids are kept; None for text."""
     id_type: IdType
     """Facts from the user and from a vocabulary about ids without a header."""
-    files: "tuple[TextFile, ...]"
+    files: tuple[TextFile, ...]
     """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
     chunk: int
     """Bytes of text that are read at once."""
@@ -154,10 +152,8 @@ def make_plan(
 
 def _find_files(
     source: Path, options: PrepareOptions, id_type: IdType
-) -> "tuple[TokenFiles | PieceFiles | None, tuple[TextFile, ...]]":
+) -> tuple[TokenFiles | PieceFiles | None, tuple[TextFile, ...]]:
     """Return the token files at the path of the user's own text, or the files whose text must be extracted."""
-    from txlcli.workflows.exchange import containers
-
     try:
         tokens: TokenFiles | PieceFiles | None = None
         if options.ids:

@@ -5,7 +5,6 @@ import itertools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from txlcli import __version__
 from txlcli.corpora import OWN_TEXT
@@ -15,10 +14,9 @@ from txlcli.corpora.locate import list_files, list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text
 from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
+from txlcli.workflows.exchange import containers
+from txlcli.workflows.exchange.containers import Written
 from txlcli.workflows.preparation.planning import PreparationPlan
-
-if TYPE_CHECKING:
-    from txlcli.workflows.exchange.containers import Written
 
 BLANK = b" \n"
 """Line that an empty row of a mirror stands for, as in WikiText."""
@@ -86,10 +84,8 @@ def _extract_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Te
     )
 
 
-def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> "list[Written]":
+def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> list[Written]:
     """Write the text of files in `directory` into files of the same names in `work`."""
-    from txlcli.workflows.exchange import containers
-
     with_starts = plan.options.documents == "records"
     only_utf8 = plan.tokenizer != "byte"
     written = []
@@ -183,8 +179,6 @@ def _unpack_or_copy(path: Path, plan: PreparationPlan, work: Path) -> None:
     """Write the text of a published file into `work`."""
     file = _published(plan.corpus).get(path.name)
     if file is not None and file.rows_of:
-        from txlcli.workflows.exchange import containers
-
         with plan.reporter.progress(f"reading {path.name}"), (work / file.rows_of).open("ab") as output:
             for rows in containers.find(path, None, None):
                 containers.extract(rows, output, only_utf8=False, blank=BLANK)
