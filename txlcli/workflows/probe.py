@@ -26,7 +26,7 @@ FARTHER = "farther"
 NEW = "new"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ProbeRow:
     """Results at one distance; None where there is nothing to measure."""
 
@@ -41,9 +41,9 @@ class ProbeRow:
     recall_saved_nats: float | None = None
     words: int
     """Number of words that last occurred so far back."""
-    word_nats: float | None
+    word_nats: float | None = None
     """Mean loss per word."""
-    word_nats_without_memory: float | None
+    word_nats_without_memory: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,24 +81,12 @@ def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> Pr
     symbols = np.setdiff1d(text.targets, marks)
     rng = np.random.default_rng(options.seed)
     distances = sorted(options.distances or default_distances(settings.seg_len + settings.mem_len))
-    words = _words(scoring, distances)
-    rows = []
-    for distance, of_words in zip(distances, words, strict=False):  # then those farther back, and new ones
+    rows = _word_rows(scoring, distances)
+    for row, distance in zip(rows, distances, strict=False):  # the last two rows are of words only
         copies = copy_texts(symbols, options.texts, distance, rng)
-        copied, copy_saved = _repeat(scoring, copies, distance - 1, f"copy at {distance}")
+        row.copied, row.copy_saved_nats = _repeat(scoring, copies, distance - 1, f"copy at {distance}")
         recalls = recall_texts(symbols, options.texts, distance, rng)
-        recalled, recall_saved = _repeat(scoring, recalls, 1, f"recall at {distance}")
-        row = ProbeRow(
-            distance=distance,
-            copied=copied,
-            copy_saved_nats=copy_saved,
-            recalled=recalled,
-            recall_saved_nats=recall_saved,
-            **of_words,
-        )
-        rows.append(row)
-    rows.append(ProbeRow(distance=FARTHER, **words[-2]))
-    rows.append(ProbeRow(distance=NEW, **words[-1]))
+        row.recalled, row.recall_saved_nats = _repeat(scoring, recalls, 1, f"recall at {distance}")
     return ProbeResult(scoring, tuple(rows))
 
 
@@ -148,26 +136,26 @@ def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple
     return float(hits.mean()), float(control.mean() - losses.mean())
 
 
-def _words(scoring: Scoring, distances: list[int]) -> list[dict[str, Any]]:
-    """Return the fields about words for each distance, then for words farther back, then for new words."""
+def _word_rows(scoring: Scoring, distances: list[int]) -> list[ProbeRow]:
+    """Return a row about the words for each distance, then for words farther back, then for new words."""
     vocab = scoring.opened.vocab
     mem_lens = dict.fromkeys((scoring.settings.mem_len, 0))
     evaluated = [with_memory(scoring, mem_len) for mem_len in mem_lens]
     pieces = Pieces.of(vocab, scoring.text)
     losses = pieces.sums([row.losses_nats for row in evaluated])
     back, nats = word_losses(pieces, losses, vocab)
-    farther = len(distances)
-    new = farther + 1
-    groups = np.where(back == 0, new, np.searchsorted(distances, back))
-    fields = []
-    for group in range(new + 1):
+    labels: list[int | str] = [*distances, FARTHER, NEW]
+    groups = np.where(back == 0, labels.index(NEW), np.searchsorted(distances, back))
+    rows = []
+    for group, label in enumerate(labels):
         group_nats = nats[:, groups == group]  # (R, W)
-        means: list[float | None] = [None]
-        if group_nats.size:
+        row = ProbeRow(distance=label, words=group_nats.shape[1])
+        if row.words:
             means = group_nats.mean(axis=1).tolist()
-        word_fields = {"words": group_nats.shape[1], "word_nats": means[0], "word_nats_without_memory": means[-1]}
-        fields.append(word_fields)
-    return fields
+            row.word_nats = means[0]
+            row.word_nats_without_memory = means[-1]
+        rows.append(row)
+    return rows
 
 
 def word_losses(pieces: Pieces, losses: NDArray[np.float64], vocab: Vocab) -> tuple[Ids, NDArray[np.float64]]:
