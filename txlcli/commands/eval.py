@@ -136,10 +136,10 @@ def show(result: "EvalResult") -> None:
 
 def _cells(row: "EvalRow", rows: Sequence["EvalRow"], names: Sequence[str]) -> dict[str, str]:
     """Return the cells of a row by heading; the best of several rows has a star."""
-    label = _label(row)
+    heading, label = _label(row)
     if row.best and len(rows) > 1:
         label += " *"
-    cells = {_label_heading(row, rows[0]): label, "attention": _attention(row)}
+    cells = {heading: label, "attention": _attention(row)}
     for name in names:
         cells[metrics.METRIC_TITLES[name]] = _measure(row, name)
     cells["change"] = "-"
@@ -152,33 +152,24 @@ def _cells(row: "EvalRow", rows: Sequence["EvalRow"], names: Sequence[str]) -> d
     return cells
 
 
-def _label_heading(row: "EvalRow", first: "EvalRow") -> str:
-    """Return the heading of the column with the labels of rows."""
+def _label(row: "EvalRow") -> tuple[str, str]:
+    """Return what distinguishes a row from others, its protocol, method or length, after the heading of the column."""
     if row.protocol:
-        return "protocol"
+        return "protocol", _describe_protocol(row)
     if row.method:
-        return "method"
-    return "N" if first.stride else "M"
-
-
-def _label(row: "EvalRow") -> str:
-    """Return the protocol, the method or the length of a row."""
-    if row.protocol:
-        return _describe_protocol(row.protocol, row)
-    if row.method:
-        return row.method
+        return "method", row.method
     if row.stride:
-        return str(row.attn_len)
-    return "-" if row.attn_len_max is None else str(row.mem_len)
+        return "N", str(row.attn_len)
+    return "M", "-" if row.attn_len_max is None else str(row.mem_len)
 
 
-def _describe_protocol(protocol: str, row: "EvalRow") -> str:
+def _describe_protocol(row: "EvalRow") -> str:
     """Return the protocol of a row with its lengths; a recurrent state has none."""
-    if protocol == "strided":
-        return f"{protocol}, N = {row.attn_len}, S = {row.stride}"
+    if row.protocol == "strided":
+        return f"strided, N = {row.attn_len}, S = {row.stride}"
     if row.stride:
-        return f"{protocol}, N = {row.attn_len}"
-    return protocol if row.attn_len_max is None else f"{protocol}, M = {row.mem_len}"
+        return f"{row.protocol}, N = {row.attn_len}"
+    return str(row.protocol) if row.attn_len_max is None else f"{row.protocol}, M = {row.mem_len}"
 
 
 def _attention(row: "EvalRow") -> str:

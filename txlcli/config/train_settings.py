@@ -294,16 +294,13 @@ class TrainSettings(Section):
         divides = self.batch_size % self.accumulate == 0
         self.require(divides, "accumulate", f"a divisor of batch_size ({self.batch_size})")
         if self.valid_attn_len is not None:
-            self._check_validation_windows(self.valid_attn_len)
+            key = "seg_len" if self.valid_seg_len is None else "valid_seg_len"
+            is_covered = self.valid_stride <= self.valid_attn_len
+            self.require(is_covered, key, f"at most valid_attn_len ({self.valid_attn_len})")
+            if self.parallel == "fsdp":
+                self.must_be_default("valid_attn_len", 'with parallel = "fsdp"')
             self.must_be_default("reset_at_documents", "with valid_attn_len, whose windows have no documents")
         elif self.valid_seg_len is not None:
             longest = self.read_len + self.mem_len
             lengths = "seg_len + reread_len + mem_len" if self.reread_len else "seg_len + mem_len"
             self.require(self.valid_seg_len <= longest, "valid_seg_len", f"at most {lengths} ({longest})")
-
-    def _check_validation_windows(self, length: int) -> None:
-        """Reject windows that are shorter than the part that counts, or that a divided model cannot read."""
-        key = "seg_len" if self.valid_seg_len is None else "valid_seg_len"
-        self.require(self.valid_stride <= length, key, f"at most valid_attn_len ({length})")
-        if self.parallel == "fsdp":
-            self.must_be_default("valid_attn_len", 'with parallel = "fsdp"')

@@ -96,22 +96,13 @@ def _ranked(rows: Sequence[Ranked], run: Run, results: Results) -> list[list[str
     """Return the cells of the rows and of the run, which has a row if it has a comparable result, the best first."""
     ranked = list(rows)
     if results:
+        cells = ["-"] * len(rows[0][1])
+        cells[:2] = [f"> {run.directory}", _short(run.parameters)]
+        for split, (result, _) in results.items():
+            cells[COLUMNS.index(split)] = f"{result:.2f}"
         best, _ = results.get("test") or results["valid"]
-        cells = _cells_of_run(run, results)
-        width = len(rows[0][1])
-        ranked.append((best, cells + ["-"] * (width - len(cells))))
+        ranked.append((best, cells))
     return [cells for _, cells in sorted(ranked)]
-
-
-def _cells_of_run(run: Run, results: Results) -> list[str]:
-    cells = [f"> {run.directory}", _short(run.parameters)]
-    for split in SPLITS:
-        cell = "-"
-        if split in results:
-            result, _ = results[split]
-            cell = f"{result:.2f}"
-        cells.append(cell)
-    return cells
 
 
 def _notes_on_results(run: Run, results: Results, reasons: Sequence[str]) -> list[str]:

@@ -124,8 +124,10 @@ class EvalOptions(PlotOptions):
         self._check_methods()
         if self.protocols:
             self._check_protocols()
+        elif self.attn_len is None:
+            self.exclude("stride", because="`stride` is the number of tokens predicted per window of `attn_len`")
         else:
-            self._check_windows()
+            self.exclude("mem_len", "seg_len", "same_length", because="`attn_len` evaluates windows without memory")
 
     def _check_lengths(self) -> None:
         """Reject a search where a length must be given, and lengths that do not fit each other."""
@@ -180,13 +182,6 @@ class EvalOptions(PlotOptions):
             self.exclude("mem_len", "seg_len", "same_length", because="recurrence is not among the `protocols`")
         if self.protocols == ("recurrence",):
             self.exclude("attn_len", because="recurrence has no windows")
-
-    def _check_windows(self) -> None:
-        """Reject options that do not apply to windows, or only to them."""
-        if self.attn_len is None:
-            self.exclude("stride", because="`stride` is the number of tokens predicted per window of `attn_len`")
-        else:
-            self.exclude("mem_len", "seg_len", "same_length", because="`attn_len` evaluates windows without memory")
 
     @property
     def mem_lens(self) -> tuple[int, ...]:

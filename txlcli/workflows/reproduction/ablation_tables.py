@@ -141,9 +141,13 @@ def _check_longer(result: LengthResult, ppl_by_seed: list[dict[int, float]]) -> 
 
 
 def _check_harmless(lengths: tuple[int, ...], mem_len: int, ppl_by_seed: list[dict[int, float]]) -> Claim:
-    increases = {}
+    increases = {}  # of the lowest perplexity up to a length, in the worst seed
     for length in lengths:
-        increases[length] = max(_increase(ppl, length) for ppl in ppl_by_seed)
+        increase_by_seed = []
+        for ppl in ppl_by_seed:
+            lowest = min(ppl[other] for other in ppl if other <= length)
+            increase_by_seed.append(ppl[length] / lowest - 1)
+        increases[length] = max(increase_by_seed)
     text = (
         f"Up to four times the trained memory ({mem_len}) does no harm (perplexity within {NOT_WORSE:.1%} of that of "
         "shorter lengths)"
@@ -152,8 +156,3 @@ def _check_harmless(lengths: tuple[int, ...], mem_len: int, ppl_by_seed: list[di
     if len(ppl_by_seed) > 1:
         detail += ", the worst seed"
     return Claim(text, max(increases.values()) <= NOT_WORSE, detail)
-
-
-def _increase(ppl: dict[int, float], length: int) -> float:
-    """Return the increase of perplexity at a length, relative to the lowest one up to there."""
-    return ppl[length] / min(ppl[other] for other in ppl if other <= length) - 1
