@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -35,11 +35,8 @@ class TerminalReporter(Reporter):
     @contextmanager
     def showing(self, step: Step) -> Iterator[Step]:
         """Show the progress of one long step while the block runs; a narrow terminal folds it."""
-        if not (self._bars and console.shows_bars()):
-            step.on_reach = _display(step, None)
-            yield step
-            return
-        with _live_bar() as bar:
+        bar = _live_bar() if self._bars and console.shows_bars() else None
+        with bar or nullcontext():
             step.on_reach = _display(step, bar)
             yield step
 

@@ -14,6 +14,7 @@ from txlcli.report.run_facts import describe, settings_of
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.runs.log_file import Record
+from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.system.command_lines import with_flags
 from txlcli.system.written_files import MARK, check_replaceable
@@ -80,7 +81,7 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
         _training(past, directory),
         _evaluations(past),
         attempt("samples", "Samples", lambda: _samples(name, options, workspace)),
-        attempt("attention", "Attention", lambda: _attention(name, directory, workspace)),
+        attempt("attention", "Attention", lambda: _attention(run, directory, workspace)),
         attempt("published", "Published results", lambda: ranking.rank(past)),
     ]
     paths = pages.write_report(f"Run {run.name}", sections, f"{MADE} {__version__}.", directory)
@@ -145,14 +146,8 @@ def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Rep
     return ReportSection(notes=["Contexts are random passages of the test split."], texts=sample_texts(samples))
 
 
-def _attention(run_name: str, directory: Path, workspace: Workspace) -> ReportSection:
-    from txlcli.report import attention_plots
-    from txlcli.workflows import attention as workflow
-
-    measured = workflow.run(run_name, AttentionOptions(), workspace)
-    captions = []
-    for number in workflow.figures_of(measured.opened.run):
-        attention_plots.plot_figure(measured, number, directory / f"figure{number}.png")
-        captions.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])
+def _attention(run: Run, directory: Path, workspace: Workspace) -> ReportSection:
+    measured, paths = attention.measure_and_plot(run, directory, AttentionOptions(force=True), workspace)
+    captions = [[path.name, f"Figure {path.stem[-1]} of the paper for this run."] for path in paths]
     grid = Grid(attention.COLUMNS, attention.rows(measured))
     return ReportSection(notes=attention.notes(measured), grids=[grid], figures=captions)

@@ -23,7 +23,6 @@ from txlcli.core.measures.adaptation import (
 )
 from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import UsageError
-from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.rows import EvalRow, make_row, with_memory
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.search import with_temperature
@@ -45,9 +44,10 @@ LARGER_LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 FIRST_DECAY = 1e-3  # while the learning rate is searched
 
 
-def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
+def adapted_rows(scoring: Scoring) -> Iterator[EvalRow]:
     """Yield the rows of the model alone, with the cache, and with dynamic evaluation."""
     settings = scoring.settings
+    options = scoring.options
     cache = options.cache or 0
     lane_len = Lanes.of(len(scoring.text.targets), settings).length
     if cache > lane_len:
@@ -63,7 +63,9 @@ def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
         rms = gradient_rms(scoring.opened.model, train, settings, RMS_SEGMENTS)
     score_model = partial(with_memory, mem_len=settings.mem_len)
     tempered = with_temperature(scoring, score_model)
-    yield score_model(tempered).by_method("model", {})
+    row = score_model(tempered)
+    row.method = "model"
+    yield row
     if cache:
         yield _with_cache(tempered, for_cache.changed(temperature=tempered.settings.temperature), cache)
     if options.dynamic:
@@ -79,8 +81,9 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     scores, cached = scoring.score(partial(with_cache, thetas=[theta]), "cache")
     losses = mixed_losses(scores.losses_nats, cached[0], share)
     row = make_row(scoring, replace(scores, losses_nats=losses), next_step="leave out `cache`")
-    parameters = {"theta": theta, "lambda": share, "searched_on": len(valid.text.targets)}
-    return row.by_method(f"cache {size:,}", parameters)
+    row.method = f"cache {size:,}"
+    row.adaptation = {"theta": theta, "lambda": share, "searched_on": len(valid.text.targets)}
+    return row
 
 
 def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterator[EvalRow]:
@@ -99,13 +102,16 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterato
 
     if not best.lr:
         scoring.reporter.say("every learning rate tried increases the loss on valid: dynamic evaluation is not applied")
-    parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
     row = score_with_best(scoring.changed(temperature=1.0))
-    yield row.by_method("dynamic", parameters)
+    row.method = "dynamic"
+    row.adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
+    yield row
     tempered = with_temperature(scoring, score_with_best, valid)
     if tempered.settings.temperature != 1:
-        row = score_with_best(tempered)
-        yield row.by_method("dynamic, temperature", parameters | {"temperature": row.temperature})
+        with_both = score_with_best(tempered)
+        with_both.method = "dynamic, temperature"
+        with_both.adaptation = row.adaptation | {"temperature": with_both.temperature}
+        yield with_both
 
 
 def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> DynamicSettings:

@@ -93,14 +93,14 @@ def evaluate(
     text = read_text(opened, options, workspace)
     settings = eval_settings(opened.settings, text, options)
     planned = row_settings(opened.settings, options)
-    scoring = Scoring(opened, text, settings, workspace, options.positions, world)
+    scoring = Scoring(opened, text, settings, workspace, options, world)
     if options.words is not None:
         words_of_parts(scoring)  # a text without words is an error before it is scored
     chosen_on_valid = bool(options.searched or options.adapts or settings.temperature == AUTO)
     if chosen_on_valid and text.split is None:
         warn_if_trained_on(opened.as_run, "valid", workspace)
     if world.size > 1:
-        facts = _common_facts(scoring, options)
+        facts = _common_facts(scoring)
         world.agree(facts)
 
     search = None
@@ -108,7 +108,7 @@ def evaluate(
         (setting,) = planned
         search = search_length(scoring, setting)
         planned = [setting.at(search.length)]
-    rows, ended_by = _collect(_rows(scoring, planned, options), world)
+    rows, ended_by = _collect(_rows(scoring, planned), world)
     _compare(rows, metrics.metric_of(text.unit))
     return EvalResult(
         scoring=scoring,
@@ -120,8 +120,9 @@ def evaluate(
     )
 
 
-def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
+def _common_facts(scoring: Scoring) -> dict[str, str]:
     """Return what must be the same in all processes of an evaluation, by name."""
+    options = scoring.options
     opened = scoring.opened.as_run
     facts = {"the release of txl": __version__, **recipe.facts(opened.settings)}
     for name, value in vars(options).items():
@@ -136,10 +137,10 @@ def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
     return facts
 
 
-def _rows(scoring: Scoring, settings: Sequence[RowSetting], options: EvalOptions) -> Iterator[EvalRow]:
+def _rows(scoring: Scoring, settings: Sequence[RowSetting]) -> Iterator[EvalRow]:
     """Yield the row of each setting, or the rows of the models that adapt to the text."""
-    if options.adapts:
-        yield from adapted_rows(scoring.changed(mem_len=settings[0].mem_len), options)
+    if scoring.options.adapts:
+        yield from adapted_rows(scoring.changed(mem_len=settings[0].mem_len))
         return
     if any(setting.protocol == "recurrence" for setting in settings):  # before rows take hours
         check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
@@ -148,9 +149,8 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting], options: EvalOptions
         clock = ShareClock()
         tempered = with_temperature(scoring, partial(score_row, setting=setting))
         row = score_row(tempered, setting)
-        reads_documents = setting.by_document or scoring.text.documents
-        reads_stream = setting.attn_len is None and not reads_documents and setting.protocol is None
-        if options.timed and reads_stream:
+        reads_stream = setting.attn_len is None and not scoring.by_document and setting.protocol is None
+        if scoring.options.timed and reads_stream:
             add_times(tempered, row)
         if on_cpu:
             row.processor_share = clock.share()

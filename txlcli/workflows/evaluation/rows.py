@@ -4,7 +4,7 @@ Axes: N window length, S stride, M memory length, T tokens.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -88,10 +88,6 @@ class EvalRow(Result):
         """True unless other programs used the processors so much that times and slowdowns mean little."""
         return is_trusted(self.processor_share)
 
-    def by_method(self, method: str, parameters: dict[str, float]) -> "EvalRow":
-        """Return the row as the result of a way of adaptation with these parameters."""
-        return replace(self, method=method, adaptation=parameters)
-
     def to_json(self) -> dict[str, Any]:
         """Return the row of `--json`, which has the keys of its kind of evaluation only."""
         absent = {"losses_nats", "measures"}
@@ -126,8 +122,8 @@ class EvalRows(list[EvalRow], Result):
 def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
     """Score the text with one setting."""
     if setting.attn_len is not None:
-        row = in_windows(scoring, setting.attn_len, stride=setting.stride, batch_size=setting.windows_at_once)
-    elif setting.by_document or scoring.text.documents:
+        row = in_windows(scoring, setting.attn_len, setting.stride)
+    elif scoring.by_document:
         row = over_documents(scoring, setting.mem_len)
     else:
         row = with_memory(scoring, setting.mem_len)
@@ -164,19 +160,18 @@ def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     scores = scoring.score(partial(score_spans, spans=spans), f"M = {mem_len}")
     longest = max(end - first for first, end in spans)
     keys = _keys_seen(scoring.changed(batch_size=1), longest)
-    return make_row(scoring, scores, keys=keys, documents=len(spans))
+    row = make_row(scoring, scores, keys=keys)
+    row.documents = len(spans)
+    return row
 
 
-def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:
-    """Score the text with a window length, without memory.
-
-    `batch_size` windows are computed at once; None lets the device decide.
-    """
+def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
+    """Score the text with a window length, without memory; by default, the device decides how many at once."""
     model = scoring.opened.model
     world = scoring.world
     text = scoring.text
     tokens = max(end - first for first, end in text.spans)  # of the longest document
-    windows = batch_size or windows_at_once(model, min(length, tokens))
+    windows = scoring.options.batch_size or windows_at_once(model, min(length, tokens))
     scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
     if text.documents:
         score_all = partial(score_spans_in_windows, spans=text.spans, stride=stride)
@@ -191,8 +186,11 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
         most = tokens
     window = model.settings.attention_window or most
     keys = (min(fewest, window), min(most, window))
-    documents = len(text.documents) or None
-    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents)
+    row = make_row(scoring, scores, keys=keys)
+    row.attn_len = length
+    row.stride = stride
+    row.documents = len(text.documents) or None
+    return row
 
 
 def _times(scoring: Scoring) -> tuple[float, float] | None:
@@ -220,20 +218,14 @@ def make_row(
     scores: Scores,
     *,
     keys: tuple[int | None, int | None] | None = None,
-    attn_len: int | None = None,
-    stride: int | None = None,
-    documents: int | None = None,
     next_step: str = "train it again",
 ) -> EvalRow:
-    """Return the result for one setting, without times of one lane.
+    """Return the result with a memory length; the caller adds what its way of reading has besides.
 
     Args:
         scoring: the text and the settings.
         scores: losses of the text.
         keys: smallest and largest number of keys that a query sees; None computes them for a stream with a memory.
-        attn_len: window length N; None with memory.
-        stride: tokens predicted per window; None with memory.
-        documents: number of documents that were read from an empty memory each.
         next_step: advice of the error if the loss is not finite, not even in fp32.
     """
     opened = scoring.opened
@@ -253,10 +245,7 @@ def make_row(
         loss_nats=scores.total_nats / tokens,
         measures={name: metrics.finite(value) for name, value in measures.items()},
         ms_per_token=scores.ms_per_token,
-        attn_len=attn_len,
-        stride=stride,
         temperature=float(scoring.settings.temperature),
-        documents=documents,
         losses_nats=scores.losses_nats,
     )
 

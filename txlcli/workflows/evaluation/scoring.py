@@ -1,7 +1,7 @@
 """Scores a text with a model: what is read, with which settings, in which processes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from txlcli.config.settings import EvalSettings
@@ -9,6 +9,7 @@ from txlcli.core.reading.scoring import Stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.runs.loading import OpenModel
 from txlcli.runs.run_directory import Run
+from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.texts import ScoredText, first_positions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
@@ -24,8 +25,7 @@ class Scoring:
     text: ScoredText
     settings: EvalSettings
     workspace: Workspace
-    positions: int | None = None
-    """Positions of the validation split that a search scores; None is all."""
+    options: EvalOptions = field(default_factory=EvalOptions)
     world: World = SINGLE_PROCESS
     """Processes that divide the lanes or the windows."""
 
@@ -33,6 +33,11 @@ class Scoring:
     def reporter(self) -> Reporter:
         """Receives messages and progress."""
         return self.workspace.reporter
+
+    @property
+    def by_document(self) -> bool:
+        """True if each document of a user's text, or of a split, is read from an empty memory."""
+        return self.options.reset_at_documents or bool(self.text.documents)
 
     def score(self, function: Callable[[Stream], Result], title: str) -> Result:
         """Score the text with a function of the core; `title` names its progress."""
@@ -44,7 +49,7 @@ class Scoring:
 
     def on_valid(self, positions: int | None = None) -> "Scoring":
         """Return the first positions of the validation split, scored with the same settings."""
-        text = first_positions(self.opened.as_run, "valid", positions or self.positions, self.workspace)
+        text = first_positions(self.opened.as_run, "valid", positions or self.options.positions, self.workspace)
         return self.on_text(text)
 
     def on_text(self, text: ScoredText) -> "Scoring":

@@ -20,14 +20,10 @@ class RowSetting:
 
     mem_len: int = 0
     """Memory length M in tokens; 0 in windows."""
-    by_document: bool = False
-    """True to read each document of a split from an empty memory."""
     attn_len: int | None = None
     """Window length N; None with memory."""
     stride: int = 1
     """Tokens predicted per window."""
-    windows_at_once: int | None = None
-    """Windows that are computed side by side; None lets the device decide."""
     protocol: str | None = None
     """Name in a comparison of protocols."""
 
@@ -100,26 +96,14 @@ def row_settings(run_settings: Settings, options: EvalOptions) -> list[RowSettin
     if options.protocols:
         return list(_protocol_settings(run_settings, options))
     if options.attn_len is not None:
-        return [_windows(options, length) for length in options.windows or (0,)]
+        return [RowSetting(attn_len=length, stride=options.stride or 1) for length in options.windows or (0,)]
     default = run_settings.eval.mem_len
     mem_lens = options.mem_lens or (default,)
     if options.html and default and not options.mem_lens:
         mem_lens = (0, default)  # to show what the memory gains
     if options.searched:
         mem_lens = (0,)
-    return [RowSetting(mem_len=mem_len, by_document=options.reset_at_documents) for mem_len in mem_lens]
-
-
-def _windows(
-    options: EvalOptions, length: int, *, stride: int | None = None, protocol: str | None = None
-) -> RowSetting:
-    """Return the setting with a window length; by default the stride is that of the options, or 1."""
-    return RowSetting(
-        attn_len=length,
-        stride=stride or options.stride or 1,
-        windows_at_once=options.batch_size,
-        protocol=protocol,
-    )
+    return [RowSetting(mem_len=mem_len) for mem_len in mem_lens]
 
 
 def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator[RowSetting]:
@@ -148,4 +132,4 @@ def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator
             continue
         for length in windows:
             strides = {"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}
-            yield _windows(options, length, stride=strides[protocol], protocol=protocol)
+            yield RowSetting(attn_len=length, stride=strides[protocol], protocol=protocol)
