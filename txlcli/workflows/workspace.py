@@ -23,23 +23,20 @@ Opened = TypeVar("Opened", bound="OpenModel")
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
-def _directory(content: str, default: Path, variable: str) -> Path:
-    """Declare the option of a directory, which a variable of the environment changes, too."""
-    text = f"Folder of the {content} [default: {default}]."
-    directory: Path = option(text, default=default, read=user_path, variable=variable)
-    return directory
-
-
 class StoresDir(Options):
     """Directory of the token stores."""
 
-    data_dir: Path = _directory("token stores", DATA_DIR, DATA_VARIABLE)
+    data_dir: Path = option(
+        f"Folder of the token stores [default: {DATA_DIR}].", default=DATA_DIR, read=user_path, variable=DATA_VARIABLE
+    )
 
 
 class RunsDir(Options):
     """Directory of the runs."""
 
-    runs_dir: Path = _directory("training runs", RUNS_DIR, RUNS_VARIABLE)
+    runs_dir: Path = option(
+        f"Folder of the training runs [default: {RUNS_DIR}].", default=RUNS_DIR, read=user_path, variable=RUNS_VARIABLE
+    )
 
 
 class Workspace(RunsDir, StoresDir):

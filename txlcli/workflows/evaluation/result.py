@@ -92,36 +92,30 @@ class EvalResult:
         """Return the settings of a row in one sentence."""
         settings = self.scoring.settings
         model = self.scoring.opened.model.settings
-        limit = ""
+        details = [self.scoring.opened.precision]
         if model.limits_distance:
-            limit = f"max_distance = {settings.max_distance or 'none'}, "
-        precision = self._describe_precision(row)
+            details.insert(0, f"max_distance = {settings.max_distance or 'none'}")
+        if row.temperature != 1:
+            chosen = " (chosen on valid)" if settings.temperature == AUTO else ""
+            details.append(f"temperature {row.temperature:g}{chosen}")
+        described = ", ".join(details)
         if row.stride:
             predicted = f"the last {row.stride} predictions of each window"
             if row.stride == 1:
                 predicted = "one prediction per window"
-            return f"Without memory: each window is recomputed, {predicted}, {limit}{precision}."
+            return f"Without memory: each window is recomputed, {predicted}, {described}."
         if row.documents:
-            return (
-                f"Documents: {row.documents:,}, each from an empty memory. L = {settings.seg_len}, {limit}{precision}."
-            )
+            return f"Documents: {row.documents:,}, each from an empty memory. L = {settings.seg_len}, {described}."
         lanes = "one lane."
         if row.lanes > 1:
             lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context."
         if row.attn_len_max is None:
-            return f"The recurrent state is carried along the text. L = {settings.seg_len}, {precision}; {lanes}"
+            return f"The recurrent state is carried along the text. L = {settings.seg_len}, {described}; {lanes}"
         mem_len = f"M = {row.mem_len}, " if row.method else ""
         same_length = ""
         if model.has_attention:
             same_length = f"same_length = {settings.same_length}, "
-        return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{precision}; {lanes}"
-
-    def _describe_precision(self, row: EvalRow) -> str:
-        precision = self.scoring.opened.precision
-        if row.temperature == 1:
-            return precision
-        chosen = " (chosen on valid)" if self.scoring.settings.temperature == AUTO else ""
-        return f"{precision}, temperature {row.temperature:g}{chosen}"
+        return f"{mem_len}L = {settings.seg_len}, {same_length}{described}; {lanes}"
 
     def raise_pending(self) -> None:
         """Raise the exception that ended the sweep; call this after the rows have been shown."""

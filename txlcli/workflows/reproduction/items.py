@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from txlcli.paper import published
@@ -15,39 +14,26 @@ from txlcli.workflows.reproduction.ablation_tables import table6, table10
 from txlcli.workflows.reproduction.models import BLOCKS, MEMORIES, POSITIONS, frontier_part
 from txlcli.workflows.reproduction.recl_tables import recl_figure, table8
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
-from txlcli.workflows.reproduction.section import TABLES, Claim, Grid, Measured, ReportSection, check_claims, parts
+from txlcli.workflows.reproduction.section import TABLES, Claim, Grid, ReportSection, check_claims, parts
 from txlcli.workflows.speed_options import SpeedOptions
-
-
-@dataclass(frozen=True)
-class OurResult:
-    """Result of one of our models."""
-
-    model: str
-    parameters: int
-    valid: Measured
-    test: Measured
 
 
 def benchmark(runner: Runner, item: str) -> ReportSection:
     """Make one of Tables 1 to 5 or 7: the paper's rows, with our numbers where txl has the model."""
     paper = published.TABLES[int(item.removeprefix("table"))]
-    ours = {}
+    data = {}
+    our_cells = {}
+    tests = {}
     for part, name in TABLES["parts"][item].items():
-        ours[name] = OurResult(
-            model=part,
-            parameters=runner.run(part).parameters,
-            valid=runner.measure(part, "valid", paper.metric),
-            test=runner.measure(part, "test", paper.metric),
-        )
+        parameters = runner.run(part).parameters
+        valid = runner.measure(part, "valid", paper.metric)
+        tests[part] = runner.measure(part, "test", paper.metric)
+        data[name] = {"model": part, "parameters": parameters, "valid": valid, "test": tests[part]}
+        our_cells[name] = [f"{parameters:,}", str(valid), str(tests[part])]
     rows = []
     for row in paper.rows:
-        cells = ["", "", ""]
-        if row.name in ours:
-            own = ours[row.name]
-            cells = [f"{own.parameters:,}", str(own.valid), str(own.test)]
-        paper_cells = [row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"]
-        rows.append([row.label, *cells, *paper_cells])
+        cells = our_cells.get(row.name, ["", "", ""])
+        rows.append([row.label, *cells, row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"])
     settings = {part: runner.settings(part) for part in parts(item)}
     (store,) = {model.corpus.store for model in settings.values()}
     text = "" if store == paper.corpus else f" ({store})"  # the text, if it is not the paper's
@@ -67,8 +53,8 @@ def benchmark(runner: Runner, item: str) -> ReportSection:
     return ReportSection(
         notes=[f"Models: {models}."],
         grids=[Grid(columns, rows, caption)],
-        claims=check_claims(item, {own.model: own.test for own in ours.values()}),
-        data={**ours},
+        claims=check_claims(item, tests),
+        data=data,
     )
 
 
