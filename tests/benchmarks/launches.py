@@ -9,16 +9,17 @@ remain where CUDA graphs read the text, each of which is one. The training step 
 takes it, with train.parallel = "ddp" and "zero", and with the bytes that these exchange. Needs Linux, g++ and Triton.
 """
 
-import ctypes
 import dataclasses
 import json as json_format
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from tests.core.fake_cuda import SOURCE, problem
+from tests.core.fake_devices import build, call
 
 RECIPES = ("enwik8", "ptb-memory", "wt103")
 LAYERS = (2, 3)
@@ -27,11 +28,19 @@ MODES = ("training", "ddp", "zero")
 """A training step of one process, and of several, which exchange gradients in bf16."""
 
 
+def cuda_library(directory):
+    """Build the helper library of the fake device in a directory, or end with the reason why it cannot be."""
+    if reason := problem():
+        sys.exit(f"error: {reason}")
+    library = directory / "libfakecuda.so"
+    if build(library, SOURCE).returncode:
+        sys.exit("error: the fake device does not compile with this release of PyTorch; install PyTorch 2.13")
+    return library
+
+
 def measure(recipe, library):
-    """Return kernels and bytes of each work, in a process of its own: PyTorch looks for devices when it starts."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.launches", "--child", recipe, str(library)]
-    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    return {"recipe": recipe, **json_format.loads(ended.stdout)}
+    """Return kernels and bytes of each work."""
+    return {"recipe": recipe, **call(library, "tests.benchmarks.launches:measure_here", recipe)}
 
 
 def measure_here(recipe):
@@ -205,14 +214,8 @@ def main(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Count kernels and bytes of training, evaluation and single tokens."""
-    from tests.core.fake_cuda import build, problem
-
-    if reason := problem():
-        sys.exit(f"error: {reason}")
     with tempfile.TemporaryDirectory() as directory:
-        library = Path(directory) / "libfakecuda.so"
-        if build(library).returncode:
-            sys.exit("error: the fake device does not compile with this release of PyTorch; install PyTorch 2.13")
+        library = cuda_library(Path(directory))
         results = [measure(name, library) for name in recipes or RECIPES]
     if json:
         print(json_format.dumps(results))
@@ -221,10 +224,4 @@ def main(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        ctypes.CDLL(sys.argv[3], mode=ctypes.RTLD_GLOBAL)
-        print(json_format.dumps(measure_here(sys.argv[2])), flush=True)
-        import os
-
-        os._exit(0)  # autograd's threads for the device never end
     typer.run(main)

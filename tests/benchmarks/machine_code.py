@@ -8,10 +8,8 @@ needs. It fails if a kernel does not compile, spills more than a few registers, 
 program can have. Needs Linux, g++ and Triton.
 """
 
-import ctypes
 import importlib.util
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,16 +17,19 @@ from typing import Annotated
 
 import typer
 
+from tests.benchmarks import launches
+from tests.core.fake_devices import call
+
 RECIPES = ("enwik8", "ptb", "wt103")
 MAX_SPILLED_BYTES = 32
 
 
 def collect(recipe, directory):
     """Write the source of every kernel of Inductor for a recipe into a directory, and their names."""
-    from tests.benchmarks import launches
     from tests.core.fake_cuda import triton_device
 
     launches.measure_here(recipe)
+    directory = Path(directory)
     names = {}
     for number, (source, name) in enumerate(triton_device.sources.items()):
         file = directory / f"kernel_{number}.py"
@@ -79,32 +80,20 @@ def check(directory, capability):
     return needs, wrong
 
 
-def run_child(*arguments):
-    """Run a part in a process of its own, and return what it prints: the fake device cannot be unloaded."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.machine_code", *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
 def main(
     recipes: Annotated[list[str] | None, typer.Argument(help="Recipes of models with attention.")] = None,
     capability: Annotated[list[int] | None, typer.Option(help="Compute capability, as 90 for 9.0.")] = None,
 ) -> None:
     """Compile the kernels of recipes for GPUs."""
-    from tests.core.fake_cuda import build, problem
-
-    if reason := problem():
-        sys.exit(f"error: {reason}")
     failures = 0
     with tempfile.TemporaryDirectory() as directory:
-        library = Path(directory) / "libfakecuda.so"
-        if build(library).returncode:
-            sys.exit("error: the fake device does not compile with this release of PyTorch; install PyTorch 2.13")
+        library = launches.cuda_library(Path(directory))
         for recipe in recipes or RECIPES:
             kernels = Path(directory) / recipe
             kernels.mkdir()
-            run_child("--collect", recipe, kernels, library)
+            call(library, "tests.benchmarks.machine_code:collect", recipe, str(kernels))
             for number in capability or (80, 90):
-                needs, wrong = json.loads(run_child("--check", kernels, number))
+                needs, wrong = check(kernels, number)
                 most = {key: max(need[key] for need in needs) for key in ("registers", "spilled", "shared")}
                 told = ", ".join(f"{key} {value:,}" for key, value in most.items())
                 print(f"{recipe}, sm_{number}: {len(needs)} kernels, at most {told}", flush=True)
@@ -115,14 +104,4 @@ def main(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--collect"]:
-        _, _, name, target, library = sys.argv
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        collect(name, Path(target))
-        import os
-
-        os._exit(0)  # autograd's threads for the device never end
-    elif sys.argv[1:2] == ["--check"]:
-        print(json.dumps(check(Path(sys.argv[2]), int(sys.argv[3]))))
-    else:
-        typer.run(main)
+    typer.run(main)

@@ -4,24 +4,19 @@ This shows that no operation mixes devices, that every operation takes the shape
 autocast and the scaler of fp16, and what makes the host wait for the device. It cannot show a number, whether CUDA's
 kernels take what PyTorch's front end lets pass, nor their time: for that there is no way but a GPU.
 
-Each group of checks runs in a process of its own: PyTorch must find the fake device when it is loaded.
+Each group of checks runs in a process of its own.
 """
-
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.benchmarks import launches
 from tests.core.device_cases import EVERY_PRECISION, PRECISIONS, one_precision_each, that_read_differently
-from tests.core.fake_cuda import build, problem
+from tests.core.fake_cuda import SOURCE, problem
 from tests.core.fake_cuda.graphs import INVALID, WAITS
+from tests.core.fake_devices import build, call
 from txlcli.config import recipe as recipes
 from txlcli.core.architectures.registry import count_parameters
 
-ROOT = Path(__file__).parents[2]
 CANNOT_CAPTURE = "CUDA cannot capture the kernels of a step as a graph ({}): launched one by one, they take longer"
 
 if reason := problem():
@@ -32,7 +27,7 @@ if reason := problem():
 def library(tmp_path_factory):
     """The helper, built in two seconds."""
     built = tmp_path_factory.mktemp("fake_cuda") / "libfakecuda.so"
-    ended = build(built)
+    ended = build(built, SOURCE)
     assert not ended.returncode, ended.stderr
     return built
 
@@ -42,10 +37,7 @@ def outcomes_of(library):
     """What each check of a group gave; none may have failed."""
 
     def run(group):
-        command = [sys.executable, "-W", "ignore", "-m", "tests.core.fake_cuda", str(library), group]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000, check=False)
-        assert ended.returncode == 0, ended.stderr
-        outcomes = json.loads(ended.stdout)
+        outcomes = call(library, "tests.core.fake_cuda.checks:outcomes_of", group)
         failed = [f"{name}: {outcome}" for name, outcome in outcomes.items() if isinstance(outcome, str)]
         assert not failed, "\n".join(failed)
         return outcomes

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from tests.core.device_cases import CASES, build, load, read, start
 from tests.core.fake_apple.device import APPLE, generator_calls, pretending
+from tests.core.fake_devices import outcomes
 from txlcli.core.kernels.device import forked_generators
 from txlcli.core.measures.adaptation import theta_candidates
 from txlcli.core.measures.attention_maps import first_query, observe
@@ -77,3 +79,9 @@ def check(name):
             train_and_read(name)
         else:
             OTHERS[name]()
+
+
+def failures(names):
+    """Return the tracebacks of checks that fail."""
+    found = outcomes({name: partial(check, name) for name in names})
+    return [outcome for outcome in found.values() if outcome is not None]

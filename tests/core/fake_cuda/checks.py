@@ -24,6 +24,7 @@ from tests.core.device_cases import (
 )
 from tests.core.fake_cuda import graphs, triton_device
 from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending, world_of
+from tests.core.fake_devices import outcomes
 from tests.core.tape import call_again
 from txlcli.core.kernels.cuda_graph import graphs_of_one_pool
 from txlcli.core.kernels.determinism import deterministic_kernels
@@ -353,3 +354,8 @@ GROUPS = {
         for batch_size in (1, 3)
     },
 }
+
+
+def outcomes_of(group):
+    """Return the outcome of each check of a group."""
+    return outcomes(GROUPS[group])
