@@ -163,7 +163,10 @@ def assert_equals_oracle(model, tokens, lengths, **options):
 
 
 def exact_gradients(numbers, loss):
-    """The derivative of `loss()` along each entry of the complex arrays that it reads, by name, by complex steps."""
+    """The derivative of `loss()` along each entry of the complex arrays that it reads, by name, by complex steps.
+
+    Of several losses, an array has one more axis than the numbers.
+    """
 
     def slope(array, index):
         def stepped_loss(stepped):
@@ -174,7 +177,8 @@ def exact_gradients(numbers, loss):
         array[index] = array[index].real
         return derivative
 
-    return {
-        name: np.array([slope(array, index) for index in np.ndindex(array.shape)]).reshape(array.shape)
-        for name, array in numbers.items()
-    }
+    derivatives = {}
+    for name, array in numbers.items():
+        slopes = np.array([slope(array, index) for index in np.ndindex(array.shape)])
+        derivatives[name] = slopes.reshape(*array.shape, *slopes.shape[1:])
+    return derivatives

@@ -68,7 +68,7 @@ WAYS = {"eager": None, "called again": tape.call_again, "captured": tape.capture
 
 
 @pytest.mark.parametrize(
-    ("model", "memory_start", "reading", "way"), sampled(7, MODELS, ["empty", "zeros"], READINGS, WAYS)
+    ("model", "memory_start", "reading", "way"), sampled(11, MODELS, ["empty", "zeros"], READINGS, WAYS)
 )
 def test_the_decoder_equals_the_model_with_memory(model, memory_start, reading, way):
     with registered_slopes():

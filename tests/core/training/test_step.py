@@ -286,11 +286,11 @@ ADAPTIVE = {"cutoffs": (5, 16), "div_val": 2, "dropout": 0.2}
 
 @pytest.mark.parametrize(
     ("text", "replays"),
-    [("usual", 31), ("without the last tail", 31), ("with a burst of rare ids", 27), ("of rare ids only", 31)],
+    [("usual", 15), ("without the last tail", 15), ("with a burst of rare ids", 13), ("of rare ids only", 15)],
 )
 def test_with_an_adaptive_softmax_replayed_graphs_train_the_same(text, replays):
     """A tail has more rows than targets, which rounds sums otherwise; a burst has more targets than rows."""
-    graphs, changed = Graphs(), {"batch_size": 8, "ids": ids_of(text), "accumulate": 2, "optimizer": "sgd"}
+    graphs, changed = Graphs(), {"batch_size": 8, "ids": ids_of(text), "accumulate": 2, "optimizer": "sgd", "steps": 10}
     given, expected = (trained(ADAPTIVE, capture_graph=how, **changed) for how in (graphs, None))
     assert_close(given, expected, of_numbers=1e-5, rtol=1e-5, atol=1e-6)
     assert graphs.replays == replays
