@@ -90,6 +90,7 @@ def test_text_that_is_json_or_numbers_has_a_note_wherever_it_is_read(here):
         ("codes.txt", "65 66 10 255 0\n" * 40, "from 0 to 255"),
         ("hex.txt", "48 65 6c 6c 6f 0a\n" * 40, "hexadecimal"),
         ("ids.txt", "[5012, 7, 7, 50256]\n" * 40, "token ids"),
+        ("letters.txt", "t h e _ ö w l\n" * 40, "single characters"),
         ("marked.txt", "the fox<|endoftext|>\nthe owl<|endoftext|>\n" * 40, "<|endoftext|>"),
     ):
         (here / name).write_text(text)

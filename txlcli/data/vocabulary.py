@@ -139,7 +139,8 @@ class Vocab:
             else:
                 name = json.dumps(symbol, ensure_ascii=False)
             raise VocabularyError(
-                f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {name}; leave it out of the text"
+                f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {name}; leave it out of the text, or "
+                "use a vocabulary of this text"
             )
         return ids
 

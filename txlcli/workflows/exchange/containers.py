@@ -231,7 +231,7 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[st
     for number, value in values:
         place = f"{unit} {number:,}"
         if not isinstance(value, dict):
-            raise CorpusInputError(f"{file.path}: {place} is not a JSON object; repair it; {FOR_IDS}")
+            raise CorpusInputError(f'{file.path}: {place} is not an object, such as {{"text": "..."}}; {FOR_IDS}')
         yield place, value
 
 
