@@ -20,13 +20,13 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import float64_device, send
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import read_segment
+from txlcli.core.reading.reader import limits_of
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
 
 FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Candidates of theta, in units of one over the standard deviation of h_t . h_i: from a flat cache to a peaked one."""
-SHARES = tuple(float(share) for share in np.linspace(0.0, 0.6, 31))
+SHARES = tuple(np.linspace(0.0, 0.6, 31).tolist())
 """Candidates of lambda, the cache's share of the mixture."""
 DECAYS = (0.0, 1e-3, 1e-2)
 
@@ -145,11 +145,12 @@ def gradient_rms(model: LanguageModel, ids: Tokens, settings: EvalSettings, coun
     parts = parts[: min(count, max(1, len(parts) - 1))]
     squares = [torch.zeros_like(parameter) for parameter in parameters]
     memory = model.first_memory(batch_size, settings.mem_len)
+    limits = limits_of(model, settings)
     for part in parts:
         inputs = lanes.cut(ids, model.device, part)
         targets = lanes.cut(ids[1:], model.device, part)
         with _without_cudnn():
-            hidden, memory = read_segment(model, inputs, memory, settings)
+            hidden, memory = model(inputs, memory, mem_len=settings.mem_len, **limits)
         loss = model.losses(hidden, targets).mean()
         for square, gradient in zip(squares, _gradients(loss, parameters), strict=True):
             square.addcmul_(gradient, gradient)
@@ -177,11 +178,12 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     is_token = lanes.cut(np.ones(len(stream.targets), dtype=bool), device) > 0  # padding is not
     losses = torch.empty(lanes.n_lanes, lanes.length, device=device)
     memory = stream.model.first_memory(lanes.n_lanes, settings.mem_len)
+    limits = limits_of(model, settings)
     started = time.perf_counter()
     for part in lanes.parts(settings.seg_len):
         with autocast(device, precision):
             with _without_cudnn():
-                hidden, memory = read_segment(model, inputs[:, part], memory, settings)
+                hidden, memory = model(inputs[:, part], memory, mem_len=settings.mem_len, **limits)
             scored = model.losses(hidden, targets[:, part])
             reported = scored.detach()
             if temperature != 1:

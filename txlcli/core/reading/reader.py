@@ -174,12 +174,6 @@ class Reader(ABC):
             return self._on_fast_path(partial(self.model.losses, hidden, targets))
 
 
-def read_segment(model: LanguageModel, tokens: Tensor, memory: Memory, settings: EvalSettings) -> tuple[Tensor, Memory]:
-    """Read one segment (B, L) within the limits of an evaluation; return `LanguageModel.forward`'s results."""
-    hidden, memory = model(tokens, memory, mem_len=settings.mem_len, **limits_of(model, settings))
-    return hidden, memory
-
-
 def limits_of(model: LanguageModel, settings: EvalSettings) -> dict[str, int]:
     """Return the limits of an evaluation that are set, by name; a model without attention has none."""
     if model.settings.recurrent_state:
@@ -213,15 +207,12 @@ class StateReader(Reader):
         self._read_before += tokens.shape[1]
         memory = self.state or self._first_memory()
         with self._autocast:
-            if self.by_tokens:
-                hidden, self.state, self._before = self.model.read_part(
-                    tokens,
-                    memory,
-                    self._before,
-                    mem_len=self.settings.mem_len,
-                    ends=not self._in_segment,
-                    **limits_of(self.model, self.settings),
-                )
-            else:
-                hidden, self.state = read_segment(self.model, tokens, memory, self.settings)
+            hidden, self.state, self._before = self.model.read_part(
+                tokens,
+                memory,
+                self._before,
+                mem_len=self.settings.mem_len,
+                ends=not self._in_segment,
+                **limits_of(self.model, self.settings),
+            )
         return hidden[:, hidden.shape[1] - count :]

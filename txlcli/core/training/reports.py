@@ -53,7 +53,7 @@ Report = StepReport | ValidReport
 class Interval:
     """Steps since the previous report; their losses stay on the device until the report reads them.
 
-    A resumed run continues the interval that its checkpoint saved.
+    A resumed run continues the interval that its checkpoint saved; values of another type raise an error here.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Interval:
         sums: Sequence[float] = (0.0, 0.0),
         tokens: int = 0,
     ) -> None:
-        self.after = after
+        self.after = int(after)
         """Step before the first one of the interval."""
-        self.tokens = tokens
-        self._sums = torch.tensor(sums, device=float64_device(device), dtype=torch.float64)
+        self.tokens = int(tokens)
+        self._sums = torch.tensor(sums, device=float64_device(device), dtype=torch.float64).view(2)
         self.grad_norm = torch.zeros((), device=device)
         """Of the last step, 0-d."""
         self.max_grad_norm = torch.zeros((), device=device)

@@ -247,16 +247,15 @@ class Step:
         return is_compiled or self.model.attention_kernels == "triton"
 
     def _leave_out(self, reason: str, *, is_compiled: bool) -> None:
-        """Leave out compiled layers, if they were at work, else Triton's kernels, which compiled layers need."""
+        """Leave out compiled layers, if they were at work, else Triton's kernels, which compiled layers need.
+
+        The gradients are dropped.
+        """
         without = "compiled layers"
         if not is_compiled:
             without = "Triton's kernels and compiled layers"
             give_up_triton(self.model.device, reason)
         self.notes.append(f"training continues without {without}, which takes longer: {reason}")
-        self.stop_compiling()
-
-    def stop_compiling(self) -> None:
-        """Compile nothing from now on, and drop the gradients."""
         if self.compiles:
             self.parallel.model = self.model.on(compiles=False)
         self.compiles = False

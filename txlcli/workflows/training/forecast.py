@@ -164,14 +164,15 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
     timed_share = None
     if measures or device.type != "cpu":
         peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
-        if needed.total <= MAX_TIMED_BYTES:
-            timed_share = _timed_share_of_peak(plan, rank_settings, peak, limit_s=MAX_TIMED_S)
+        limit_s = MAX_TIMED_S
+        max_bytes = MAX_TIMED_BYTES
     else:
         clock = ShareClock()
         peak = _quick_peak(device, train.precision)
-        if needed.total <= MAX_QUICK_BYTES:
-            limit_s = clock.share() * QUICK_S / 2
-            timed_share = _timed_share_of_peak(plan, rank_settings, peak, limit_s=limit_s)
+        limit_s = clock.share() * QUICK_S / 2
+        max_bytes = MAX_QUICK_BYTES
+    if needed.total <= max_bytes:
+        timed_share = _timed_share_of_peak(plan, rank_settings, peak, limit_s=limit_s)
     share, source = plan.expected_share(rank_settings)
     if timed_share is not None:
         share = timed_share
