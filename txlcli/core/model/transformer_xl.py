@@ -252,21 +252,32 @@ class TransformerXL(LanguageModel):
             hidden = output.hidden
             read = None if self.encoding.changes_layers else output.read
 
-    def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int, **limits: int) -> tuple[Tensor, Memory]:
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory,
+        *,
+        mem_len: int,
+        key_limit: int | None = None,
+        max_distance: int | None = None,
+        **lengths: int,
+    ) -> tuple[Tensor, Memory]:
         """Read one segment.
 
         Args:
             tokens: (B, L).
             memory: what the segment before left.
             mem_len: M; positions to keep for the next segment, at most W - 1 with a window.
-            limits: `key_limit` is the largest number of keys a query may see, itself included; a window W is one more
-                limit. Distances beyond `max_distance` share one encoding. Other architectures have lengths of their
-                memories, see `pasts`. All are unlimited by default.
+            key_limit: the largest number of keys a query may see, itself included; all by default. A window W is one
+                more limit.
+            max_distance: distances beyond it share one encoding.
+            lengths: of memories that other architectures have, see `pasts`.
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
-        hidden, memory, _ = self.read_part(tokens, memory, [], mem_len=mem_len, ends=True, **limits)
-        return hidden, memory
+        pasts = self.pasts(memory, mem_len, **lengths)
+        outputs = list(self.read_layers(tokens, pasts, key_limit, max_distance))
+        return self.final_hidden(outputs[-1].hidden), self.memory_after(pasts, outputs, Objective(mem_len=mem_len))
 
     def read_part(
         self,
@@ -280,10 +291,7 @@ class TransformerXL(LanguageModel):
         max_distance: int | None = None,
         **lengths: int,
     ) -> tuple[Tensor, Memory, Memory]:
-        """See `LanguageModel.read_part`; `before` has the inputs of each layer, so that nothing is read again.
-
-        The limits are those of `forward`.
-        """
+        """See `LanguageModel.read_part`; `before` has the inputs of each layer, so that nothing is read again."""
         pasts = [
             dataclasses.replace(past, segment=segment, ends=ends)
             for past, segment in zip_longest(self.pasts(memory, mem_len, **lengths), before)
