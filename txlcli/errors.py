@@ -11,6 +11,7 @@ MAX_LISTED = 10
 """Largest number of known names that an error lists."""
 LONGEST_NAME = 80
 """Most characters of a name from a file that an error prints."""
+LONGEST_REASON = 160
 IMPORT_PACKAGE = "import that package before the command runs, as docs/extending.md shows"
 """Next step for a name that another package registers."""
 
@@ -128,6 +129,12 @@ def shortened(text: str) -> str:
     if len(text) <= LONGEST_NAME:
         return text
     return f"{text[:LONGEST_NAME]}..."
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of a library on one line for one of ours, cut after LONGEST_REASON characters."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return reason[:LONGEST_REASON]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ from txlcli.data.hdf5 import (
     set_attributes,
 )
 from txlcli.data.vocabulary import Ids, Vocab, smallest_dtype
-from txlcli.errors import StoreError, VocabularyError
+from txlcli.errors import StoreError, VocabularyError, reason_of
 from txlcli.system.atomic_files import replacing
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import check_regular
@@ -170,7 +170,7 @@ class TokenStore(StoreFacts):
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except READ_ERRORS as error:
-            raise StoreError(f"{path} is damaged or not an HDF5 file ({_short(error)}); {_again(path)}") from error
+            raise StoreError(f"{path} is damaged or not an HDF5 file ({reason_of(error)}); {_again(path)}") from error
 
     @classmethod
     def _read(cls, path: Path, file: h5py.File, verified_elsewhere: bool) -> "TokenStore":
@@ -292,10 +292,6 @@ def prepare_command(name: str, *, force: bool | None = None) -> str:
     return command_line("prepare", corpus, **chosen, force=force)
 
 
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160]
-
-
 @dataclass(frozen=True)
 class StoreWriter:
     """Writes the splits of one store."""
@@ -382,7 +378,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
                 yield StoreWriter(file.create_group("splits"), disk, vocab)
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
-        reason = _short(error)
+        reason = reason_of(error)
         if isinstance(error, OSError) and error.strerror:
             reason = error.strerror
         raise StoreError(f"could not write {path} ({reason}); free some space or give another `data_dir`") from error

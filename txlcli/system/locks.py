@@ -25,6 +25,17 @@ def exclusive(lock: Path, busy: str) -> Iterator[None]:
 
 
 @contextmanager
+def writing(path: Path, busy: str) -> Iterator[None]:
+    """Hold the lock of a file or directory while the block writes it; the lock file is next to it, and is removed."""
+    lock = path.with_name(f".{path.name}.lock")
+    with exclusive(lock, busy):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+@contextmanager
 def if_free(lock: Path) -> Iterator[bool | None]:
     """Hold a lock file while the block runs, and yield True; False if another process holds it.
 

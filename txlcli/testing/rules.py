@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from txlcli.errors import TxlError
+from txlcli.errors import TxlError, reason_of
 
 
 class ContractError(TxlError):
@@ -30,8 +30,7 @@ class Rules:
         except TxlError:
             raise
         except Exception as error:
-            first_line = str(error).partition("\n")[0]
-            raise ContractError(self.name, rule, f"{type(error).__name__}: {first_line}") from error
+            raise ContractError(self.name, rule, f"{type(error).__name__}: {reason_of(error)}") from error
 
     def require(self, is_kept: bool, rule: str, found: str) -> None:
         """Raise a ContractError unless a rule is kept."""

@@ -24,7 +24,7 @@ from txlcli.corpora.directory import select_text
 from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import HEAD, OF_IDS, encoding_of, format_in, format_of, reject_other_than_text
 from txlcli.corpora.unpack import DAMAGE, max_bytes, too_large
-from txlcli.errors import CorpusInputError, UsageError, shortened
+from txlcli.errors import CorpusInputError, UsageError, reason_of, shortened
 from txlcli.system.input_files import check_size, read_bytes
 from txlcli.workflows.exchange import parquet_text
 from txlcli.workflows.exchange.parquet_text import Columns
@@ -184,8 +184,7 @@ def _reading(file: TextFile) -> Iterator[None]:
     except (*DAMAGE, csv.Error, arrow.ArrowException, LookupError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        reason = " ".join(str(error).replace("\t", "a tab").split())[:160]
-        message = f"{file.path}: damaged, or not {file.packing or file.format} ({reason})"
+        message = f"{file.path}: damaged, or not {file.packing or file.format} ({reason_of(error)})"
         if isinstance(error, csv.Error):
             message += "; write each quotation mark inside a quoted text twice"
         raise CorpusInputError(message) from error

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import ExportError, VocabularyError
+from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, sync_file
-from txlcli.system.locks import exclusive, temporary_directory
 from txlcli.workflows.exchange import vocabularies
 from txlcli.workflows.exchange.token_files import VOCABULARY
 
@@ -25,18 +25,15 @@ def fill(
     """
     real = directory.resolve()
     names = {VOCABULARY, *files}
-    lock = real.with_name(f".{real.name}.lock")
+    busy = f"{directory} is being written by another process; wait for it, or give another folder"
     with errors_of_writing(directory):
         real.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(lock, f"{directory} is being written by another process; wait for it, or give another folder"):
-            try:
-                _check_free(directory, names, force=force)
-                with temporary_directory(real.parent, DRAFT) as draft:
-                    (draft / VOCABULARY).write_text(vocab.to_json(), encoding="utf-8")
-                    write(draft)
-                    return _replace(directory, names, draft)
-            finally:
-                lock.unlink(missing_ok=True)
+        with locks.writing(real, busy):
+            _check_free(directory, names, force=force)
+            with locks.temporary_directory(real.parent, DRAFT) as draft:
+                (draft / VOCABULARY).write_text(vocab.to_json(), encoding="utf-8")
+                write(draft)
+                return _replace(directory, names, draft)
 
 
 def _check_free(directory: Path, files: set[str], *, force: bool) -> None:

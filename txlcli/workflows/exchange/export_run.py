@@ -24,9 +24,9 @@ from txlcli.workflows.exchange import export_directory, huggingface, transformer
 from txlcli.workflows.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.workflows.exchange.huggingface import CONFIG
 from txlcli.workflows.exchange.options import ExportOptions
+from txlcli.workflows.exchange.transformers_folder import WEIGHTS
 from txlcli.workflows.result import Result
 
-WEIGHTS = "model.safetensors"
 WORDS = "vocab.txt"
 PROGRAM = "model.pt2"
 LOADER = "load.py"

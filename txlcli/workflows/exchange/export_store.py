@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
-from txlcli.workflows.exchange import export_directory, token_files
+from txlcli.workflows.exchange import export_directory, parquet_text, token_files
 from txlcli.workflows.exchange.options import ExportOptions
 from txlcli.workflows.exchange.token_files import BLOCK
 from txlcli.workflows.reporter import Reporter
@@ -86,8 +86,6 @@ def run(
 
 
 def _write_text(path: Path, vocab: Vocab, ids: NDArray[Any]) -> None:
-    from txlcli.workflows.exchange import parquet_text
-
     starts = range(0, len(ids), BLOCK)
     parquet_text.write(path, lambda: vocab.decode_blocks(ids[start : start + BLOCK] for start in starts))
 

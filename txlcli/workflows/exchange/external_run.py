@@ -3,7 +3,6 @@
 Nothing is downloaded, and code in the folder runs only if the user says so.
 """
 
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.kernels.modes import DTYPES
 from txlcli.data.vocabulary import count_words
-from txlcli.errors import ExternalModelError
+from txlcli.errors import ExternalModelError, reason_of
 from txlcli.runs.loading import OpenModel
 from txlcli.workflows.exchange.external_model import TRIED, ExternalModel
 from txlcli.workflows.exchange.external_vocab import ExternalVocab
@@ -171,5 +170,6 @@ def _not_opened(path: Path, error: Exception, *, trust_remote_code: bool) -> Ext
             f"{path}: the model has code of its own, which txl does not run; read the code, and add "
             "`trust_remote_code` if you trust it"
         )
-    reason = textwrap.shorten(str(error), 200) or type(error).__name__
-    return ExternalModelError(f"{path}: Transformers does not open the model ({reason}); give a folder that it opens")
+    return ExternalModelError(
+        f"{path}: Transformers does not open the model ({reason_of(error)}); give a folder that it opens"
+    )

@@ -22,7 +22,7 @@ from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import text_files
 from txlcli.corpora.signatures import head_of
 from txlcli.data.vocabulary import MAX_IDS
-from txlcli.errors import CorpusInputError
+from txlcli.errors import CorpusInputError, reason_of
 from txlcli.system.input_files import MAX_TEXT, check_size, read_bytes
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.exchange.pickles import check_zip
@@ -92,8 +92,7 @@ def read_pieces(path: Path, limit: int = MAX_IDS) -> list[Piece]:
         for piece in pieces:
             _check(piece, limit)
     except (ValueError, OverflowError, EOFError, zipfile.BadZipFile) as error:
-        reason = str(error).partition("\n")[0]
-        raise CorpusInputError(f"{path}: {reason}; give token ids, whole numbers below {limit:,}") from error
+        raise CorpusInputError(f"{path}: {reason_of(error)}; give token ids, whole numbers below {limit:,}") from error
     return [piece for piece in pieces if len(piece)]
 
 

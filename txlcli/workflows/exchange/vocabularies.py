@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.data.vocabulary import MAX_IDS, Vocab
-from txlcli.errors import UsageError, VocabularyError
+from txlcli.errors import UsageError, VocabularyError, reason_of
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_bytes, read_text
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.exchange import pickles
@@ -48,8 +48,7 @@ def read(path: Path) -> Vocab:
     except UsageError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        reason = " ".join(str(error).split())[:160]
-        raise VocabularyError(f"{path}: not readable as a vocabulary ({reason}); {AS_TEXT}") from error
+        raise VocabularyError(f"{path}: not readable as a vocabulary ({reason_of(error)}); {AS_TEXT}") from error
 
 
 def read_for_ids(path: Path) -> Vocab:

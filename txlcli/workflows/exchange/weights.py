@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from txlcli.errors import RunError, VocabularyError
+from txlcli.errors import RunError, VocabularyError, reason_of
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 from txlcli.system.plain_json import parse_json
@@ -68,8 +68,7 @@ def _load(path: Path) -> dict[str, Tensor]:
     except RunError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        reason = " ".join(str(error).split())[:200]
-        raise RunError(f"{path}: damaged, or not a file of weights ({reason}); download it again") from error
+        raise RunError(f"{path}: damaged, or not a file of weights ({reason_of(error)}); download it again") from error
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,8 +13,8 @@ from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, tra
 from txlcli.data.token_store import SplitCounts, TokenStore, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
+from txlcli.system import locks
 from txlcli.system.command_lines import command_line
-from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.exchange.piece_files import PieceFiles
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.numbered_text import (
@@ -138,15 +137,17 @@ def prepare_if_missing(name: str, data_dir: Path, reporter: Reporter) -> None:
 
 def clean(data_dir: Path) -> None:
     """Remove what killed preparations left; one that was killed at its end has left a store, and is not repeated."""
-    remove_abandoned(data_dir, WORK_DIRECTORY)
+    locks.remove_abandoned(data_dir, WORK_DIRECTORY)
 
 
 def run_plan(plan: PreparationPlan) -> TokenStore:
     """Carry out a plan. After a failure only downloads are left, which the next attempt continues."""
     directory = plan.store.parent
+    busy = f"{plan.store} is being prepared by another process; wait for it, or give another `name`"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _only_process(plan), temporary_directory(directory, WORK_DIRECTORY) as work:
+        with locks.writing(plan.store, busy), locks.temporary_directory(directory, WORK_DIRECTORY) as work:
+            plan.check_free()
             if isinstance(plan.tokens, PieceFiles):
                 joined = plan.tokens.joined(work, plan.id_type.vocab_size)
                 return write_store(plan, joined, work)
@@ -162,18 +163,6 @@ def run_plan(plan: PreparationPlan) -> TokenStore:
         raise StoreError(
             f"{error.filename or directory}: {error.strerror or error}; check its permissions and the free space"
         ) from error
-
-
-@contextmanager
-def _only_process(plan: PreparationPlan) -> Iterator[None]:
-    """Hold the lock of the store while the block runs."""
-    lock = plan.store.with_name(f".{plan.store.name}.lock")
-    with exclusive(lock, f"{plan.store} is being prepared by another process; wait for it, or give another `name`"):
-        try:
-            plan.check_free()
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
 
 
 def _prepare_text(plan: PreparationPlan, work: Path) -> TokenStore:
