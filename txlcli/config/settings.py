@@ -6,7 +6,6 @@ such a key.
 
 import dataclasses
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -185,16 +184,6 @@ class Settings:
         """Raise a UsageError, which ends with `instead`, if the model of a run cannot use a memory of M tokens."""
         if mem_len and not self.supports_memory:
             raise UsageError(f"{run} was trained without memory and with {self.model.memory_obstacle}; {instead}")
-
-    def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
-        """Raise a UsageError if a window (`attn_len`, in tokens) is longer than the learned positions of a run."""
-        n_positions = self.model.longest_window
-        longest = max(attn_lens, default=0)
-        if n_positions is not None and longest > n_positions:
-            raise UsageError(
-                f"`attn_len` {longest}: {subject} has learned {n_positions:,} positions, so that no window is longer; "
-                "use at most that"
-            )
 
     def _check_segments(self) -> None:
         """Reject segments that the model cannot be trained with."""

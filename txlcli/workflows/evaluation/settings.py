@@ -53,7 +53,12 @@ def check_options(opened: OpenModel, options: EvalOptions) -> None:
         options.exclude("max_distance", because=f"{subject}: its encoding of positions has no such limit")
     longest = max(options.mem_lens, default=0)
     settings.check_memory(longest, run=subject, instead="give `attn_len` instead of `mem_len`")
-    settings.check_attn_lens(options.windows, subject=subject)
+    longest_window = max(options.windows, default=0)
+    if model.longest_window is not None and longest_window > model.longest_window:
+        raise UsageError(
+            f"`attn_len` {longest_window}: {subject} has learned {model.longest_window:,} positions, so that no window "
+            "is longer; use at most that"
+        )
     if options.protocols != PROTOCOLS:  # of all, it may lack one
         reason = lacks_recurrence(opened, options)
         if reason:
