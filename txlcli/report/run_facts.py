@@ -1,12 +1,12 @@
 """Facts of a run in words, each with its name: its state, results and settings."""
 
-import shlex
 from pathlib import Path
 
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.history import RunSummary
+from txlcli.system.command_lines import command_line
 
 
 def settings_of(run: run_directory.Run) -> list[list[str]]:
@@ -55,7 +55,7 @@ def describe(entry: RunSummary) -> list[list[str]]:
 def _next_step(entry: RunSummary) -> str:
     """Return the command that resumes a run, or advice if it was stopped before its first checkpoint."""
     if run_directory.has_weights(Path(entry.folder)):
-        return shlex.join(["txl", "train", "--resume", entry.name])
+        return command_line("train", resume=entry.name)
     return 'no checkpoint was saved; "txl runs prune" deletes it, and --force replaces it'
 
 

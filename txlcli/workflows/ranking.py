@@ -1,6 +1,5 @@
 """Ranks a run among the systems of the paper's Tables 1 to 5 and of other papers, if its numbers are comparable."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from txlcli.corpora.corpus import Corpus
@@ -9,6 +8,7 @@ from txlcli.paper import metrics, published
 from txlcli.paper.published import CONTEMPORARY, FINETUNED, OtherResult, Result, SystemResult, Table
 from txlcli.runs.history import History, Record, lowest
 from txlcli.runs.run_directory import Run
+from txlcli.system.command_lines import command_line
 from txlcli.workflows.reproduction.section import Grid, ReportSection
 
 LEAST_LEFT = 0.9  # smallest share of a split that remains after symbols are dropped, whose number is unknown
@@ -110,9 +110,10 @@ def _notes_on_results(run: Run, results: Results, reasons: Sequence[str]) -> lis
     notes = [f"> {split}: {source}" for split, (_, source) in results.items()]
     if reasons:
         return notes + [f"not comparable: {reason}" for reason in reasons]
-    command = shlex.join(["txl", "eval", str(run.directory), "--split"])
-    missing = [split for split in SPLITS if split not in results]
-    return notes + [f"> {split}: none yet; {command} {split}" for split in missing]
+    for split in SPLITS:
+        if split not in results:
+            notes.append(f"> {split}: none yet; {command_line('eval', str(run.directory), split=split)}")
+    return notes
 
 
 def _compared(

@@ -6,6 +6,7 @@ from typing import Any
 
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
+from txlcli.system.command_lines import flag
 from txlcli.workflows.evaluation.options import AUTO, LENGTH_THRESHOLD, LengthOption
 from txlcli.workflows.evaluation.rows import EvalRow, score_row
 from txlcli.workflows.evaluation.scoring import Scoring
@@ -79,7 +80,7 @@ class LengthSearch:
     def to_json(self) -> dict[str, Any]:
         """Return the object of `--json`."""
         return {
-            "option": "--" + self.option.replace("_", "-"),
+            "option": flag(self.option),
             "split": "valid",
             "threshold": LENGTH_THRESHOLD,
             "found": self.length,
