@@ -109,6 +109,25 @@ def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, 
     assert_close(given.mean_distance[1, 2], sum(r * given.by_distance[1, 2, r] for r in range(reach)))
 
 
+@pytest.mark.parametrize("term", "abcd")
+@pytest.mark.parametrize("max_distance", [None, 3])
+@pytest.mark.parametrize("key_limit", [None, 6])
+def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distance, key_limit):
+    model = small_model(n_layers=1)
+    weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
+    context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    attention, reach = model.layers[0].attention, key_limit or M + L
+    (terms,) = model.score_terms(reach, max_distance=max_distance)
+    keys, _ = attention.project_keys_values(context)
+    given = term_scores(attention.project_queries(context[:, M:])[0], keys[0], terms)
+    past, hidden = context[0].numpy()[:M], context[0].numpy()[M:]
+    limits, layer = {"max_distance": max_distance, "key_limit": key_limit}, reference.layer_weights(weights, 0)
+    scores = reference.attention_scores(hidden, past, layer, **limits)
+    for name, wanted in ((term, getattr(scores, term)), (TOTAL, scores.a + scores.b + scores.c + scores.d)):
+        expected = by_distance(wanted / math.sqrt(D), scores.allowed, past=M, reach=reach, empty=-np.inf)
+        assert_close(given[name], expected)
+
+
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("reach", [6, M + L])
 def test_the_weights_times_the_values_equal_the_output_of_attention(position, reach):

@@ -2,9 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from tests import reference
+from tests.core import oracle
 from tests.core.builders import V, draw_tokens, model_settings, small_model
 from tests.core.oracle import assert_equals_oracle
 from txlcli.core.architectures.registry import count_parameters
@@ -38,6 +41,18 @@ LIMITS = [
 def test_segments_with_memory_equal_the_oracle(kind, options):
     tokens, lengths = draw_tokens(B, 14), [L, L, 3, 1]  # the memory grows 0, 5, 7, 7
     assert_equals_oracle(small_model(**kind), tokens, lengths, **options)
+
+
+def test_losses_are_the_cross_entropy_in_token_order():
+    model = small_model()
+    tokens, targets = draw_tokens(B, L), draw_tokens(B, L, seed=6)
+    hidden, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
+    log_probs, _ = oracle.read_segments(model, tokens, [L], mem_len=0)
+    expected = [
+        reference.cross_entropy_nats(row, wanted) for row, wanted in zip(log_probs, targets.tolist(), strict=True)
+    ]
+    losses = model.losses(hidden, targets)
+    np.testing.assert_allclose(losses.detach(), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("init", ["pytorch", "tf"])
