@@ -20,10 +20,8 @@ from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.measures.timing import MIN_STEPS
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.workflows.exchange.conversion import Layout
 from txlcli.workflows.exchange.huggingface import keys_of
 
 CLIP, LR = 0.25, 2.5e-4
@@ -70,13 +68,6 @@ def peer_model(work, *, training):
 def our_settings(work, *, training):
     config = peer.peer_config(**work.peer_config(training=training)).to_dict()
     return recipe.read_section("model", keys_of(config)["model"])
-
-
-def our_model(theirs, work, *, training):
-    settings = our_settings(work, training=training)
-    layout = Layout("hugging_face", settings, work.vocab_size)
-    tensors = layout.read(theirs.state_dict(), "the peer")
-    return build_model(settings, work.vocab_size, Checkpoint(grouped("model", tensors)))
 
 
 def our_step(model, work):

@@ -56,9 +56,10 @@ def take_turns(contestants, comparison, device, repeat):
 def steps(work, comparison, device):
     """The contestants of a training step, and the operations of a token."""
     from tests.benchmarks import contestants as made
+    from tests.peer.peer import imported
 
     theirs = made.peer_model(work, training=True)
-    model = made.our_model(theirs, work, training=True).to(device)
+    model = imported(theirs)[0].to(device)
     our_step, peer_step = made.our_step(model, work), made.peer_step(theirs.to(device), work)
     tokens, count = work.batch_size * work.seg_len, made.min_steps(device)
     found = {precision: Contestant(lambda p=precision: our_step(p), tokens, count) for precision in comparison.ours}
@@ -70,9 +71,10 @@ def steps(work, comparison, device):
 def readings(work, comparison, device):
     """The contestants of an evaluation, the operations of a token, how far what they find differs."""
     from tests.benchmarks import contestants as made
+    from tests.peer.peer import imported
 
     theirs = made.peer_model(work, training=False)
-    model = made.our_model(theirs, work, training=False).to(device)
+    model = imported(theirs)[0].to(device)
     readers = {precision: made.OurReading(model, work, precision) for precision in comparison.ours}
     readers["peer"] = made.PeerReading(theirs.to(device), work, comparison.peer)
     expected = readers["peer"].first()

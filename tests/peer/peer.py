@@ -9,6 +9,11 @@ import warnings
 
 import torch
 
+from txlcli.config import recipe
+from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
+from txlcli.workflows.exchange.conversion import Layout
+from txlcli.workflows.exchange.huggingface import keys_of
+
 os.environ.setdefault("TRUST_REMOTE_CODE", "True")  # it does not load otherwise, though nothing is unpickled here
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -64,6 +69,14 @@ def log_probs(model, tokens, lengths):
         memory = out.mems
         parts.append(out.prediction_scores)
     return torch.cat(parts, dim=1)
+
+
+def imported(model):
+    """Our model with the peer's weights, and the layout that links their names."""
+    settings = recipe.read_section("model", keys_of(model.config.to_dict())["model"])
+    layout = Layout("hugging_face", settings, model.config.vocab_size)
+    tensors = layout.read(model.state_dict(), "the peer")
+    return build_model(settings, model.config.vocab_size, Checkpoint(grouped("model", tensors))), layout
 
 
 def draw_tokens(lanes, count, seed=2):

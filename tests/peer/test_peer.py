@@ -13,17 +13,13 @@ from typer.testing import CliRunner
 pytest.importorskip("transformers", reason='the peer is not installed: pip install -e ".[peer]"')
 
 from tests.peer import peer
-from tests.peer.peer import V, draw_tokens, peer_model
+from tests.peer.peer import V, draw_tokens, imported, peer_model
 from txlcli.cli import app
-from txlcli.config import recipe
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.runs import loading
-from txlcli.workflows.exchange.conversion import Layout
-from txlcli.workflows.exchange.huggingface import keys_of
 
 B, L = 3, 5
 KINDS = {
@@ -92,14 +88,6 @@ def test_an_import_predicts_as_the_peer_does_and_an_export_is_the_peer_again(kin
     assert {name: value.tolist() for name, value in again.state_dict().items()} == {
         name: value.tolist() for name, value in model.state_dict().items()
     }
-
-
-def imported(model):
-    """Our model with the peer's weights, and the layout that links their names."""
-    settings = recipe.read_section("model", keys_of(model.config.to_dict())["model"])
-    layout = Layout("hugging_face", settings, V)
-    tensors = layout.read(model.state_dict(), "the peer")
-    return build_model(settings, V, Checkpoint(grouped("model", tensors))).eval(), layout
 
 
 def limits(model):

@@ -64,9 +64,9 @@ def losses_alone(model, segments, mem_len):
         yield torch.cat(nats).mean()
 
 
-def objective_with_resets(model, segments, mem_len, **goal):
+def objective_with_resets(model, segments, mem_len, *, lanes=B, **goal):
     """The objective of each segment of an epoch with resets."""
-    memory = model.first_memory(B, mem_len)
+    memory = model.first_memory(lanes, mem_len)
     for number in range(segments.segments_in(0)):
         position = StreamPosition(0, number)
         tokens = torch.from_numpy(segments.at(position))
@@ -75,6 +75,14 @@ def objective_with_resets(model, segments, mem_len, **goal):
         targets = tokens[:, -len(segments.range_of(position)) :]
         loss, _, memory = model.objective(tokens[:, :-1], targets, memory, objective)
         yield loss
+
+
+def nats_of_one_lane(model, mem_len):
+    """The total loss of an epoch that one lane reads."""
+    segments = segments_of(IDS, STARTS, batch_size=1, seg_len=L, shuffles=False)
+    losses = objective_with_resets(model, segments, mem_len, lanes=1)
+    lengths = [len(segments.range_of(StreamPosition(0, number))) for number in range(segments.segments_in(0))]
+    return sum(loss.item() * length for loss, length in zip(losses, lengths, strict=True))
 
 
 def mem_len_of(model):
@@ -108,20 +116,12 @@ def test_each_document_has_the_loss_that_the_reference_gives_it():
     """The memory is longer than a document, and the reference reads it whole."""
     model = small_model()
     weights = weights_of(numbers_of(model), model.settings)
-    segments = segments_of(IDS, STARTS, batch_size=1, seg_len=L, shuffles=False)
-    memory, nats = model.first_memory(1, 99), []
-    for number in range(segments.segments_in(0)):
-        position = StreamPosition(0, number)
-        tokens = torch.from_numpy(segments.at(position))
-        goal = Objective(mem_len=99, since_reset=torch.from_numpy(segments.since_reset(position)))
-        _, loss, memory = model.objective(tokens[:, :-1], tokens[:, 1:], memory, goal)
-        nats.append(loss.item() * (tokens.shape[1] - 1))
     expected = 0.0
     for first, end in document_spans(STARTS, None, len(IDS) - 1):
         text = IDS[first : end + 1].tolist()
         log_probs, _ = reference.forward(text[:-1], reference.first_memory(weights), weights, mem_len=99)
         expected += reference.cross_entropy_nats(log_probs, text[1:]).sum()
-    assert sum(nats) == pytest.approx(expected, rel=1e-10)
+    assert nats_of_one_lane(model, 99) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("name", ["relative", "lstm"])
@@ -129,18 +129,10 @@ def test_evaluation_document_by_document_has_the_loss_of_a_training_pass(name):
     """With one lane and a memory as long as the text; the evaluation is of float32 losses."""
     model = MODELS[name]()
     mem_len = 0 if model.settings.recurrent_state else 99
-    segments = segments_of(IDS, STARTS, batch_size=1, seg_len=L, shuffles=False)
-    memory, nats = model.first_memory(1, mem_len), 0.0
-    for number in range(segments.segments_in(0)):
-        position = StreamPosition(0, number)
-        tokens = torch.from_numpy(segments.at(position))
-        goal = Objective(mem_len=mem_len, since_reset=torch.from_numpy(segments.since_reset(position)))
-        _, loss, memory = model.objective(tokens[:, :-1], tokens[:, 1:], memory, goal)
-        nats += loss.item() * (tokens.shape[1] - 1)
     inputs, targets = scored_stream(IDS, None)
     settings = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=3, same_length="off")
     scores = score_spans(Stream(model, inputs, targets, settings), document_spans(STARTS, None, len(targets)))
-    assert scores.total_nats == pytest.approx(nats, rel=1e-6)
+    assert scores.total_nats == pytest.approx(nats_of_one_lane(model, mem_len), rel=1e-6)
 
 
 def test_tokens_that_are_read_again_do_not_see_another_document():

@@ -197,11 +197,16 @@ DAMAGE = {
 """Values of a checkpoint with right checksums, which replace the saved ones."""
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    training = fresh(tmp_path_factory.mktemp("saved"), max_steps=2)
+    run(training)
+    return checkpoint.load(training.saver.last_path)
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_impossible_values_are_reported_before_training(tmp_path, damage):
-    run(fresh(tmp_path, max_steps=2))
+def test_impossible_values_are_reported_before_training(saved, tmp_path, damage):
     path = tmp_path / "last.safetensors"
-    saved = checkpoint.load(path)
     ((name, value),) = DAMAGE[damage].items()
     if callable(value):
         checkpoint.save(path, Checkpoint({**saved.tensors, name: value(saved.tensors[name])}, saved.state))
