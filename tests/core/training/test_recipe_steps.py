@@ -13,7 +13,7 @@ from txlcli.core.architectures.registry import new_model
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 
-V, STEPS, LANES = 37, 4, 12
+V, STEPS, LANES = 37, 3, 12
 CUTOFFS = (11, 24, 31)
 OWN = {"compressive": {"compressed_len": 5}, "rmt": {"segment_len": 4}}
 """Lengths of other memories."""
