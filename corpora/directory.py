@@ -93,13 +93,11 @@ def select_text(source: Path, listed: list[Path]) -> list[Path]:
     return files
 
 
-def remarks_on(beginning: bytes, names: str, *, has_documents: bool = False) -> Iterator[str]:
+def remarks_on(beginning: bytes, *, has_documents: bool = False) -> Iterator[str]:
     """Yield remarks on text that may not be what it seems: JSON, numbers, or documents that are not kept apart."""
     head = beginning[:HEAD]
     if JSON.match(head):
-        yield (
-            f"{names}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
-        )
+        yield "read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
     end = head.rfind(b"\n") + 1 or head.rfind(b" ") + 1 or len(head)
     complete = head[:end]  # without a number that is cut
     if NUMBERS.fullmatch(complete):
@@ -107,19 +105,19 @@ def remarks_on(beginning: bytes, names: str, *, has_documents: bool = False) -> 
         if max(map(int, re.findall(rb"\d+", complete))) < 256:
             numbers = "numbers from 0 to 255, such as the codes of bytes"
         yield (
-            f"{names}: the text is a list of {numbers}; bits per byte and per character are those of the digits; "
-            "`tokenizer` word makes each number a token; token ids are read with `ids`, from .json, .npy, .npz and .bin"
+            f"the text is a list of {numbers}; bits per byte and per character are those of the digits; `tokenizer` "
+            "word makes each number a token; token ids are read with `ids`, from .json, .npy, .npz and .bin"
         )
     elif HEX_CODES.fullmatch(complete) and len(re.findall(rb"\d[0-9a-fA-F]", complete)) >= MIN_HEX_CODES:
-        yield f"{names}: the text is hexadecimal codes, which are learned digit by digit; decode it first"
+        yield "the text is hexadecimal codes, which are learned digit by digit; decode it first"
     elif SPELLED.fullmatch(complete):
         yield (
-            f"{names}: the text is single characters with blanks between them: with `tokenizer` word, each one is a "
-            "token, otherwise the blanks are, too"
+            "the text is single characters with blanks between them: with `tokenizer` word, each one is a token, "
+            "otherwise the blanks are, too"
         )
     marks = [mark.decode() for mark in END_OF_TEXT if mark in beginning[:SEARCHED]]
     if marks and not has_documents:
-        yield f"{names}: {marks[0]} ends documents; `documents` '{marks[0]}' keeps them apart"
+        yield f"{marks[0]} ends documents; `documents` '{marks[0]}' keeps them apart"
 
 
 def _notes(source: Path, texts: Mapping[Path, Slice], left_out: list[Path], *, has_documents: bool) -> Iterator[str]:
@@ -127,10 +125,10 @@ def _notes(source: Path, texts: Mapping[Path, Slice], left_out: list[Path], *, h
     remarks: dict[str, list[Path]] = {}
     for path in texts:
         beginning = texts[path].read(0, SEARCHED)
-        for remark in remarks_on(beginning, "", has_documents=has_documents):
+        for remark in remarks_on(beginning, has_documents=has_documents):
             remarks.setdefault(remark, []).append(path)
     for remark, paths in remarks.items():
-        yield list_names(paths, source) + remark
+        yield f"{list_names(paths, source)}: {remark}"
     yield from remarks_on_files(source, list(texts), left_out)
 
 

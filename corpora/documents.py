@@ -5,10 +5,9 @@ import codecs
 import itertools
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from .corpus import Slice, Slices
 
@@ -43,7 +42,10 @@ class Documents:
         done = 0
         for piece in pieces:
             if piece.path not in self.offsets:
-                self.offsets[piece.path] = self._offsets_in(text_of(piece.path))
+                text = text_of(piece.path)
+                later = _later_starts(self.unit, text.blocks(self.block))
+                self.offsets[piece.path] = array("q", [text.start])
+                self.offsets[piece.path].extend(text.start + start for start in later)
             offsets = self.offsets[piece.path]
             first = bisect.bisect_left(offsets, piece.start)
             end = bisect.bisect_left(offsets, piece.stop)
@@ -51,46 +53,42 @@ class Documents:
             done += piece.size
         return starts
 
-    def _offsets_in(self, text: Slice) -> "array[int]":
-        """Return where the documents of a file begin, unless they are known."""
-        offsets = array("q", [text.start])
-        if self.unit == "blank-lines":
-            offsets.extend(_after_blank_lines(text, self.block))
-        elif self.unit not in UNITS:
-            offsets.extend(_after_marks(text, self.unit.encode(), self.block))
-        return offsets
-
 
 def divide(data: bytes, unit: str) -> list[bytes]:
     """Return the documents of a text: those between blank lines, or those up to each mark."""
-    with TemporaryDirectory(prefix="txl-") as directory:
-        path = Path(directory, "text")
-        path.write_bytes(data)
-        text = text_of(path)
-        starts = [text.start + start for start in Documents(unit).starts([text])]
-    return [data[start:end] for start, end in itertools.pairwise([*starts, len(data)])]
+    text = data.removeprefix(codecs.BOM_UTF8)
+    starts = [0, *_later_starts(unit, [text]), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(starts)]
 
 
-def _after_blank_lines(text: Slice, size: int) -> Iterator[int]:
+def _later_starts(unit: str, blocks: Iterable[bytes]) -> Iterator[int]:
+    """Yield the offsets in a text at which its documents begin, but for the first one."""
+    if unit == "blank-lines":
+        yield from _after_blank_lines(blocks)
+    elif unit not in UNITS:
+        yield from _after_marks(unit.encode(), blocks)
+
+
+def _after_blank_lines(blocks: Iterable[bytes]) -> Iterator[int]:
     """Yield the offset after each run of blank lines that text precedes and follows."""
     rest = b""
-    done = text.start
-    for block in text.blocks(size):
+    done = 0
+    for block in blocks:
         data = rest + block
         kept = len(data.rstrip(b" \t\r\n"))  # a run of blank lines may continue in the next block
         for match in BLANK_LINES.finditer(data, 0, kept):
-            if done + match.start() > text.start:
+            if done + match.start() > 0:
                 yield done + match.end()
         rest = data[kept:]
         done += kept
 
 
-def _after_marks(text: Slice, mark: bytes, size: int) -> Iterator[int]:
+def _after_marks(mark: bytes, blocks: Iterable[bytes]) -> Iterator[int]:
     """Yield the offset after each mark, and the line ends that follow it, unless the text ends there."""
     pattern = re.compile(re.escape(mark) + rb"[\r\n]*")
     rest = b""
-    done = text.start
-    for block in text.blocks(size):
+    done = 0
+    for block in blocks:
         data = rest + block
         kept = max(0, len(data) - len(mark) + 1)  # a mark may continue in the next block
         for match in pattern.finditer(data):

@@ -22,8 +22,8 @@ TABLE = "_sysconfigdata"
 
 def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     """Cut between source files, each of which is a document."""
-    names = [path.relative_to(source) for path in text_files(source) if path.suffix == ".py"]
-    names = [name for name in names if _is_source(name)]
+    names = [path.relative_to(source) for path in text_files(source)]
+    names = list(filter(_is_source, names))
     names.sort(key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
     slices = itertools.chain.from_iterable(whole(source / name) for name in names)
     pieces = [piece for piece in slices if piece.size]
@@ -33,4 +33,4 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
 
 def _is_source(name: Path) -> bool:
     """True for a module that people wrote, of the library itself."""
-    return SKIPPED.isdisjoint(name.parts[:-1]) and not name.name.startswith(TABLE)
+    return name.suffix == ".py" and SKIPPED.isdisjoint(name.parts[:-1]) and not name.name.startswith(TABLE)

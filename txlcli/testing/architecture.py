@@ -88,10 +88,10 @@ class ArchitectureCheck(Rules):
                 parameter.add_(torch.randn(parameter.shape), alpha=0.3)
         return model.to(dtype).eval()
 
-    def evaluation(self, *, seg_len: int = L, mem_len: int | None = None, batch_size: int = B) -> EvalSettings:
+    def evaluation(self, *, seg_len: int = L, mem_len: int | None = None) -> EvalSettings:
         """Return settings by which every query sees all of memory and segment."""
         mem_len = self.mem_len if mem_len is None else mem_len
-        return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size, same_length="off")
+        return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B, same_length="off")
 
     @torch.no_grad()
     def read_segments(self, model: LanguageModel, tokens: Tensor, seg_len: int = L) -> tuple[Tensor, Memory]:

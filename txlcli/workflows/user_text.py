@@ -82,7 +82,7 @@ class UserText:
 
         with self._open(max_bytes) as path:
             data = containers.read_file(path, column, encoding, max_bytes)
-        return ReadText(data, tuple(remarks_on(data, path.name)))
+        return ReadText(data, tuple(f"{path.name}: {remark}" for remark in remarks_on(data)))
 
     def remarks_on(self, files: "Sequence[UserText]") -> list[str]:
         """Return remarks on other files of a folder, which are left out, and on a README among these."""

@@ -101,21 +101,6 @@ def has_fractions(head: NDArray[np.uint8]) -> bool:
     return False
 
 
-def _type_by_zeros(head: NDArray[np.uint8]) -> TypeGuess | None:
-    """Return the widest type whose upper bytes are zero."""
-    used: Used = np.logical_or.reduce(head.reshape(-1, 8), axis=0)
-    for dtype, fits in (("int64", are_int64), ("uint32", are_small_uint32), ("uint16", are_small_uint16)):
-        if fits(used):
-            return TypeGuess(dtype, is_certain=True)
-        if fits(used[::-1]):
-            return TypeGuess(f"{dtype}-be", is_certain=True)
-    if are_uint32(used):
-        return TypeGuess("uint32", is_certain=False)
-    if are_uint32(used[::-1]):
-        return TypeGuess("uint32-be", is_certain=False)
-    return None
-
-
 def are_int64(used: Used) -> bool:
     """True for ids below 2^24 in eight bytes: 70,001 is 71 11 01 00 00 00 00 00."""
     return not used[3:].any()
@@ -134,6 +119,26 @@ def are_small_uint16(used: Used) -> bool:
 def are_uint32(used: Used) -> bool:
     """True for ids below 2^24 in four bytes, some of them above 2^8: 70,001 and 5,003 are 71 11 01 00 8b 13 00 00."""
     return bool(used[[1, 5]].any()) and not used[[3, 7]].any()
+
+
+TYPES_BY_ZEROS = (
+    ("int64", are_int64, True),
+    ("uint32", are_small_uint32, True),
+    ("uint16", are_small_uint16, True),
+    ("uint32", are_uint32, False),
+)
+"""Types in the order in which they are tried, with the predicate of their ids, and True if no other looks so."""
+
+
+def _type_by_zeros(head: NDArray[np.uint8]) -> TypeGuess | None:
+    """Return the widest type whose upper bytes are zero."""
+    used: Used = np.logical_or.reduce(head.reshape(-1, 8), axis=0)
+    for dtype, fits, is_certain in TYPES_BY_ZEROS:
+        if fits(used):
+            return TypeGuess(dtype, is_certain)
+        if fits(used[::-1]):
+            return TypeGuess(f"{dtype}-be", is_certain)
+    return None
 
 
 def _type_by_distribution(head: NDArray[np.uint8]) -> TypeGuess | None:
