@@ -30,10 +30,10 @@ def attention(
     """
     run = run_directory.find(run_name, workspace.runs_dir)
     result, paths = measure_and_plot(run, options.out or run.directory / "figures", options, workspace)
-    for path in paths:
+    for path in paths.values():
         console.say(f"figure written to {path}")
     if json:
-        console.show_json({**result.to_json(), "files": list(map(str, paths))})
+        console.show_json({**result.to_json(), "files": list(map(str, paths.values()))})
     else:
         show(result)
 

@@ -18,8 +18,8 @@ COLUMNS = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head
 
 def measure_and_plot(
     run: Run, directory: Path, options: AttentionOptions, workspace: Workspace
-) -> "tuple[AttentionResult, list[Path]]":
-    """Measure the attention of a run, and plot it to figures in a directory; return their paths, too."""
+) -> "tuple[AttentionResult, dict[int, Path]]":
+    """Measure the attention of a run, and plot it to figures in a directory; return their paths by number, too."""
     from txlcli.report.attention_plots import plot_figure
     from txlcli.workflows import attention as workflow
 
@@ -35,7 +35,7 @@ def measure_and_plot(
     result = workflow.run(str(run.weights or run.directory), options, workspace)
     for number, path in paths.items():
         plot_figure(result, number, path)
-    return result, list(paths.values())
+    return result, paths
 
 
 def rows(result: "AttentionResult") -> list[list[str]]:

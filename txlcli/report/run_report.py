@@ -148,6 +148,6 @@ def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Rep
 
 def _attention(run: Run, directory: Path, workspace: Workspace) -> ReportSection:
     measured, paths = attention.measure_and_plot(run, directory, AttentionOptions(force=True), workspace)
-    captions = [[path.name, f"Figure {path.stem[-1]} of the paper for this run."] for path in paths]
+    captions = [[path.name, f"Figure {number} of the paper for this run."] for number, path in paths.items()]
     grid = Grid(attention.COLUMNS, attention.rows(measured))
     return ReportSection(notes=attention.notes(measured), grids=[grid], figures=captions)

@@ -222,7 +222,7 @@ def record(run: Run, results: Iterable[Record]) -> None:
     log_file.append(run.directory / run_directory.EVALS, map(run.signed, results))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """State and results of a run, with losses in its metric; None for what it does not have."""
 
@@ -297,7 +297,19 @@ def summarize(past: History) -> RunSummary:
     best = past.best_valid or {}
     quoted, trials = past.test_result
     test = quoted or {}
-    summary = RunSummary(
+    best_valid = None
+    if past.best_nats is not None:
+        best_valid = metrics.in_metric(past.best_nats, run.metric)
+    best_valid_step = None
+    if best.get("loss_nats") == past.best_nats:
+        best_valid_step = best.get("step")
+    valid_tokens = None
+    if best.get("tokens") == train.valid_tokens:  # not the whole split
+        valid_tokens = train.valid_tokens
+    max_steps = None
+    if past.state != "imported":
+        max_steps = train.max_steps
+    return RunSummary(
         name=run.name,
         folder=str(run.directory),
         saved=_saved(run.directory),
@@ -307,6 +319,10 @@ def summarize(past: History) -> RunSummary:
         metric=run.metric,
         state=past.state,
         step=past.step,
+        max_steps=max_steps,
+        best_valid=best_valid,
+        best_valid_step=best_valid_step,
+        valid_tokens=valid_tokens,
         last_valid=past.in_metric(past.last("valid")),
         last_train=past.in_metric(past.last("train")),
         tokens_per_s=past.tokens_per_s,
@@ -318,15 +334,6 @@ def summarize(past: History) -> RunSummary:
         changes=run.changes,
         missing_reports=past.missing_reports,
     )
-    if past.state != "imported":
-        summary.max_steps = train.max_steps
-    if past.best_nats is not None:
-        summary.best_valid = metrics.in_metric(past.best_nats, run.metric)
-    if best.get("loss_nats") == past.best_nats:
-        summary.best_valid_step = best.get("step")
-    if best.get("tokens") == train.valid_tokens:  # not the whole split
-        summary.valid_tokens = train.valid_tokens
-    return summary
 
 
 def _saved(directory: Path) -> str:

@@ -3,7 +3,7 @@
 import codecs
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from txlcli.workflows.user_text import UserText
 from txlcli.workflows.workspace import Workspace
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoredText:
     """Text to score: inputs and targets (T,), and the original text that the targets stand for."""
 
@@ -36,9 +36,9 @@ class ScoredText:
     """A user's text, which was encoded; empty for a split."""
     added_bytes: int = 0
     """Bytes that the first token has before the text: a blank that a tokenizer of others adds."""
-    words: int | None = None
+    words: int | None
     """Number of original words, with line ends counted as in the benchmark; None if unknown."""
-    size: int | None = None
+    size: int | None
     """Number of original bytes; None unless all bytes of the text are scored."""
     documents: "tuple[ScoredText, ...]" = ()
     """Documents of a user's text, which are read from an empty memory each; empty for one text, and for a split."""
@@ -96,8 +96,7 @@ def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) 
         if 2 * unknown > tokens:
             notes.append(remark)
     notes += opened.remarks(b"".join(part.data for part in text.parts))
-    text.notes = tuple(notes)
-    return text
+    return replace(text, notes=tuple(notes))
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
@@ -143,28 +142,30 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, workspac
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
     info = store.info(split)
     whole = len(targets) == _predictable(len(ids), store.vocab)
-    text = ScoredText(
+    words = None
+    if whole and info.words:
+        words = _scored_words(info.words, store.vocab)
+    size = None
+    if store.every_byte_scored and not info.unknown:
+        if store.unit == "byte":
+            size = len(targets)
+        elif len(targets) == info.tokens:  # the first token is scored as well, and all are in the vocabulary
+            size = info.bytes
+    return ScoredText(
         title=f"{store.name} {split}",
         inputs=inputs,
         targets=targets,
+        words=words,
+        size=size,
         unit=store.unit,
         conventions=store.conventions,
+        paper=_published(opened.run, store, split) if whole else None,
         corpus=store.corpus,
         split=split,
         whole=whole,
         digest=store.digest(split),
         may_be_trained_on=split == "train" or opened.trained_on_another(store),
     )
-    if whole:
-        text.paper = _published(opened.run, store, split)
-    if whole and info.words:
-        text.words = _scored_words(info.words, store.vocab)
-    if store.every_byte_scored and not info.unknown:
-        if store.unit == "byte":
-            text.size = len(targets)
-        elif len(targets) == info.tokens:  # the first token is scored as well, and all are in the vocabulary
-            text.size = info.bytes
-    return text
 
 
 def spans_of_documents(opened: OpenRun, text: ScoredText, workspace: Workspace) -> list[tuple[int, int]]:
@@ -271,27 +272,29 @@ def _read(source: UserText, opened: OpenModel, options: EvalOptions, positions: 
         ids = vocab.encode(data)
     except VocabularyError as error:
         raise VocabularyError(f"{source.label}: {error}") from error
-    words = _count_words(data, len(ids), opened)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     whole = len(targets) == _predictable(len(ids), vocab)
-    text = ScoredText(
+    words = None
+    if whole:
+        words = _scored_words(_count_words(data, len(ids), opened), vocab)
+    size = None
+    if vocab.tokenizer == "byte" and not vocab.dropped:
+        size = len(targets)
+    elif vocab.unit == "piece" and vocab.boundary is not None and whole and not _unknown(targets, vocab):
+        size = len(data)
+    return ScoredText(
         title=printable(source.title),
         inputs=inputs,
         targets=targets,
         data=data,
         added_bytes=vocab.added_bytes,
+        words=words,
+        size=size,
         unit=vocab.unit,
         conventions={},
         whole=whole,
         notes=read.notes,
     )
-    if whole:
-        text.words = _scored_words(words, vocab)
-    if vocab.tokenizer == "byte" and not vocab.dropped:
-        text.size = len(targets)
-    elif vocab.unit == "piece" and vocab.boundary is not None and whole and not _unknown(targets, vocab):
-        text.size = len(data)
-    return text
 
 
 def _unknown(targets: NDArray[np.integer], vocab: Vocab) -> int:
