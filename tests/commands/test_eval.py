@@ -87,14 +87,6 @@ def test_a_sweep_keeps_the_order_drops_repetitions_and_marks_the_best_row(here):
     assert "*" not in done("eval", "byte", "--attn-len", 4, "--positions", 60).stdout
 
 
-def test_every_token_is_scored_except_a_first_one_without_context(here):
-    text = text_of("test")
-    assert only_row("byte")["tokens"] == len(text.encode()) - 1
-    assert only_row("byte", "--split", "valid")["tokens"] == len(text_of("valid").encode()) - 1
-    assert only_row("char")["tokens"] == len(text) - 1
-    assert only_row("word")["tokens"] == len(text.split()) + text.count("\n")  # line ends are words
-
-
 def test_bytes_are_reported_in_bits_and_words_in_perplexity(here):
     row = only_row("byte")
     assert [row["bpc"], row["bits_per_byte"]] == pytest.approx([row["loss_nats"] / LN2] * 2, rel=1e-12)
