@@ -77,7 +77,7 @@ def test_blank_lines_are_found_whatever_the_blocks(tmp_path, block):
 
 def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here):
     write_files(here / "many")
-    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "60,20,20")
+    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "80,10,10")
     train("corpus.store=many", "corpus.shuffle_documents=true", name="many")
     documents = stored("many", "valid")
     result = json_of("eval", "many", "--split", "valid", "--reset-at-documents", "--batch-size", 2, "--mem-len", "0,99")
@@ -98,7 +98,7 @@ def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here
 @pytest.mark.parametrize("shuffled", ["true", "false"])
 def test_training_that_begins_documents_anew_validates_as_the_evaluation_document_by_document(here, shuffled):
     write_files(here / "many")
-    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "60,20,20")
+    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "80,10,10")
     resets = ("corpus.store=many", "train.reset_at_documents=true", f"corpus.shuffle_documents={shuffled}")
     train(*resets, "eval.same_length=off", name="many")
     (row,) = json_of("eval", "many", "--split", "valid", "--reset-at-documents")["rows"]

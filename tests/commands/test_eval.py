@@ -143,7 +143,7 @@ def test_positions_scores_the_beginning_of_the_split_which_has_no_word_count(her
 
 @pytest.mark.parametrize("kind", ["byte", "char", "word", "sentencepiece"])
 def test_a_text_scores_as_the_same_split(here, kind):
-    one_lane = ("--batch-size", 1)
+    one_lane = ("--batch-size", 1, "--seg-len", 40)
     split, text = only_row(kind, *one_lane), only_row(kind, "--text", "novel/test.txt", *one_lane)
     output = json_of("eval", kind, "--text", "-", *one_lane, stdin="\ufeff" + text_of("test"))
     assert output["text"] == "stdin"

@@ -70,7 +70,7 @@ def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
     assert set(cache["adaptation"]) == {"theta", "lambda", "searched_on"}
     assert set(dynamic["adaptation"]) == {"lr", "decay", "searched_on"}
     assert dynamic["loss_nats"] != model["loss_nats"]
-    assert "cache 30: theta = " in done("eval", "word", "--cache", 30, "--dynamic", *SHORT).stdout
+    assert "cache 30: theta = " in done("eval", "word", "--cache", 30, *SHORT).stdout
 
 
 def evaluate_words(**options):
@@ -102,19 +102,19 @@ def test_larger_learning_rates_are_tried_until_the_loss_increases_or_is_nan():
 
 
 def test_auto_searches_for_the_memory_length_on_valid_and_applies_it_to_test(here):
-    output = json_of("eval", "byte", "--mem-len", "auto", *SHORT)
+    output = json_of("eval", "word", "--mem-len", "auto", *SHORT)
     search = output["search"]
     lengths = [one["length"] for one in search["tried"]]
     assert (search["option"], search["split"], search["threshold"]) == ("--mem-len", "valid", 0.001)
     assert lengths == sorted(set(lengths))
     assert lengths[:2] == [1, 2]  # not 0: without memory queries see their segment, not M keys
     assert [row["mem_len"] for row in output["rows"]] == [search["found"]]
-    on_valid = json_of("eval", "byte", "--split", "valid", "--mem-len", ",".join(map(str, lengths)), *SHORT)
+    on_valid = json_of("eval", "word", "--split", "valid", "--mem-len", ",".join(map(str, lengths)), *SHORT)
     assert [one["loss_nats"] for one in search["tried"]] == [row["loss_nats"] for row in on_valid["rows"]]
-    again = json_of("eval", "byte", "--mem-len", search["found"], *SHORT)
+    again = json_of("eval", "word", "--mem-len", search["found"], *SHORT)
     assert again["rows"][0]["loss_nats"] == output["rows"][0]["loss_nats"]
-    assert f"--mem-len {search['found']} is the shortest" in done("eval", "byte", "--mem-len", "auto", *SHORT).stdout
-    output = json_of("eval", "byte", "--mem-len", "auto", "--no-same-length", *SHORT)
+    assert f"--mem-len {search['found']} is the shortest" in done("eval", "word", "--mem-len", "auto", *SHORT).stdout
+    output = json_of("eval", "word", "--mem-len", "auto", "--no-same-length", *SHORT)
     assert [one["length"] for one in output["search"]["tried"]][:2] == [0, 1]
 
 

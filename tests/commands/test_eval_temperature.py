@@ -132,10 +132,10 @@ def test_a_recipe_with_a_wrong_temperature_is_refused(here):
     assert math.isfinite(json_of("eval", "byte", "--temperature", 100)["rows"][0]["loss_nats"])
 
 
-def test_python_scores_with_the_stored_temperature_as_eval_does(here):
-    with_temperature("byte", "auto")
-    (here / "text.txt").write_text("the fox jumps over lazy dogs\n" * 20)
-    (row,) = json_of("eval", "byte", "--text", "text.txt", "--batch-size", 1)["rows"]
-    score = txlcli.load("byte").score(here / "text.txt")
+def test_python_scores_with_the_stored_temperature_as_eval_does(sharp):
+    with_temperature("sharp", "auto")
+    (sharp / "text.txt").write_text("the fox jumps over lazy dogs\n" * 20)
+    (row,) = rows_of("--text", "text.txt", "--batch-size", 1)
+    score = txlcli.load("sharp").score(sharp / "text.txt")
     assert score.total_nats / len(score.loss_nats) == pytest.approx(row["loss_nats"], rel=1e-6)
     assert row["temperature"] != 1

@@ -13,7 +13,7 @@ COMMANDS = {
     "figure.png": ["runs", "plot", "byte", "--plot", "figure.png"],
     "figure.svg": ["runs", "plot", "byte", "--plot", "figure.svg"],
     "figure.pdf": ["runs", "plot", "byte", "--plot", "figure.pdf"],
-    "packed": ["compress", "byte", "text", "packed"],
+    "packed": ["compress", "byte", "line", "packed"],
     "data/text.h5": ["prepare", "text", "--name", "text"],
 }
 """Commands by the file that they write; test_run_report.py and test_attention.py have those of several files."""
@@ -22,6 +22,7 @@ COMMANDS = {
 @pytest.fixture
 def text(here):
     Path("text").write_text("the fox jumps over lazy dogs\n" * 31)
+    Path("line").write_text("the fox\n")
 
 
 @pytest.mark.parametrize("file", COMMANDS)

@@ -24,7 +24,8 @@ def small_library(directory, monkeypatch):
 def small(untouched, monkeypatch):
     """Make a small library and a small recipe, which precedes the packaged one of its name."""
     small_library(untouched, monkeypatch)
-    (untouched / "stdlib").write_text(RECIPE.replace('"novel"', '"stdlib"'))
+    recipe = RECIPE.replace('"novel"', '"stdlib"').replace("[eval]\nseg_len = 5", "[eval]\nseg_len = 50")
+    (untouched / "stdlib").write_text(recipe)
     return untouched
 
 
