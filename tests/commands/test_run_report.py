@@ -43,11 +43,15 @@ def test_the_report_has_the_numbers_of_the_other_commands(here):
         assert Path(f"runs/byte/report/{name}.png").is_file()
 
 
-def test_a_report_says_what_a_run_lacks(here):
+def test_a_report_says_what_a_run_lacks_and_replaces_no_file_of_the_user(here):
     Path("lstm.toml").write_text(recipe_of("lstm"))
     done("train", "lstm.toml")
     done("eval", "lstm")
-    done("runs", "report", "lstm", "--data-dir", "none")
+    Path("runs/lstm/report").mkdir()
+    Path("runs/lstm/report/notes.txt").touch()
+    assert "runs/lstm/report has files" in refusal("runs", "report", "lstm", code=1)
+    done("runs", "report", "lstm", "--data-dir", "none", "--force")
+    assert Path("runs/lstm/report/notes.txt").is_file()
     markdown = Path("runs/lstm/report/report.md").read_text(encoding="utf-8")
     assert 'runs/lstm has no attention to single tokens (arch = "lstm")' in markdown
     assert "no token store at none/novel.h5" in markdown
@@ -74,11 +78,3 @@ def test_the_best_of_several_test_scores_is_ranked_among_published_results(here)
     rows = [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("| ")]
     rank = rows.index(["> runs/word", "24M", "54.60", "57.40"])
     assert [rows[rank - 1][3], rows[rank + 1][3]] == ["57.3", "58.6"]
-
-
-def test_a_report_is_replaced_only_by_force(here):
-    Path("runs/byte/report").mkdir()
-    Path("runs/byte/report/notes.txt").touch()
-    assert "runs/byte/report has files" in refusal("runs", "report", "byte", code=1)
-    done("runs", "report", "byte", "--samples", 0, "--force")
-    assert Path("runs/byte/report/notes.txt").is_file()
