@@ -21,7 +21,7 @@ MODEL, TRAIN = SETTINGS.model, SETTINGS.train
 
 
 def forecast(train, processes=1):
-    return step_bytes(MODEL, V, of_one_process(train, processes), device=CPU, processes=processes).total
+    return step_bytes(MODEL, V, train, device=CPU, processes=processes).total
 
 
 def plan(train=TRAIN, model=MODEL, device=CPU, processes=1):
@@ -51,12 +51,12 @@ def test_the_first_settings_that_fit_are_suggested():
 
 def test_several_processes_are_advised_to_divide_the_state_if_no_division_of_the_batch_fits():
     train = dataclasses.replace(TRAIN, seg_len=1, mem_len=1, recompute="layers")  # one lane for each of 12 processes
-    of_one = of_one_process(dataclasses.replace(train, parallel="zero"), 12)
+    divided = dataclasses.replace(train, parallel="zero")
     deep = dataclasses.replace(MODEL, n_layers=13)
-    needed = step_bytes(deep, V, of_one, device=CPU, processes=12).total
+    needed = step_bytes(deep, V, divided, device=CPU, processes=12).total
     message = advise(plan(train, deep, processes=12), round(needed / 0.8) + 1)
     assert f"; try `overrides` train.parallel=zero (about {format_size(needed)})" in message
-    assert "no division of the batch fits" in advise(plan(of_one, deep), round(needed / 1.6))
+    assert "no division of the batch fits" in advise(plan(of_one_process(divided, 12), deep), round(needed / 1.6))
 
 
 @pytest.mark.parametrize(("precision", "modes"), [("bf16", {"ddp", "zero", "fsdp"}), ("fp16", {"ddp", "zero"})])

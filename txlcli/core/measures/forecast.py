@@ -19,11 +19,11 @@ from txlcli.core.architectures.registry import make_model, parameter_shapes, pro
 from txlcli.core.kernels.modes import DTYPES, as_on_gpu, autocast, unlimited_memory
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.model.losses import Objective
+from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.optimizer import OPTIMIZERS
-from txlcli.core.training.parallel_zero import largest_share_bytes
+from txlcli.core.training.parallel_zero import FLOAT_BYTES, largest_share_bytes
 
 CPU = torch.device("cpu")
-FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
 PARTS = {
     "embedding.": "embedding",
     "softmax.": "softmax",
@@ -93,7 +93,7 @@ def state_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, 
     optimizer = 0
     for name, shape in shapes.items():
         rows = math.ceil(shape[0] / parts)  # each process has some rows of every weight
-        size = rows * shape[1:].numel() * FLOAT
+        size = rows * shape[1:].numel() * FLOAT_BYTES
         weights += size
         optimizer += size * count_state_tensors(name, shape, train)
     updated = weights
@@ -123,8 +123,8 @@ def _gathered_bytes(shapes: Mapping[str, torch.Size], train: TrainSettings) -> i
         else:
             root += shape.numel()
     # Two layers are gathered, and one has gradients, in the dtype of products; these are summed in fp32.
-    at_work = max(by_layer.values(), default=0) * (3 * DTYPES[train.precision].itemsize + FLOAT)
-    return 2 * FLOAT * root + at_work
+    at_work = max(by_layer.values(), default=0) * (3 * DTYPES[train.precision].itemsize + FLOAT_BYTES)
+    return 2 * FLOAT_BYTES * root + at_work
 
 
 def snapshot_bytes(
@@ -141,11 +141,11 @@ def snapshot_bytes(
 def step_bytes(
     model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU, processes: int = 1
 ) -> StepBytes:
-    """Return the bytes that a training step holds at its peak, by purpose.
+    """Return the bytes that a training step holds at its peak, by purpose, in the process with the largest batch.
 
-    Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less. `train` are the settings
-    of one process (`of_one_process`).
+    Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less.
     """
+    train = of_one_process(train, processes)
     state = state_bytes(model, vocab_size, train, processes=processes)
     step = _step_of(model, train, device)
     memory = _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize)
@@ -282,7 +282,7 @@ def _traced_bytes(step: _Step, batch_size: int, n_layers: int) -> int:
 @lru_cache(maxsize=64)
 def _memory_bytes(model: ModelSettings, mem_len: int, itemsize: int) -> int:
     """Return the bytes of a full memory of one sequence, in a precision with elements of this size."""
-    with tensors_without_data(), autocast(CPU, "fp32" if itemsize == FLOAT else "bf16"):
+    with tensors_without_data(), autocast(CPU, "fp32" if itemsize == FLOAT_BYTES else "bf16"):
         memory = make_model(model, 2).full_memory(1, mem_len)
     return sum(tensor.untyped_storage().nbytes() for tensor in memory)
 
@@ -290,7 +290,7 @@ def _memory_bytes(model: ModelSettings, mem_len: int, itemsize: int) -> int:
 def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings) -> int:
     """Return the bytes of casts that fsdp need not keep: it gathers matrices of layers in the dtype of products."""
     itemsize = DTYPES[train.precision].itemsize
-    if itemsize == FLOAT:
+    if itemsize == FLOAT_BYTES:
         return 0
     elements = 0
     for name, shape in shapes.items():

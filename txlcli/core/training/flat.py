@@ -77,10 +77,11 @@ def large_updates(
     sizes = [padded_numel(weight) for weight in weights]
     large = LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies, sizes=sizes)
     problem = parallel.world.first_reason(failure_of(large.rehearse))  # of Triton's compiler, or of the driver
-    if problem is not None:
+    if problem is None:
+        return large
+    if parallel.world.is_rank_zero:
         warnings.warn(f"updates without Triton's kernels, which take longer: {problem}", stacklevel=2)
-        return None
-    return large
+    return None
 
 
 class StepWeights:

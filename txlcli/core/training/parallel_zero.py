@@ -16,7 +16,7 @@ from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer
 from txlcli.core.training.parallel import DataParallel
 
 FLOAT_BYTES = 4
-"""Bytes of a weight, and of a number of the optimizer's state, in fp32."""
+"""Bytes of an element of weights, gradients and optimizer state, which stay fp32."""
 
 
 def assign_owners(shapes: Mapping[str, torch.Size], processes: int) -> dict[str, int]:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from txlcli.config import recipe
-from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Settings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import new_model
@@ -19,7 +18,6 @@ from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.forecast import (
-    FLOAT,
     StepBytes,
     parameters_by_part,
     snapshot_bytes,
@@ -29,6 +27,7 @@ from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import Repetitions, peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.optimizer import check_optimizer
+from txlcli.core.training.parallel_zero import FLOAT_BYTES
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
@@ -160,7 +159,7 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
     for note in plan.notes:
         workspace.reporter.say(note)
     rank_settings = of_one_process(train, processes)
-    needed = step_bytes(settings.model, vocab_size, rank_settings, device=device, processes=processes)
+    needed = step_bytes(settings.model, vocab_size, train, device=device, processes=processes)
     timed_share = None
     if measures or device.type != "cpu":
         peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
@@ -288,21 +287,13 @@ def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleFore
     return ScaleForecast(plan=plan, options=options, by_devices=by_devices)
 
 
-def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, devices: int) -> dict[str, int]:
-    """Return the bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
-    rank_settings = of_one_process(train, devices)
-    needed = step_bytes(model, vocab_size, rank_settings, device=GPU, processes=devices)
-    by_purpose = needed.to_json()
-    weights = by_purpose.pop("weights")
-    total = by_purpose.pop("total")
-    return {"parameters": weights, **by_purpose, "total": total}
-
-
 def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     """Return the cost of the run on a number of GPUs."""
     run = plan.run
     train = run.settings.train
-    needed = device_bytes(run.settings.model, run.vocab_size, train, devices)
+    needed = step_bytes(run.settings.model, run.vocab_size, train, device=GPU, processes=devices)
+    by_purpose = needed.to_json()
+    parameters = by_purpose.pop("weights")
     exchanged = _sent_bytes(train) * (devices - 1) * run.parameters // devices
     rank_settings = of_one_process(train, devices)
     share, source = plan.expected_share(rank_settings)
@@ -319,13 +310,13 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
         seconds = plan.steps * step_s
     fits = None
     if options.device_memory is not None:
-        fits = needed["total"] <= USABLE * options.device_memory
+        fits = needed.total <= USABLE * options.device_memory
     return DeviceCost(
         devices=devices,
         batch_size_per_device=rank_settings.batch_size,
         share_of_peak=share,
         share_source=source,
-        device_bytes=needed,
+        device_bytes={"parameters": parameters, **by_purpose},
         exchanged_bytes=exchanged,
         step_s=step_s,
         tokens_per_s=tokens_per_s,
@@ -338,9 +329,9 @@ def _sent_bytes(train: TrainSettings) -> int:
     """Return the bytes of each parameter that a step sends around the ring of all devices."""
     gradient = GRADIENT_BYTES[train.exchange_precision]
     if train.parallel == "zero":  # gradients go to the process that updates the weight, which sends the weight
-        return gradient + FLOAT
+        return gradient + FLOAT_BYTES
     if train.parallel == "fsdp":  # weights go to all processes twice
-        return gradient + 2 * FLOAT
+        return gradient + 2 * FLOAT_BYTES
     return 2 * gradient
 
 

@@ -11,7 +11,6 @@ import torch
 from txlcli.config.train_settings import Parallel, Recompute, TrainSettings
 from txlcli.core.kernels.device import available_bytes, used_by_others
 from txlcli.core.measures.forecast import step_bytes
-from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, TrainingError
 from txlcli.system.memory import format_size, is_out_of_memory, requested_size
@@ -69,8 +68,7 @@ def warn(plan: Plan, reporter: Reporter, *, available: Callable[[torch.device], 
 def forecast_bytes(plan: Plan, train: TrainSettings) -> int:
     """Return the bytes that a step of one of the processes needs."""
     run = plan.run
-    rank_settings = of_one_process(train, plan.processes)
-    needed = step_bytes(run.settings.model, run.vocab_size, rank_settings, device=plan.device, processes=plan.processes)
+    needed = step_bytes(run.settings.model, run.vocab_size, train, device=plan.device, processes=plan.processes)
     return needed.total
 
 
