@@ -75,7 +75,7 @@ def test_losses_of_a_model_and_their_gradients_equal_those_in_float64(changes):
         tokens = draw_tokens(3, 6)
         hidden, _ = model(tokens[:, :-1], model.first_memory(3, 7), mem_len=7)
         losses = model.losses(hidden, tokens[:, 1:])
-        loss = model.mean_loss(hidden, tokens[:, 1:])
+        loss = model.softmax.mean_loss(hidden, tokens[:, 1:])
         loss.backward()
         outputs.append([losses, loss, *(one.grad for one in model.parameters() if one.grad is not None)])
     torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-4, check_dtype=False)

@@ -87,7 +87,7 @@ def count(model, memory, tokens, targets=None, *, mem_len=M):
     """Count the operations of a training step, forward and backward, with PyTorch."""
     with FlopCounterMode(display=False) as counter:
         hidden, _ = model(tokens, memory, mem_len=mem_len)
-        model.mean_loss(hidden, tokens if targets is None else targets).backward()
+        model.softmax.mean_loss(hidden, tokens if targets is None else targets).backward()
     return counter.get_total_flops()
 
 
