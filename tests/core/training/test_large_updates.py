@@ -131,10 +131,12 @@ def taken_steps(optimizer, count, **changed):
     parallel = DataParallel(model, settings, SINGLE_PROCESS)
     step = Step(parallel, FlatMatrices(parallel, torch.bfloat16))
     with_rates_on_the_device(step.optimizer)
-    memories = [model.first_memory(lanes, 7) for lanes in ([2] if settings.accumulate == 1 else [1, 1])]
+    lanes = 2 // settings.accumulate
+    memories = [model.first_memory(lanes, 7) for _ in range(settings.accumulate)]
     for number in range(count):
-        tokens = draw_tokens(2, 6, seed=number)
-        step.gradients([Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], progress=0.0)], memories)
+        parts = draw_tokens(2, 6, seed=number).split(lanes)
+        batches = [Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], progress=0.0) for tokens in parts]
+        step.gradients(batches, memories)
         step.norm()
         step.update(lambda factor: 0.01 * factor)
     return model, step
