@@ -84,7 +84,7 @@ WAYS = {  # dtype, tolerance, limits
 EVERY_LARGE = [pytest.param(*case, "fp32", marks=pytest.mark.slow) for case in itertools.product(TERMS, LARGE)]
 
 
-@pytest.mark.parametrize(("terms", "sizes", "way"), [*sampled(5, TERMS, SMALL, WAYS), *EVERY_LARGE])
+@pytest.mark.parametrize(("terms", "sizes", "way"), [*sampled(7, TERMS, SMALL, WAYS), *EVERY_LARGE])
 def test_output_and_gradients_equal_the_definition_in_float64(terms, sizes, way):
     """Also if each query has a farthest distance of its own."""
     dtype, tolerance, is_limited = WAYS[way]
