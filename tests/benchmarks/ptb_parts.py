@@ -1,20 +1,26 @@
-"""Compare four-layer models of the recipes ptb, ptb-memory and ptb-fast, and ptb without each of its parts.
+"""Compare four-layer models of the recipes ptb, ptb-memory and ptb-fast, and ptb without or with single parts.
 
 python -m tests.benchmarks.ptb_parts [--minutes 20 | --steps N] [--seeds 3] [--only TEXT] [--stride 10] [--json FILE]
+python -m tests.benchmarks.ptb_parts --only "on top" --steps 6000 --lanes 10 --precision fp32 --keep FOLDER
 
-The recipes have several seeds, the variants one, which only shows what does harm. All runs take the same number of
-steps, those that `ptb` can take in the time at the measured pace. The file has the results after every run.
+The recipes have several seeds, the variants one by default, which only shows what does harm. All runs take the same
+number of steps, those that `ptb` can take in the time at the measured pace. The file has the results after every run;
+with --keep, another call continues the runs. What stands on top of ptb is evaluated as the recipe says, segments of 10
+tokens, with a memory of 130 tokens and that of training.
 """
 
 import json
+import re
 import statistics
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from txlcli.config import recipe
+from txlcli.runs import run_directory
 from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -23,9 +29,8 @@ from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
 
 SHARED = (
-    *("train.precision=bf16", "model.n_layers=4", "train.batch_size=20"),
-    *("model.dropout=0.1", "model.embedding_dropout=0.2", "model.output_dropout=0.2", "model.word_dropout=0.1"),
-    *("model.attention_dropout=0.1", "train.valid_tokens=20_000"),
+    *("model.n_layers=4", "model.dropout=0.1", "model.embedding_dropout=0.2", "model.output_dropout=0.2"),
+    *("model.word_dropout=0.1", "model.attention_dropout=0.1", "train.valid_tokens=20_000"),
 )
 """The regularization of a smaller model, as for the measured one of four layers."""
 RECIPES = {
@@ -46,6 +51,17 @@ VARIANTS = {
     "dropout of R as elsewhere": ("model.distance_dropout=0.1",),
 }
 """Changes of the recipe, each of which takes out one part."""
+MUON = ("train.optimizer=muon", "train.lr=2e-3", "train.betas=[0.9,0.99]")
+ADDITIONS = {
+    "on top: nothing": (),
+    "on top: memory of 70": ("train.mem_len=70", "eval.mem_len=200"),
+    "on top: memory of 140": ("train.mem_len=140", "eval.mem_len=270"),
+    "on top: Muon": MUON,
+    "on top: Muon with weight decay": (*MUON, "train.weight_decay=0.2"),
+    "on top: SwiGLU of half the width": ("model.feed_forward=swiglu", "model.d_inner=675"),
+    "on top: exponential average": VARIANTS["no mean of the weights"] + ("train.average=exponential",),
+}
+"""Changes of the recipe, each of which adds or replaces one part."""
 PROBE_STEPS = 12
 
 
@@ -54,51 +70,78 @@ def scheduled(steps):
     return (f"train.max_steps={steps}", f"train.warmup_steps={steps // 12}", f"train.valid_every={max(1, steps // 12)}")
 
 
-def pace(workspace):
+def pace(shared, workspace):
+    """Return the seconds of a step of ptb."""
     times = []
-    options = TrainOptions(name="pace", overrides=(*SHARED, *RECIPES["ptb"], *scheduled(PROBE_STEPS), "log.every=1"))
+    options = TrainOptions(name="pace", overrides=(*shared, *RECIPES["ptb"], *scheduled(PROBE_STEPS), "log.every=1"))
     train_recipe("ptb", options, workspace, on_report=times.append)
-    settings = recipe.load("ptb", SHARED).train
+    settings = recipe.load("ptb", shared).train
     rates = [line["tokens_per_s"] for line in times if line["kind"] == "train"]
     return settings.batch_size * settings.seg_len / statistics.median(rates)
 
 
-def measure(name, label, changes, seed, workspace, *, stride=10):
+def trained(recipe_name, name, changes, seed, workspace):
+    """Train a run, or continue one that an earlier call has begun; return its folder."""
+    directory = workspace.runs_dir / name
+    if (directory / run_directory.LAST).exists():
+        train_recipe(None, TrainOptions(resume=name), workspace)
+    else:
+        train_recipe(recipe_name, TrainOptions(name=name, overrides=tuple(changes), seed=seed), workspace)
+    return directory
+
+
+def measure(recipe_name, label, changes, seed, workspace, *, lengths):
     """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid."""
-    options = TrainOptions(name=f"{name}-{abs(hash((label, seed)))}", overrides=tuple(changes), seed=seed)
-    run = train_recipe(name, options, workspace).run
-    lengths = {"attn_len": (140,), "stride": stride} if name == "ptb" else {"mem_len": (70,)}
-    readings = {
-        split: EvalOptions(split=split, temperature="auto", timed=False, **lengths) for split in ("valid", "test")
-    }
-    rows = {split: evaluate.run(str(run.directory), reading, workspace).rows[0] for split, reading in readings.items()}
-    ppl = {f"{split}_ppl": row.measures["ppl"] for split, row in rows.items()}
-    return {"recipe": name, "variant": label, "seed": seed, "temperature": rows["test"].temperature, **ppl}
+    name = re.sub(r"\W+", "-", f"{recipe_name} {label} {seed}")
+    directory = trained(recipe_name, name, changes, seed, workspace)
+    result = {"recipe": recipe_name, "variant": label, "seed": seed}
+    for split in ("valid", "test"):
+        reading = EvalOptions(split=split, temperature="auto", timed=False, **lengths)
+        row = evaluate.run(str(directory), reading, workspace).rows[0]
+        result["temperature"] = row.temperature
+        result[f"{split}_ppl"] = row.measures["ppl"]
+    return result
+
+
+def cases(seeds, variant_seeds, stride):
+    """Yield recipe, label, changes, seed and how the run is evaluated."""
+    for name in RECIPES:
+        lengths = {"attn_len": (140,), "stride": stride} if name == "ptb" else {"mem_len": (70,)}
+        for seed in range(1, seeds + 1):
+            yield name, "whole recipe", (), seed, lengths
+    for seed in range(1, variant_seeds + 1):
+        for label, changes in VARIANTS.items():
+            yield "ptb", label, changes, seed, {"attn_len": (140,), "stride": stride}
+        for label, changes in ADDITIONS.items():
+            yield "ptb", label, changes, seed, {}
 
 
 def main(
     minutes: Annotated[float, typer.Option(min=0.0, help="Longest time of a run.")] = 20.0,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of the whole recipes.")] = 3,
+    variant_seeds: Annotated[int, typer.Option(min=1, help="Seeds of the variants.")] = 1,
     only: Annotated[
         str, typer.Option(help="Part of the names of variant and recipe, as in 'whole recipe ptb-fast'.")
     ] = "",
     json_file: Annotated[Path, typer.Option("--json", help="File of the results.")] = Path("ptb_parts.json"),
     steps: Annotated[int | None, typer.Option(min=12, help="Steps of a run instead of a time.")] = None,
     stride: Annotated[int, typer.Option(min=1, help="Tokens of a window of ptb that count.")] = 10,
+    lanes: Annotated[int, typer.Option(min=1, help="Batch size.")] = 20,
+    precision: Annotated[Literal["fp32", "bf16"], typer.Option(help="Precision of products.")] = "bf16",
+    keep: Annotated[Path | None, typer.Option(help="Folder of the runs, which a later call continues.")] = None,
     device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="Device to train on.")] = "auto",
     data_dir: Annotated[Path, typer.Option(help="Folder of the token stores.")] = DATA_DIR,
 ) -> None:
     """Train all variants, and write the results after each."""
     results = []
-    with tempfile.TemporaryDirectory() as folder:
+    shared = (*SHARED, f"train.batch_size={lanes}", f"train.precision={precision}")
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(data_dir=data_dir, runs_dir=Path(folder), device=device)
-        steps = steps or max(12, int(60 * minutes / pace(workspace)))
-        cases = [(name, "whole recipe", (), seed) for name in RECIPES for seed in range(1, seeds + 1)]
-        cases += [("ptb", label, changes, 1) for label, changes in VARIANTS.items()]
-        for name, label, changes, seed in cases:
+        steps = steps or max(12, int(60 * minutes / pace(shared, workspace)))
+        for name, label, changes, seed, lengths in cases(seeds, variant_seeds, stride):
             if only in f"{label} {name}":
-                of_run = (*SHARED, *RECIPES[name], *scheduled(steps), *changes)
-                results.append(measure(name, label, of_run, seed, workspace, stride=stride))
+                of_run = (*shared, *RECIPES[name], *scheduled(steps), *changes)
+                results.append(measure(name, label, of_run, seed, workspace, lengths=lengths))
                 json_file.write_text(json.dumps({"steps": steps, "results": results}, indent=1) + "\n")
                 typer.echo(json.dumps(results[-1]))
 
