@@ -276,7 +276,7 @@ class TransformerXL(LanguageModel):
             The last hidden states (B, L, d) and the new memory.
         """
         pasts = self.pasts(memory, mem_len, **lengths)
-        outputs = list(self.read_layers(tokens, pasts, key_limit, max_distance))
+        outputs = self.read_layers(tokens, pasts, key_limit, max_distance)
         return self.final_hidden(outputs[-1].hidden), self.memory_after(pasts, outputs, Objective(mem_len=mem_len))
 
     def read_part(
@@ -296,7 +296,7 @@ class TransformerXL(LanguageModel):
             dataclasses.replace(past, segment=segment, ends=ends)
             for past, segment in zip_longest(self.pasts(memory, mem_len, **lengths), before)
         ]
-        outputs = list(self.read_layers(tokens, pasts, key_limit, max_distance))
+        outputs = self.read_layers(tokens, pasts, key_limit, max_distance)
         hidden = self.final_hidden(outputs[-1].hidden)
         if ends:
             return hidden, self.memory_after(pasts, outputs, Objective(mem_len=mem_len)), []
@@ -354,8 +354,8 @@ class TransformerXL(LanguageModel):
         key_limit: int | None = None,
         max_distance: int | None = None,
         since_reset: Tensor | None = None,
-    ) -> Iterator[LayerOutput]:
-        """Read a segment, or a part of it (B, L), through all layers; for `since_reset` see `Objective`."""
+    ) -> list[LayerOutput]:
+        """Return the outputs of all layers for a segment, or a part of it (B, L); for `since_reset` see `Objective`."""
         key_len = pasts[0].length + tokens.shape[1]
         in_stream = torch.arange(key_len, device=tokens.device)  # positions of past and tokens
         reach = min(key_len, key_limit or key_len, self.settings.window or key_len)
@@ -364,7 +364,7 @@ class TransformerXL(LanguageModel):
             terms = [dataclasses.replace(added, farthest=since_reset) for added in terms]
         first = pasts[0].segment_len
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)  # in the segment
-        return self.run_layers(self.embed(tokens, positions), pasts, terms, positions)
+        return list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
 
     def final_hidden(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
@@ -376,7 +376,7 @@ class TransformerXL(LanguageModel):
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
         pasts = self.pasts(memory, goal.mem_len)
-        outputs = list(self.read_layers(tokens, pasts, since_reset=goal.since_reset))
+        outputs = self.read_layers(tokens, pasts, since_reset=goal.since_reset)
         memory = self.memory_after(pasts, outputs, goal)
         del pasts
         more = [output.loss for output in outputs if output.loss is not None]

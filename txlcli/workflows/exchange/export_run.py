@@ -118,7 +118,7 @@ class Program(nn.Module):
         for past in self.model.pasts(memory, settings.mem_len):
             pasts.append(PartlyEmptyMemory(positions=past.positions, attend=AttendWithoutFirst(empty)))
         goal = Objective(mem_len=settings.mem_len, seg_len=count)
-        outputs = list(self.model.read_layers(tokens, pasts, settings.key_limit, settings.max_distance))
+        outputs = self.model.read_layers(tokens, pasts, settings.key_limit, settings.max_distance)
         hidden = self.model.final_hidden(outputs[-1].hidden)
         return self.model.log_probs(hidden), self.model.memory_after(pasts, outputs, goal)
 
