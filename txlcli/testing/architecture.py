@@ -4,7 +4,6 @@ Axes: B batch, T tokens, L segment, M memory, d model width, V vocabulary.
 """
 
 import copy
-import functools
 import io
 import tempfile
 from collections.abc import Callable
@@ -61,13 +60,11 @@ class ArchitectureCheck(Rules):
         self.attempt(self.model, "a model is made from its settings and the size of a vocabulary")
         self.attempt(self.check_repetition, "forward reads one segment after another")
         for seg_len in SEGMENT_LENGTHS:
-            check_memory = functools.partial(self.check_memory, seg_len)
-            self.attempt(check_memory, f"forward reads one segment of {seg_len} after another")
+            self.attempt(self.check_memory, f"forward reads one segment of {seg_len} after another", seg_len)
         self.attempt(self.check_keys, "the keys of a memory belong to tokens (keys_are_tokens)")
         self.attempt(self.check_causality, "forward reads any tokens")
         for seg_len in SEGMENT_LENGTHS:
-            check_reading = functools.partial(self.check_reading, seg_len)
-            self.attempt(check_reading, f"readers read a text by segments of {seg_len} and by tokens")
+            self.attempt(self.check_reading, f"readers read a text by segments of {seg_len} and by tokens", seg_len)
         self.attempt(self.check_windows, "a window is read from an empty memory")
         rule = "an objective has gradients, with a full memory, also where output_may_be_overwritten is declared"
         self.attempt(self.check_gradients, rule)

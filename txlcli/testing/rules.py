@@ -23,10 +23,10 @@ class Rules:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def attempt(self, check: Callable[[], object], rule: str) -> None:
-        """Run a check; an error of the class that is checked breaks this rule."""
+    def attempt(self, check: Callable[..., object], rule: str, *arguments: object) -> None:
+        """Run a check with arguments; an error of the class that is checked breaks this rule."""
         try:
-            check()
+            check(*arguments)
         except TxlError:
             raise
         except Exception as error:

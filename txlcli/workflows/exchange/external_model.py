@@ -101,6 +101,7 @@ class ExternalModel(LanguageModel):
         title: name in messages.
 
     Attributes:
+        counts_positions: True if it derives positions from its cache, which then must not be cut.
         cache_name: name of the argument for its cache; None if it takes none.
 
     Raises:
@@ -116,6 +117,7 @@ class ExternalModel(LanguageModel):
         self.network = network
         self.title = title
         self._accepted = frozenset(inspect.signature(network.forward).parameters)
+        self.counts_positions = "position_ids" not in self._accepted
         self.cache_name = next(filter(self._accepted.__contains__, CACHE_NAMES), None)
         config: Any = network.config
         self._text_config = config.get_text_config()
@@ -134,11 +136,6 @@ class ExternalModel(LanguageModel):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype
-
-    @property
-    def counts_positions(self) -> bool:
-        """True if it derives positions from its cache, which then must not be cut."""
-        return "position_ids" not in self._accepted
 
     def new_cache(self) -> Any:
         """Return an empty cache. Layers with attention keep all keys: `_cut` cuts them, a window is in their mask."""
