@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import io
-import json
 import re
 import urllib.parse
 from dataclasses import replace
@@ -12,13 +11,13 @@ import pyarrow as arrow
 import pytest
 from filelock import FileLock
 from pyarrow import parquet
-from typer.testing import CliRunner
 
+from tests.commands.novel import done, json_of, refusal, store
 from tests.corpora.server import serving
 from tests.corpora.test_unpack import PACKERS
+from tests.errors import rejection
 from tests.samples import sampled
 from txlcli import __version__, corpora
-from txlcli.cli import app
 from txlcli.corpora.corpus import SPLITS, Download
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
@@ -32,14 +31,10 @@ LINES = [
 BOOK = "".join(LINES)
 
 
-@pytest.fixture
-def in_directory(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    """Make an empty folder the current one."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def txl(in_directory):
-    return lambda *arguments: CliRunner().invoke(app, ["prepare", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -57,28 +52,15 @@ def ptb_directory(tmp_path) -> Path:
     return directory
 
 
-def store(tmp_path, name) -> TokenStore:
-    return TokenStore.open(tmp_path / "data" / f"{name}.h5")
-
-
 def prepare(text, data_dir, options=None, **more) -> TokenStore:
     """Prepare a text and return its store."""
     return run(str(text), options or PrepareOptions(), data_dir, **more).store
 
 
-def only_line(result) -> str:
-    """Return the only error line of a command that prints nothing to stdout."""
-    assert result.stdout == ""
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, result.stderr
-    return errors[0]
-
-
-def test_ptb_follows_the_convention_of_the_benchmark(txl, tmp_path):
-    result = txl("ptb", "--source", ptb_directory(tmp_path))
-    assert result.exit_code == 0, result.stderr
+def test_ptb_follows_the_convention_of_the_benchmark(tmp_path):
+    result = done("prepare", "ptb", "--source", ptb_directory(tmp_path))
     assert result.stderr.startswith("preparing Penn Treebank")
-    ptb = store(tmp_path, "ptb")
+    ptb = store("ptb")
     assert ptb.vocab.symbols == ["<eos>", "a", "n", "b", "c", "d"]
     assert ptb.ids("train").tolist() == [1, 2, 3, 0, 3, 1, 0]
     assert ptb.ids("test").tolist() == [2, 5, 1, 0]
@@ -87,26 +69,26 @@ def test_ptb_follows_the_convention_of_the_benchmark(txl, tmp_path):
     assert "note: not the full benchmark" in result.stdout
 
 
-def test_blank_lines_and_an_unterminated_last_line_end_in_eos(txl, tmp_path):
+def test_blank_lines_and_an_unterminated_last_line_end_in_eos(tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"wiki.{split}.tokens").write_text(" \n A a\u00a0b \r\n\r\n <unk>")
-    assert txl("wt103", "--source", tmp_path).exit_code == 0
-    wt103 = store(tmp_path, "wt103")
+    done("prepare", "wt103", "--source", tmp_path)
+    wt103 = store("wt103")
     assert wt103.vocab.symbols == ["<eos>", "A", "a", "b", "<unk>"]
     assert wt103.ids("valid").tolist() == [0, 1, 2, 3, 0, 0, 4, 0]
     assert (wt103.info("valid").words, wt103.info("valid").unknown) == (8, 0)
 
 
-def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(txl, tmp_path):
+def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(tmp_path):
     data = b"abcdefghi\t" * 4 + b"\n" * 20 + b"x\n" * 20
     (tmp_path / "enwik8").write_bytes(data)
-    assert txl("enwik8", "--source", tmp_path / "enwik8").exit_code == 0
-    kept = store(tmp_path, "enwik8")
+    done("prepare", "enwik8", "--source", tmp_path / "enwik8")
+    kept = store("enwik8")
     assert kept.vocab.decode(kept.ids("train")).encode() == data[:90]
     assert ord(kept.vocab.symbols[0]) == 10
     assert kept.every_byte_scored
-    assert txl("enwik8", "--source", tmp_path / "enwik8", "--released-convention").exit_code == 0
-    released = store(tmp_path, "enwik8-released")
+    done("prepare", "enwik8", "--source", tmp_path / "enwik8", "--released-convention")
+    released = store("enwik8-released")
     assert released.vocab.decode(released.ids("train")).encode() == data[:90].replace(b"\n", b"")
     assert released.info("train").tokens == 55
     assert released.vocab.size == kept.vocab.size - 1
@@ -124,35 +106,32 @@ def lm1b_directory(tmp_path) -> Path:
     return directory
 
 
-def test_lm1b_keeps_its_vocabulary_and_sentence_starts_and_released_validates_on_test(txl, tmp_path):
-    result = txl("lm1b", "--source", lm1b_directory(tmp_path))
-    assert result.exit_code == 0, result.stderr
-    lm1b = store(tmp_path, "lm1b")
+def test_lm1b_keeps_its_vocabulary_and_sentence_starts_and_released_validates_on_test(tmp_path):
+    done("prepare", "lm1b", "--source", lm1b_directory(tmp_path))
+    lm1b = store("lm1b")
     assert lm1b.vocab.symbols == ["</S>", "<S>", "<UNK>", "The", "cat", "."]
     assert lm1b.ids("train").tolist() == [3, 4, 5, 1, 3, 2, 1]
     assert lm1b.sentence_starts("train").tolist() == [0, 4]
     assert lm1b.info("train").unknown == 1
     assert lm1b.vocab.boundary == 1
     assert lm1b.vocab.decode(lm1b.ids("valid")) == ". .\n"
-    assert txl("lm1b", "--source", tmp_path / "lm1b-source", "--released-convention").exit_code == 0
-    released = store(tmp_path, "lm1b-released")
+    done("prepare", "lm1b", "--source", tmp_path / "lm1b-source", "--released-convention")
+    released = store("lm1b-released")
     assert released.ids("valid").tolist() == released.ids("test").tolist() == [4, 3, 1]
 
 
-def test_lm1b_needs_its_own_vocabulary_file_or_builds_a_vocabulary_and_notes_it(txl, tmp_path):
+def test_lm1b_needs_its_own_vocabulary_file_or_builds_a_vocabulary_and_notes_it(tmp_path):
     directory = lm1b_directory(tmp_path)
     (directory / "1b_word_vocab.txt").write_text("a 1\n")
-    result = txl("lm1b", "--source", directory)
-    assert result.exit_code == 1
-    assert "1b_word_vocab.txt: the vocabulary lacks <S> and <UNK>" in only_line(result)
+    assert "lacks <S> and <UNK>" in refusal("prepare", "lm1b", "--source", directory, code=1)
     (directory / "1b_word_vocab.txt").unlink()
-    assert "note: no 1b_word_vocab.txt in this source" in txl("lm1b", "--source", directory).stdout
-    assert store(tmp_path, "lm1b").vocab.symbols[:2] == ["<S>", "<UNK>"]
+    assert "note: no 1b_word_vocab.txt in this source" in done("prepare", "lm1b", "--source", directory).stdout
+    assert store("lm1b").vocab.symbols[:2] == ["<S>", "<UNK>"]
 
 
-def test_own_text_is_tokenized_by_bytes_by_default(txl, book, tmp_path):
-    shown = json.loads(txl(book, "--json").stdout)
-    own = store(tmp_path, "my-book")
+def test_own_text_is_tokenized_by_bytes_by_default(book):
+    shown = json_of("prepare", book)
+    own = store("my-book")
     assert (shown["store"], shown["vocabulary_size"]) == ("data/my-book.h5", 256)
     assert shown["splits"]["train"]["tokens"] == own.info("train").tokens
     assert shown["splits"]["train"]["begins"].startswith("the fox jumps")
@@ -163,85 +142,78 @@ def test_own_text_is_tokenized_by_bytes_by_default(txl, book, tmp_path):
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "sentencepiece"])
-def test_every_tokenizer_counts_the_same_words(txl, book, tmp_path, tokenizer):
+def test_every_tokenizer_counts_the_same_words(book, tokenizer):
     size = ["--vocab-size", 285] if tokenizer == "sentencepiece" else []
-    result = txl(book, "--tokenizer", tokenizer, "--split", "80,10,10", *size)
-    assert result.exit_code == 0, result.stderr
-    own = store(tmp_path, "my-book")
+    done("prepare", book, "--tokenizer", tokenizer, "--split", "80,10,10", *size)
+    own = store("my-book")
     assert sum(own.info(split).words for split in own.splits) == len(BOOK.split()) + BOOK.count("\n")
     assert "".join(own.vocab.decode(own.ids(split)) for split in own.splits) == BOOK
     assert own.conventions["split"] == "80/10/10 by --split"
 
 
-def test_rare_words_are_unknown(txl, book, tmp_path):
+def test_rare_words_are_unknown(book):
     book.write_text("a a a b b c\n" * 1 + "a\n" * 40)
-    assert txl(book, "--tokenizer", "word", "--min-count", 2).exit_code == 0
-    assert store(tmp_path, "my-book").vocab.symbols == ["<eos>", "<unk>", "a", "b"]
-    assert txl(book, "--tokenizer", "word", "--vocab-size", 3, "--force").exit_code == 0
-    own = store(tmp_path, "my-book")
+    done("prepare", book, "--tokenizer", "word", "--min-count", 2)
+    assert store("my-book").vocab.symbols == ["<eos>", "<unk>", "a", "b"]
+    done("prepare", book, "--tokenizer", "word", "--vocab-size", 3, "--force")
+    own = store("my-book")
     assert own.vocab.symbols == ["<eos>", "<unk>", "a"]
     assert own.info("train").unknown == 3
-    assert txl(book, "--tokenizer", "char", "--min-count", 3, "--force").exit_code == 0
-    assert store(tmp_path, "my-book").vocab.symbols == ["<unk>", "a", "\n", " "]
+    done("prepare", book, "--tokenizer", "char", "--min-count", 3, "--force")
+    assert store("my-book").vocab.symbols == ["<unk>", "a", "\n", " "]
 
 
-def test_sentencepiece_is_trained_on_train_only(txl, tmp_path):
+def test_sentencepiece_is_trained_on_train_only(tmp_path):
     directory = tmp_path / "novel"
     directory.mkdir()
     (directory / "train.txt").write_text(BOOK)
     (directory / "test.txt").write_text("zzzzzzzz qqqqqqqq\n" * 50)
     for sp_type in ("unigram", "bpe"):
         arguments = ("--tokenizer", "sentencepiece", "--vocab-size", 285, "--sp-type", sp_type, "--force")
-        assert txl(directory, *arguments).exit_code == 0
-        own = store(tmp_path, "novel")
+        done("prepare", directory, *arguments)
+        own = store("novel")
         assert own.vocab.decode(own.ids("test")) == "zzzzzzzz qqqqqqqq\n" * 50
         assert not any("zz" in own.vocab.symbol(number) for number in range(own.vocab.size))
         assert own.unit == "piece"
         assert own.every_byte_scored
 
 
-def test_stores_are_named_after_corpus_and_tokenizer(txl, tmp_path):
+def test_stores_are_named_after_corpus_and_tokenizer(tmp_path):
     directory = ptb_directory(tmp_path)
     (directory / "ptb.train.txt").write_text(BOOK)
     size = ("--vocab-size", 285)
-    assert txl("ptb", "--source", directory, "--tokenizer", "byte").exit_code == 0
-    assert txl("ptb", "--source", directory, "--tokenizer", "sentencepiece", *size).exit_code == 0
-    assert txl("ptb", "--source", directory, "--tokenizer", "sentencepiece", *size, "--sp-type", "bpe").exit_code == 0
-    assert txl("ptb", "--source", directory, "--name", "mine").exit_code == 0
-    assert {path.stem for path in (tmp_path / "data").iterdir()} == {"mine", "ptb-bpe285", "ptb-byte", "ptb-sp285"}
+    done("prepare", "ptb", "--source", directory, "--tokenizer", "byte")
+    done("prepare", "ptb", "--source", directory, "--tokenizer", "sentencepiece", *size)
+    done("prepare", "ptb", "--source", directory, "--tokenizer", "sentencepiece", *size, "--sp-type", "bpe")
+    done("prepare", "ptb", "--source", directory, "--name", "mine")
+    assert {path.stem for path in Path("data").iterdir()} == {"mine", "ptb-bpe285", "ptb-byte", "ptb-sp285"}
 
 
-def test_of_two_preparations_of_one_store_the_second_is_rejected(txl, book, tmp_path):
-    (tmp_path / "data").mkdir()
+def test_of_two_preparations_of_one_store_the_second_is_rejected(book, tmp_path):
+    Path("data").mkdir()
     with FileLock("data/.my-book.h5.lock"):
-        result = txl(book, "--force")
-    assert result.exit_code == 1
-    assert "another process" in only_line(result)
+        assert "another process" in refusal("prepare", book, "--force", code=1)
     assert not (tmp_path / "data/my-book.h5").exists()
-    assert txl(book).exit_code == 0
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["my-book.h5"]
+    done("prepare", book)
+    assert [path.name for path in Path("data").iterdir()] == ["my-book.h5"]
 
 
-def test_nothing_is_overwritten_without_force(txl, book, tmp_path):
-    txl(book)
+def test_nothing_is_overwritten_without_force(book, tmp_path):
+    done("prepare", book)
     before = (tmp_path / "data/my-book.h5").read_bytes()
-    result = txl(book, "--tokenizer", "word")
-    assert result.exit_code == 1
-    assert "--force" in only_line(result)
+    assert "--force" in refusal("prepare", book, "--tokenizer", "word", code=1)
     assert (tmp_path / "data/my-book.h5").read_bytes() == before
-    assert txl(book, "--tokenizer", "word", "--force").exit_code == 0
-    assert store(tmp_path, "my-book").tokenizer == "word"
+    done("prepare", book, "--tokenizer", "word", "--force")
+    assert store("my-book").tokenizer == "word"
 
 
-def test_list_shows_the_existing_stores(txl, book, tmp_path):
-    assert "no token stores in data; make one" in txl("--list").stdout
-    txl(book)
-    txl("ptb", "--source", ptb_directory(tmp_path))
+def test_list_shows_the_existing_stores(book, tmp_path):
+    assert "no token stores in data; make one" in done("prepare", "--list").stdout
+    done("prepare", book)
+    done("prepare", "ptb", "--source", ptb_directory(tmp_path))
     (tmp_path / "data/broken.h5").write_bytes(b"?")
-    result = txl("--list")
-    assert result.exit_code == 0
-    assert "data/broken.h5 is damaged" in result.stderr
-    listed = json.loads(txl("--list", "--json").stdout)["stores"]
+    assert "data/broken.h5 is damaged" in done("prepare", "--list").stderr
+    listed = json_of("prepare", "--list")["stores"]
     assert [entry["name"] for entry in listed] == ["my-book", "ptb"]
     assert listed[1]["tokens"] == {"train": 7, "valid": 3, "test": 4}
 
@@ -319,13 +291,13 @@ def prepare_offered(name: str, downloads, digests=(), **options) -> None:
 TEXT8 = b" ab" * 40
 
 
-def test_text8_is_downloaded_checked_and_unpacked(tmp_path, in_directory, site):
+def test_text8_is_downloaded_checked_and_unpacked(tmp_path, site):
     downloads = [original(packed("zip", {"text8": TEXT8}), site, "text8.zip")]
     prepare_offered("text8", downloads)
     assert site.agents == {f"txl/{__version__}"}
     assert [path.name for path in (tmp_path / "data/downloads/text8").iterdir()] == ["text8.zip"]
-    assert store(tmp_path, "text8").info("train").tokens == 108
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["downloads", "text8.h5"]
+    assert store("text8").info("train").tokens == 108
+    assert sorted(path.name for path in Path("data").iterdir()) == ["downloads", "text8.h5"]
     requests = len(site.requests)
     prepare_offered("text8", downloads, tokenizer="byte")
     assert len(site.requests) == requests
@@ -392,29 +364,29 @@ MIRRORED = {
 
 
 @pytest.mark.parametrize("name", MIRRORED)
-def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_rejects(tmp_path, in_directory, site, name):
+def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_rejects(tmp_path, site, name):
     site.refuse, contents = MIRRORED[name]
     downloads = on_hosts(site, name, contents)
     prepare_offered(name, downloads)
     assert site.requests[0][0].startswith(site.refuse)
-    from_mirror, requests = store(tmp_path, name), len(site.requests)
+    from_mirror, requests = store(name), len(site.requests)
     if downloads[0].mirror:  # its files are not fetched again
         prepare_offered(name, downloads, force=True)
         assert len(site.requests) == requests
-    (tmp_path / "data").rename(tmp_path / "before")
+    Path("data").rename(tmp_path / "before")
     site.refuse = None
     prepare_offered(name, downloads)
-    assert store(tmp_path, name).splits == from_mirror.splits
-    assert store(tmp_path, name).source_digest == from_mirror.source_digest
+    assert store(name).splits == from_mirror.splits
+    assert store(name).source_digest == from_mirror.source_digest
 
 
-def test_a_file_of_a_mirror_that_is_not_parquet_is_rejected_and_fetched_again(tmp_path, in_directory, site):
+def test_a_file_of_a_mirror_that_is_not_parquet_is_rejected_and_fetched_again(tmp_path, site):
     name = "validation-00000-of-00001.parquet"
     site.refuse, contents = MIRRORED["wt103"]
     page = b"<html>sign in</html>".ljust(len(contents[name]))
     downloads = on_hosts(site, "wt103", contents | {name: page})
     message = f"data/downloads/wt103/{name}: damaged, or not Parquet ("
-    check_offer_refused(tmp_path, message, downloads, WIKI_DIGESTS, corpus="wt103")
+    check_offer_refused(message, downloads, WIKI_DIGESTS, corpus="wt103")
     assert not (tmp_path / "data/downloads/wt103" / name).exists()
     requests = len(site.requests)
     prepare_offered("wt103", on_hosts(site, "wt103", contents), WIKI_DIGESTS)
@@ -423,19 +395,19 @@ def test_a_file_of_a_mirror_that_is_not_parquet_is_rejected_and_fetched_again(tm
     ]
 
 
-def test_parquet_files_of_a_mirror_are_a_source(txl, tmp_path):
+def test_parquet_files_of_a_mirror_are_a_source(tmp_path):
     (tmp_path / "wiki").mkdir()
     for name, content in reversed(WIKI_ROWS.items()):
         (tmp_path / "wiki" / name).write_bytes(content)
     (tmp_path / "plain").mkdir()
     for name, content in WIKI_FILES.items():
         (tmp_path / "plain" / name).write_bytes(content)
-    assert txl("wt103", "--source", "wiki").exit_code == 0
-    assert txl("wt103", "--source", "plain", "--name", "plain").exit_code == 0
-    assert store(tmp_path, "wt103").source_digest == store(tmp_path, "plain").source_digest
-    result = txl("wt103", "--source", "wiki/test-00000-of-00001.parquet", "--name", "test")
+    done("prepare", "wt103", "--source", "wiki")
+    done("prepare", "wt103", "--source", "plain", "--name", "plain")
+    assert store("wt103").source_digest == store("plain").source_digest
+    result = done("prepare", "wt103", "--source", "wiki/test-00000-of-00001.parquet", "--name", "test")
     assert "note: wiki.test.tokens is not the original file" in result.stdout
-    assert store(tmp_path, "test").splits["test"].bytes == len(WIKI_FILES["wiki.test.tokens"])
+    assert store("test").splits["test"].bytes == len(WIKI_FILES["wiki.test.tokens"])
 
 
 BENCHMARKS = {
@@ -461,50 +433,47 @@ def published(directory: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_published_archive_is_read_from_a_directory_without_its_files(txl, tmp_path, name):
-    result = txl(name, "--source", published(tmp_path / "downloads", name))
-    assert result.exit_code == 0, result.stderr
-    from_archive = store(tmp_path, name)
+def test_the_published_archive_is_read_from_a_directory_without_its_files(tmp_path, name):
+    done("prepare", name, "--source", published(tmp_path / "downloads", name))
+    from_archive = store(name)
     for member, content in BENCHMARKS[name].items():
         (tmp_path / "plain" / member).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "plain" / member).write_bytes(content)
     if name == "lm1b":
         (tmp_path / "plain/1b_word_vocab.txt").write_bytes((tmp_path / "downloads/1b_word_vocab.txt").read_bytes())
-    assert txl(name, "--source", tmp_path / "plain", "--name", "plain").exit_code == 0
-    plain = store(tmp_path, "plain")
+    done("prepare", name, "--source", tmp_path / "plain", "--name", "plain")
+    plain = store("plain")
     assert (from_archive.fingerprint, from_archive.splits) == (plain.fingerprint, plain.splits)
     assert from_archive.source_digest == plain.source_digest
     for member, content in BENCHMARKS[name].items():  # unpacked files take precedence
         (tmp_path / "downloads" / Path(member).name).write_bytes(content * 2)
-    assert txl(name, "--source", tmp_path / "downloads", "--force").exit_code == 0
-    read = store(tmp_path, name)
+    done("prepare", name, "--source", tmp_path / "downloads", "--force")
+    read = store(name)
     assert sum(info.bytes for info in read.splits.values()) == 2 * sum(map(len, BENCHMARKS[name].values()))
 
 
-def check_refused(result, tmp_path, message: str) -> None:
-    assert result.exit_code == 1
-    assert message in only_line(result)
-    assert not list((tmp_path / "data").glob("*.h5"))
-    assert not list((tmp_path / "data").glob(".*"))
+def assert_no_store():
+    assert not list(Path("data").glob("*.h5"))
+    assert not list(Path("data").glob(".*"))
 
 
-def check_offer_refused(tmp_path, message: str, downloads, digests=(), corpus: str = "text8") -> None:
-    with pytest.raises(CorpusInputError) as caught:
-        prepare_offered(corpus, downloads, digests)
-    assert caught.value.exit_code == 1
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not list((tmp_path / "data").glob("*.h5"))
-    assert not list((tmp_path / "data").glob(".*"))
+def check_refused(message: str, *arguments) -> None:
+    assert message in refusal("prepare", *arguments, code=1)
+    assert_no_store()
 
 
-def test_a_download_that_is_missing_or_not_the_original_is_rejected(tmp_path, in_directory, site):
+def check_offer_refused(message: str, downloads, digests=(), corpus: str = "text8") -> None:
+    assert message in rejection(CorpusInputError, prepare_offered, corpus, downloads, digests)
+    assert_no_store()
+
+
+def test_a_download_that_is_missing_or_not_the_original_is_rejected(tmp_path, site):
     downloads = [original(packed("zip", {"text8": TEXT8}), site, "text8.zip")]
-    check_offer_refused(tmp_path, "wrong digest: md5", downloads, {"text8": "md5:00"})
+    check_offer_refused("wrong digest: md5", downloads, {"text8": "md5:00"})
     assert not list(tmp_path.glob("text8"))
     site.files.clear()
     (tmp_path / "data/downloads/text8/text8.zip").unlink()
-    check_offer_refused(tmp_path, "404", downloads)
+    check_offer_refused("404", downloads)
 
 
 # --- errors --------------------------------------------------------------------------------------------
@@ -514,11 +483,9 @@ def test_a_download_that_is_missing_or_not_the_original_is_rejected(tmp_path, in
     ("words", "telling"),
     [("enwiki8", "enwik8"), ("", "prepare what?"), ("stdlib --split a,b", "90,5,5"), ("--list stdlib", "--list")],
 )
-def test_wrong_options_are_rejected_before_anything_starts(txl, tmp_path, words, telling):
-    result = txl(*words.split())
-    assert result.exit_code == 2
-    assert telling in only_line(result)
-    assert not (tmp_path / "data").exists()
+def test_wrong_options_are_rejected_before_anything_starts(words, telling):
+    assert telling in refusal("prepare", *words.split())
+    assert not Path("data").exists()
 
 
 @pytest.mark.parametrize(
@@ -530,30 +497,28 @@ def test_wrong_options_are_rejected_before_anything_starts(txl, tmp_path, words,
         (b"\xff\n" * 5000, ["--tokenizer", "sentencepiece"], "byte 0"),
     ],
 )
-def test_unusable_text_is_named(txl, tmp_path, content, arguments, message):
+def test_unusable_text_is_named(tmp_path, content, arguments, message):
     (tmp_path / "my.txt").write_bytes(content)
-    check_refused(txl(tmp_path / "my.txt", *arguments), tmp_path, message)
+    check_refused(message, tmp_path / "my.txt", *arguments)
 
 
-def test_an_empty_or_missing_split_that_is_needed_is_named(txl, tmp_path):
+def test_an_empty_or_missing_split_that_is_needed_is_named(tmp_path):
     directory = ptb_directory(tmp_path)
     (directory / "ptb.valid.txt").write_text("")
-    check_refused(txl("ptb", "--source", directory), tmp_path, "ptb.valid.txt: the valid split is empty")
+    check_refused("ptb.valid.txt: the valid split is empty", "ptb", "--source", directory)
     (directory / "ptb.train.txt").unlink()
     (directory / "ptb.valid.txt").write_text("a")
-    check_refused(txl("ptb", "--source", directory, "--tokenizer", "sentencepiece"), tmp_path, "this source has none")
+    check_refused("this source has none", "ptb", "--source", directory, "--tokenizer", "sentencepiece")
 
 
-def test_a_vocab_size_that_does_not_fit_the_text_is_rejected_with_one_that_does(txl, book, tmp_path):
+def test_a_vocab_size_that_does_not_fit_the_text_is_rejected_with_one_that_does(book):
     arguments = (book, "--tokenizer", "sentencepiece", "--vocab-size")
     bound = len(BOOK.encode()) * 9 // 10 + 256 + 2
     least = 256 + 2 + len(set(BOOK) - {"\n"})  # bytes, <eos> and <unk>, characters
     told = []
     for size in (1 << 30, bound - 20, 200):  # the training of the first would take hours
-        result = txl(*arguments, size)
-        assert result.exit_code == 2
-        told.append(int(re.findall(r"\d+", only_line(result))[-1]))
+        told.append(int(re.findall(r"\d+", refusal("prepare", *arguments, size))[-1]))
     assert abs(told[0] - bound) < 20  # the train split ends with a line
     assert told[2] == least
-    assert list((tmp_path / "data").iterdir()) == []
-    assert txl(*arguments, least).exit_code == 0
+    assert list(Path("data").iterdir()) == []
+    done("prepare", *arguments, least)
