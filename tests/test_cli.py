@@ -7,20 +7,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.commands.novel import refusal, txl
 from tests.samples import sampled
 from txlcli import __version__
-from txlcli.cli import app
 from txlcli.data.token_store import TokenStore
 
 
 def python(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=300)
-
-
-def txl(*arguments):
-    return CliRunner().invoke(app, list(arguments), prog_name="txl")
 
 
 def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
@@ -78,7 +73,6 @@ def test_a_wrong_name_is_reported_before_pytorch_is_imported(tmp_path, monkeypat
     script = f"""
 import sys
 from txlcli.cli import app
-from txlcli.data.token_store import TokenStore
 for words in {WRONG_NAMES!r}:
     try:
         app(words)
@@ -157,52 +151,29 @@ def test_the_wheel_holds_every_package():
     assert listed == in_tree | {"txlcli.corpora", "txlcli.recipes"}  # links to directories beside txlcli
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        ["train", "ptb", "--name", "a", "--name=a"],
-        ["eval", "--same-length", "--no-same-length"],
-        ["runs", "list", "--runs-dir", "a", "--runs-dir", "b"],
-        ["train", "ptb", "--set", "train.lr=1", "--set", "train.lr = 2"],
-        ["train", "ptb", "--set", "train.seed=1", "--seed", "2"],
-        ["speed", "ptb", "--set", "train.lr=1", "--set", "train.lr=1"],
-        ["recipes", "scale", "ptb", "--set", "train.lr=1", "--set", "train.lr=2"],
-        ["import", "weights", "--set", "train.lr=1", "--set", "train.lr=2"],
-    ],
-)
-def test_an_option_of_one_value_is_rejected_if_it_is_given_twice(line):
-    result = txl(*line)
-    assert result.exit_code == 2
-    assert "is given twice" in result.stderr
+TWICE = "is given twice"
+REJECTED = [  # words of a command line, a telling word
+    (["train", "ptb", "--name", "a", "--name=a"], TWICE),
+    (["eval", "--same-length", "--no-same-length"], TWICE),
+    (["runs", "list", "--runs-dir", "a", "--runs-dir", "b"], TWICE),
+    (["train", "ptb", "--set", "train.lr=1", "--set", "train.lr = 2"], TWICE),
+    (["train", "ptb", "--set", "train.seed=1", "--seed", "2"], TWICE),
+    (["speed", "ptb", "--set", "train.lr=1", "--set", "train.lr=1"], TWICE),
+    (["recipes", "scale", "ptb", "--set", "train.lr=1", "--set", "train.lr=2"], TWICE),
+    (["import", "weights", "--set", "train.lr=1", "--set", "train.lr=2"], TWICE),
+    (["export", "runs/r", ""], "FOLDER is empty"),
+    (["prepare", ""], "NAME|PATH is empty"),
+    (["eval", ""], "MODEL is empty"),
+    (["runs", "compare", "a", ""], "RUN... is empty"),
+    (["train", "ptb", "--runs-dir", ""], "--runs-dir is empty"),
+    (["train", "--resume", ""], "--resume is empty"),
+    (["prepare", "text", "--encoding", ""], "--encoding is empty"),
+    (["attention", "--out", ""], "--out is empty"),
+    (["generate", "--prompt", ""], "--prompt is empty"),
+    (["eval", "--mem-len", ""], "--mem-len is empty"),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        (["export", "runs/r", ""], "FOLDER"),
-        (["prepare", ""], "NAME|PATH"),
-        (["eval", ""], "MODEL"),
-        (["runs", "compare", "a", ""], "RUN..."),
-    ],
-)
-def test_an_empty_argument_is_rejected(line, name):
-    result = txl(*line)
-    assert result.exit_code == 2
-    assert f"{name} is empty" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        ["train", "ptb", "--runs-dir", ""],
-        ["train", "--resume", ""],
-        ["prepare", "text", "--encoding", ""],
-        ["attention", "--out", ""],
-        ["generate", "--prompt", ""],
-        ["eval", "--mem-len", ""],
-    ],
-)
-def test_an_empty_value_of_an_option_is_rejected(line):
-    result = txl(*line)
-    assert result.exit_code == 2
-    assert f"{line[-2]} is empty" in result.stderr
+@pytest.mark.parametrize(("line", "telling"), REJECTED)
+def test_a_repeated_option_and_an_empty_value_are_rejected(line, telling):
+    assert telling in refusal(*line)

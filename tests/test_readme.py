@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from tests.commands.novel import done
 from tests.docs.pages import blocks, txl_lines
-from txlcli.cli import app
 from txlcli.commands.quickstart import SETTINGS
 from txlcli.config import recipe
 from txlcli.core.architectures.registry import make_model
@@ -42,7 +41,7 @@ def fresh_run(tmp_path, monkeypatch):
     state = {"step": 1, "model": recipe.function_keys(settings.model)}
     checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state))
     Path("book.txt").write_text("the zebra and the horse went on\n" * 1_500)
-    assert CliRunner().invoke(app, ["prepare", "book.txt", "--name", "stdlib"]).exit_code == 0
+    done("prepare", "book.txt", "--name", "stdlib")
     return model
 
 
@@ -121,8 +120,7 @@ def test_own_text_takes_the_three_commands_of_the_readme(tmp_path, monkeypatch):
     assert [words[0] for words in lines] == ["prepare", "train", "eval"]
     for words in lines:
         short = ["--max-steps", "2"] if words[0] == "train" else []
-        result = CliRunner().invoke(app, [*words, *short])
-        assert result.exit_code == 0, f"{words}: {result.stderr}"
+        done(*words, *short)
 
 
 def test_the_commands_to_try_next_work_after_quickstart(fresh_run):
@@ -130,5 +128,4 @@ def test_the_commands_to_try_next_work_after_quickstart(fresh_run):
     section = README.read_text().split("## Try next")[1].split("\n## ")[0]
     for words in txl_lines(section):
         short = {"attention": ["--positions", "50"], "train": ["--set", "model.n_layers=1"]}
-        result = CliRunner().invoke(app, [*words, *short.get(words[0], [])])
-        assert result.exit_code == 0, f"{words}: {result.stderr}"
+        done(*words, *short.get(words[0], []))

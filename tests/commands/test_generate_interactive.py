@@ -8,10 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.commands.novel import refusal
-from txlcli.cli import app
+from tests.commands.novel import done, refusal
 from txlcli.workflows.generate import Conversation, prepare
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.reporter import Reporter
@@ -21,9 +19,7 @@ HERE = Workspace(data_dir=Path("data"), runs_dir=Path("runs"), device="cpu")
 
 
 def conversation(*options, prompts):
-    result = CliRunner().invoke(app, ["generate", "byte", "--interactive", "--tokens", "20", *options], input=prompts)
-    assert result.exit_code == 0, result.output
-    return result
+    return done("generate", "byte", "--interactive", "--tokens", 20, *options, stdin=prompts)
 
 
 def test_a_conversation_remembers_until_it_is_reset(here):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.novel import done
 from tests.docs.pages import DOCS, blocks, txl_lines
-from tests.docs.test_tutorial import run
 
 PAGE = DOCS / "music.md"
 miditok = pytest.importorskip("miditok", reason='MidiTok is not installed: pip install -e ".[music]"')
@@ -30,7 +30,8 @@ def test_the_page_takes_chorales_to_a_model_and_to_a_midi_file(tmp_path, monkeyp
             exec(compile(code.replace(ALL, FEW).replace("bwv96.6", last_chorale()), caption, "exec"), {})
         else:
             for words in txl_lines(code):
-                run(["97" if word == "1024" else word for word in words] + SHORTER.get(words[0], []))
+                shorter = ["97" if word == "1024" else word for word in words]
+                done(*shorter, *SHORTER.get(words[0], []))
     assert "ids: " in capsys.readouterr().out
     seed = json.loads(Path("seed.json").read_text())
     for name in ("ids", "no-memory"):

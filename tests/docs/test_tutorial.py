@@ -6,10 +6,9 @@ import random
 import re
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.commands.novel import done, json_of, txl
 from tests.docs.pages import DOCS, blocks, txl_lines
-from txlcli.cli import app
 
 PAGE = DOCS / "tutorial.md"
 
@@ -32,13 +31,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(words):
-    """Run a command as printed, and return its standard output."""
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, f"{words}: {result.stderr} {result.exception!r}"
-    return result.stdout
-
-
 def test_the_tutorial_runs_as_printed_with_fewer_steps(here):
     steps = itertools.count(2)
     commands = []
@@ -50,11 +42,11 @@ def test_the_tutorial_runs_as_printed_with_fewer_steps(here):
         assert all(line.startswith("txl ") for line in code.strip().splitlines())
         for words in txl_lines(code):
             short = ["--max-steps", str(next(steps))] if words[0] == "train" and "--dry-run" not in words else []
-            run([*words, *short])
+            done(*words, *short)
             commands.append(words[0])
     assert {"prepare", "train", "eval", "generate", "runs"} <= set(commands)
     assert (here / "losses.h5").is_file()
-    shown = json.loads(run(["runs", "--json"]))["runs"]
+    shown = json_of("runs")["runs"]
     assert {entry["name"] for entry in shown} == {"words", "bytes", "pieces"}
     evaluated = {
         name: json.loads((here / "runs" / name / "evals.jsonl").read_text().splitlines()[0])
@@ -68,14 +60,14 @@ def test_the_tutorial_runs_as_printed_with_fewer_steps(here):
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_program(here):
     printed = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     patterns = {without_numbers(line) for line in printed.splitlines() if line.startswith("error: ")}
-    run(["prepare", "books"])
+    done("prepare", "books")
     for words in (
         "train enwik8",
         "train wt103 --set corpus.store=books",
         "train stdlib --set corpus.store=books --set train.batch_size=900000",
         "prepare books",
     ):
-        result = CliRunner().invoke(app, words.split())
+        result = txl(*words.split())
         assert result.exit_code != 0
         message = next(line for line in result.stderr.splitlines() if line.startswith("error: "))
         assert any(without_numbers(message).startswith(pattern.removesuffix("...").strip()) for pattern in patterns)
