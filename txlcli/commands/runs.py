@@ -32,7 +32,7 @@ LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show R
 SAME_SETTINGS = "The settings are the same."
 BITS_PER_BYTE = "test bits/byte"
 """Row of a comparison that is of use only between different units."""
-OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
+OTHER_TEXTS = "The texts or vocabularies differ: only bits/byte of the same text can be compared."
 CURVES = "curves.png"
 """Figure of `txl runs plot` in the folder of a run."""
 

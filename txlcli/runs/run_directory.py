@@ -244,8 +244,8 @@ def check_same_text(runs: Sequence[Run]) -> None:
         directories = " and ".join(str(run.directory) for run in runs)
         stores = ", ".join(run.settings.corpus.store for run in runs)
         raise UsageError(
-            f"{directories} have different texts ({stores}) or vocabularies; losses are compared on one text only, "
-            "leave one of them out"
+            f"{directories} have different texts ({stores}) or vocabularies; leave one of them out, or compare two "
+            "by the words of one text (txl eval RUN --text FILE --words A.tsv; txl runs difference A.tsv B.tsv)"
         )
 
 
