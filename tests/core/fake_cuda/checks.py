@@ -268,15 +268,16 @@ def captured_updates(case, *changes):
     return training.eager_step.notes
 
 
-def path_after_failure(*, operator=None, captured_operator=None, kernels_of_compiler=None):
+def path_after_failure(*, compiles="on", operator=None, captured_operator=None, kernels_of_compiler=None):
     """Return the path of a training run of which a part fails, and what the user is told.
 
     Args:
+        compiles: `train.compile`.
         operator: raises an error whenever it is called.
         captured_operator: raises one in a capture.
         kernels_of_compiler: "compile" or "launch", which fails for each of them.
     """
-    settings = load("relative", "train.precision=bf16", "train.compile=on", "model.n_layers=1")
+    settings = load("relative", "train.precision=bf16", f"train.compile={compiles}", "model.n_layers=1")
 
     def fails(name):
         return name == operator or (name == captured_operator and graphs.DEVICE.capture is not None)
@@ -341,7 +342,7 @@ GROUPS = {
         "a capture": partial(path_after_failure, captured_operator="mm"),
         "compiling": partial(path_after_failure, kernels_of_compiler="compile"),
         "launching": partial(path_after_failure, kernels_of_compiler="launch"),
-        "the update": partial(path_after_failure, operator="txl::adam"),
+        "the update": partial(path_after_failure, compiles="off", operator="txl::adam"),
         "attention": partial(path_after_failure, operator="txl::attention_backward"),
     },
     "failure of a reader": {"reading": reading_after_failure},  # it ends the use of Triton in this process, too

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from tests.core import tape
 from tests.core.attention_cases import call, draw
-from tests.core.builders import POSITIONS, draw_tokens, make_decoder, small_model
+from tests.core.builders import POSITIONS, draw_tokens, make_decoder, read_parts, small_model
 from tests.core.kernels import test_attention_equality as equality
 from tests.core.kernels.test_attention_equality import RELATIVE, TERMS, with_gradients
 from tests.core.tape import Graphs
@@ -317,5 +317,5 @@ def test_a_text_is_read_as_with_the_definition(same_length, max_distance):
             model, batch_size=2, seg_len=5, mem_len=9, same_length=same_length, max_distance=max_distance
         )
         lengths = [5] * 3 + [1] * 11
-        outputs.append(torch.cat([decoder.read(part) for part in tokens.split(lengths, dim=1)], dim=1))
+        outputs.append(read_parts(decoder, tokens, lengths))
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)

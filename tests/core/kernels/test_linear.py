@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.core.builders import draw_tokens, make_decoder, small_model, small_rnn
+from tests.core.builders import draw_tokens, make_decoder, read_parts, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.linear import OneDnnUse, linear, onednn_is_faster, use_onednn
 from txlcli.core.kernels.modes import as_on_gpu
@@ -173,11 +173,6 @@ def test_a_packed_matrix_gives_the_same_products(everywhere, dtype, tolerance, w
     torch.testing.assert_close(given.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-@torch.inference_mode()
-def read(decoder, tokens, lengths):
-    return torch.cat([decoder.read(part) for part in tokens.split(lengths, dim=1)], dim=1)
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize(
     "changed",
@@ -195,7 +190,7 @@ def test_packed_matrices_do_not_change_what_a_decoder_returns(changed, dtype, to
             decoder = make_decoder(model, **options)
             packed = {layer.attention.project_all is not None for layer in decoder.model.layers}
             assert packed == {use is EVERYWHERE}
-            results.append([read(decoder, tokens, lengths), decoder.read_last(tokens, 3)])
+            results.append([read_parts(decoder, tokens, lengths), decoder.read_last(tokens, 3)])
     torch.testing.assert_close(*results, rtol=0, atol=tolerance)
 
 

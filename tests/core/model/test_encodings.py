@@ -8,7 +8,7 @@ import torch
 
 from tests import reference
 from tests.core import oracle
-from tests.core.builders import POSITIONS, V, draw_tokens, make_decoder, small_model
+from tests.core.builders import POSITIONS, V, assert_close, draw_tokens, make_decoder, read_parts, small_model
 from tests.extensions import registered_slopes
 from txlcli.config.traits import ENCODING_TRAITS
 from txlcli.core.architectures.registry import count_parameters
@@ -157,9 +157,7 @@ def test_a_segment_read_token_by_token_has_equal_positions(position):
     # Every query may see M keys, so that only the positions could make the two differ.
     options = {"batch_size": B, "mem_len": M, "same_length": "m"}
     whole, single = (make_decoder(model, seg_len=L, **options) for _ in range(2))
-    by_segment = torch.cat([whole.read(part) for part in tokens.split(L, dim=1)], dim=1)
-    by_token = torch.cat([single.read(part) for part in tokens.split(1, dim=1)], dim=1)
-    torch.testing.assert_close(by_token, by_segment, rtol=0, atol=1e-10)
+    assert_close(read_parts(single, tokens, [1]), read_parts(whole, tokens, [L]))
 
 
 @pytest.mark.parametrize("position", EVERY)
