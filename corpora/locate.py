@@ -145,7 +145,7 @@ def _first_other_byte(path: Path, symbols: str) -> str | None:
     """Return the offset and the value of the first byte that does not match `symbols`; None if all match."""
     known = b"".join(re.findall(symbols.encode(), bytes(range(256))))
     offset = 0
-    for block in Slice(path, 0, path.stat().st_size).blocks():
+    for block in whole(path).blocks():
         others = block.translate(None, known)
         if others:
             return f"byte {offset + block.index(others[0]):,} is 0x{others[0]:02x}"
@@ -153,9 +153,9 @@ def _first_other_byte(path: Path, symbols: str) -> str | None:
     return None
 
 
-def whole(path: Path) -> tuple[Slice, ...]:
+def whole(path: Path) -> Slice:
     """Return a whole file as one slice."""
-    return (Slice(path, 0, path.stat().st_size),)
+    return Slice(path, 0, path.stat().st_size)
 
 
 def splits_in(path: Path) -> set[str]:
@@ -180,7 +180,7 @@ def read_files(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         if len(paths) > max(1, len(names)):
             raise CorpusError(f"{source}: {list_names(paths, source)} look like the {split} split; keep one of them")
         if paths:
-            splits[split] = list(itertools.chain.from_iterable(map(whole, paths)))
+            splits[split] = list(map(whole, paths))
     if not splits:
         raise CorpusError(
             f"{source}: found no file of {corpus.name}; expected {', '.join(corpus.files.values())}, or names with "

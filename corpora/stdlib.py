@@ -25,7 +25,7 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     names = [path.relative_to(source) for path in text_files(source)]
     names = list(filter(_is_source, names))
     names.sort(key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
-    slices = itertools.chain.from_iterable(whole(source / name) for name in names)
+    slices = [whole(source / name) for name in names]
     pieces = [piece for piece in slices if piece.size]
     starts = list(itertools.accumulate((piece.size for piece in pieces[:-1]), initial=0))
     return Text(cut(pieces, source, options.shares or SHARES, starts))

@@ -16,7 +16,7 @@ def test_the_chunks_joined_are_the_text(tmp_path_factory, text, size):
     path = tmp_path_factory.mktemp("chunks") / "text"
     path.write_bytes(text.encode())
     size += max(len(word.encode()) for word in ["", *text.split()])
-    parts = [content(chunk) for chunk in cut_into_chunks(whole(path), size)]
+    parts = [content(chunk) for chunk in cut_into_chunks([whole(path)], size)]
     assert b"".join(parts) == text.encode()
     assert all(parts)
     assert "".join(part.decode() for part in parts) == text  # no cut inside a character
@@ -26,13 +26,13 @@ def test_the_chunks_joined_are_the_text(tmp_path_factory, text, size):
 def test_chunks_end_after_a_line_if_possible(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"seven b\nnine byte\nfive\n")
-    assert [content(chunk) for chunk in cut_into_chunks(whole(path), 11)] == [b"seven b\n", b"nine byte\n", b"five\n"]
+    assert [content(chunk) for chunk in cut_into_chunks([whole(path)], 11)] == [b"seven b\n", b"nine byte\n", b"five\n"]
 
 
 def test_a_word_longer_than_a_chunk_is_cut_between_characters(tmp_path):
     path = tmp_path / "text"
     path.write_text("語" * 20, encoding="utf-8")
-    parts = [content(chunk).decode() for chunk in cut_into_chunks(whole(path), 8)]
+    parts = [content(chunk).decode() for chunk in cut_into_chunks([whole(path)], 8)]
     assert parts == ["語語語"] * 6 + ["語語"]
 
 
@@ -40,7 +40,7 @@ def test_small_files_share_a_chunk(tmp_path):
     slices = []
     for number in range(7):
         (tmp_path / str(number)).write_bytes(b"abc\n")
-        slices += whole(tmp_path / str(number))
+        slices.append(whole(tmp_path / str(number)))
     assert [len(chunk) for chunk in cut_into_chunks(slices, 11)] == [2, 2, 2, 1]
 
 
@@ -50,7 +50,7 @@ def test_files_are_joined_by_the_line_ends_that_they_lack(tmp_path, close_last, 
     slices = []
     for number, data in enumerate([b"one two", b"", b"three\n", b"four\r", b"five"]):
         (tmp_path / str(number)).write_bytes(data)
-        slices += whole(tmp_path / str(number))
+        slices.append(whole(tmp_path / str(number)))
     joined = join_files(slices, close_last=close_last)
     expected = b"one two\nthree\nfour\rfive" + end
     assert b"".join(content(chunk) for chunk in cut_into_chunks(joined, size)) == expected
@@ -68,4 +68,4 @@ def test_ends_inside_characters_are_moved_behind_them(tmp_path):
 @pytest.mark.parametrize("size", [1, 1000])
 def test_an_empty_text_has_no_chunks(tmp_path, size):
     (tmp_path / "empty").touch()
-    assert list(cut_into_chunks(whole(tmp_path / "empty"), size)) == []
+    assert list(cut_into_chunks([whole(tmp_path / "empty")], size)) == []

@@ -62,7 +62,7 @@ def test_every_blank_of_python_separates_words():
 def read(tmp_path: Path, vocab: Vocab, data: bytes, starts=(), *, sentences=False):
     """Return a numbered chunk, and the ids that a vocabulary gives it, -1 for unknown symbols."""
     (tmp_path / "text").write_bytes(data)
-    pieces = join_files(whole(tmp_path / "text"), close_last=vocab.boundary is not None)
+    pieces = join_files([whole(tmp_path / "text")], close_last=vocab.boundary is not None)
     chunk = number_chunk(vocab, tmp_path, (pieces, list(starts)), sentences=sentences)
     counts = Counter(numbered(vocab, read_chunk(pieces, is_utf8=False))[1])
     text = NumberedText({"train": [chunk]})
@@ -98,7 +98,7 @@ def test_the_chunks_of_a_split_are_put_together(tmp_path):
     vocab, chunks = Vocab.of_bytes(b"ab"), []
     for data, starts in ((b"ab", [1]), (b"", []), (b"bba", [0, 2])):
         (tmp_path / "text").write_bytes(data)
-        chunks.append(number_chunk(vocab, tmp_path, (whole(tmp_path / "text"), starts), sentences=False))
+        chunks.append(number_chunk(vocab, tmp_path, ([whole(tmp_path / "text")], starts), sentences=False))
     text = NumberedText({"train": chunks, "test": chunks[:1]})
     info = text.counts("train", count_line_ends=True)
     assert (info.tokens, info.words, info.bytes, text.total("bytes")) == (5, 2, 5, 7)
@@ -113,4 +113,4 @@ def test_an_error_about_invalid_utf8_names_the_file_and_the_byte(tmp_path):
     (tmp_path / "text").write_bytes(b"ab\xffc")
     reason = r"text: byte 2 is not valid UTF-8; give its `encoding`, such as cp1252, repair the file"
     with pytest.raises(CorpusInputError, match=reason):
-        read_chunk(whole(tmp_path / "text"), is_utf8=True)
+        read_chunk([whole(tmp_path / "text")], is_utf8=True)

@@ -72,7 +72,7 @@ def align_to_characters(slices: Slices) -> Slices:
     """Move each end of a slice that lies inside a UTF-8 character behind that character."""
     aligned = []
     for piece in slices:
-        (file,) = whole(piece.path)
+        file = whole(piece.path)
         start = _character_end(file, piece.start)
         stop = _character_end(file, piece.stop)
         aligned.append(Slice(piece.path, start, stop, piece.tail))
