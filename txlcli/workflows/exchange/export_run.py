@@ -59,24 +59,26 @@ class ExportedRun(Result):
 def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
     """Write a run as a directory in one of the formats."""
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
+    temperature = opened.run.settings.eval.temperature
     notes: tuple[str, ...] = ()
     if options.format == "transformers":
         transformers_folder.check(opened)
         write = transformers_folder.write
-        notes = transformers_folder.notes_of(opened)
+        if temperature == "auto":
+            notes = (transformers_folder.AUTO_TEMPERATURE,)
     elif options.format == "pt2":
         transformers_folder.check_architecture(opened)
         write = _write_program
         if opened.vocab.tokenizer not in ("byte", "char", "word"):
             notes = (ONLY_IDS,)
-        if opened.run.settings.eval.temperature == "auto":
+        if temperature == "auto":
             notes += (AUTO_TEMPERATURE,)
     else:
         _check_settings(opened)
         write = _write_hugging_face
         if not opened.model.memory_starts_full:
             notes = (EMPTY_START,)
-        if opened.run.settings.eval.temperature != 1:
+        if temperature != 1:
             notes += (NO_TEMPERATURE,)
     fill = functools.partial(write, opened)
     names = FILES_BY_FORMAT[options.format]

@@ -255,10 +255,14 @@ def _of_index(path: Path, index: Path) -> _TokenFile:
             starts = np.unique(offsets[sequences.bounds])
             documents = array("q", starts[starts < size].tobytes())
             return _TokenFile(sequences.format, sequences.dtype, Slice(path, 0, size), documents)
-    raise CorpusInputError(
-        f"{index}: damaged, or not the index of {path.name} (Megatron's or fairseq's, of mmap or TNTIDX); write both "
-        "again, or move it away and give the `dtype` of the ids"
-    )
+    with index.open("rb") as file:
+        is_old = file.read(len(OLD_MAGIC)) == OLD_MAGIC
+    if is_old:
+        raise CorpusInputError(
+            f"{index}: not the index of {path.name}, in the older format of fairseq and Megatron (TNTIDX); write both "
+            "again in their mmap format, or move the .idx away and give the `dtype` of the ids"
+        )
+    raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
 
 
 def _read_index(index: Path) -> _Index | None:

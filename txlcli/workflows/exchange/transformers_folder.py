@@ -71,13 +71,6 @@ def check(opened: OpenRun) -> None:
         )
 
 
-def notes_of(opened: OpenRun) -> tuple[str, ...]:
-    """Return what a user should know about the folder."""
-    if opened.run.settings.evaluation_settings().temperature == "auto":
-        return (AUTO_TEMPERATURE,)
-    return ()
-
-
 def write(opened: OpenRun, draft: Path) -> None:
     """Write the files of the folder."""
     model = opened.transformer
