@@ -209,6 +209,15 @@ def digests(name):
 card = read_card
 
 
+def contents(directory):
+    """Return the content of every file below a directory."""
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
 def change_weights(run, change):
     """Change the weights of the checkpoint that is evaluated."""
     path = Path(f"runs/{run}/best.safetensors")

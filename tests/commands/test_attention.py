@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import txlcli
-from tests.commands.novel import done, json_of, refusal, text_of, write_texts
+from tests.commands.novel import done, json_of, names_in, refusal, text_of, write_texts
 from tests.commands.test_recurrent import recipe_of
 from tests.report.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
@@ -40,10 +40,6 @@ def other(others, tmp_path, monkeypatch):
     shutil.copytree(others, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def names_in(directory):
-    return sorted(path.name for path in directory.iterdir())
 
 
 def test_json_contains_the_numbers_of_the_figures(here):

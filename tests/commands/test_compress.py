@@ -5,13 +5,12 @@ import gzip
 import math
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import change_weights, done, json_of, refusal, train
+from tests.commands.novel import change_weights, done, json_of, refusal, start, train
+from tests.commands.processes import ended
 from tests.commands.test_recurrent import recipe_of
 from tests.samples import sampled
 from txlcli.data import compressed_file
@@ -60,8 +59,7 @@ def test_a_portable_file_is_restored_with_other_threads_and_vectors(here):
     text = b"the fox saw the fox\n"
     json_of("compress", "byte", written("file", text), "file.txlz", "--portable", "--threads", 1)
     narrow = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, "-m", "txlcli", "decompress", "byte", "file.txlz", "back"]
-    subprocess.run(command, env=os.environ | narrow, check=True, capture_output=True)
+    ended(start("decompress", "byte", "file.txlz", "back", environment=narrow), 0)
     assert Path("back").read_bytes() == text
 
 

@@ -1,29 +1,21 @@
 """The same seed, machine and number of threads give the same files, bit for bit."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import Saved, done
+from tests.commands.novel import Saved, done, start
+from tests.commands.processes import ended
 
 TIMES = ("tokens_per_s", "seconds")
 WIDE = ("--set", "model.d_model=64", "--set", "model.d_inner=256", "--set", "model.dropout=0.1")
 
 
-def run(*words, threads=1):
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "txlcli", *words]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-
-
 def train(name, *changes, threads=1):
-    run("train", "tiny.toml", "--name", name, *WIDE, *changes, threads=threads)
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    ended(start("train", "tiny.toml", "--name", name, *WIDE, *changes, environment=environment), 0)
     return metrics_of(Path("runs", name))
 
 
@@ -36,8 +28,8 @@ def metrics_of(directory):
 def one(trained_novel):
     """The folder of a run that the trainings of the tests are compared with."""
     runs = trained_novel.parent / "compared"
-    places = ("--data-dir", str(trained_novel / "data"), "--runs-dir", str(runs))
-    run("train", str(trained_novel / "tiny.toml"), "--name", "one", *WIDE, *places)
+    places = ("--data-dir", trained_novel / "data", "--runs-dir", runs)
+    ended(start("train", trained_novel / "tiny.toml", "--name", "one", *WIDE, *places), 0)
     return runs / "one"
 
 

@@ -17,6 +17,7 @@ from tests.cards import read_card
 from tests.commands.novel import (
     cells,
     change_weights,
+    contents,
     done,
     json_of,
     on_a_full_disk,
@@ -217,11 +218,11 @@ def test_compiled_layers_give_the_same_loss_but_for_rounding(here, backend):
 
 
 def test_the_segment_length_does_not_change_the_loss_with_the_same_keys(here):
-    before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
+    before = contents(here / "runs/byte")
     losses = [only_row("byte", "--seg-len", length, "--batch-size", 1)["loss_nats"] for length in (1, 5, 11)]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-5)
     (here / "runs/byte/evals.jsonl").unlink()
-    assert {path: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before  # nothing else has changed
+    assert contents(here / "runs/byte") == before  # nothing else has changed
 
 
 def test_same_length_sets_the_number_of_keys_per_query(here):

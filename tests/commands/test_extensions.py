@@ -3,13 +3,13 @@
 import math
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import RECIPE, Saved, done, json_of, refusal, reports
+from tests.commands.novel import RECIPE, Saved, done, json_of, refusal, reports, start
+from tests.commands.processes import ended
 from tests.commands.test_recurrent import recipe_of
 from tests.extensions import registered_pairs
 
@@ -81,12 +81,6 @@ def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(un
     )
     done("prepare", "novel", "--name", "novel")
     Path("slopes.toml").write_text(SLOPES)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "my_txl.py", "train", "slopes.toml", "--max-steps", "1"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ended.returncode, Path("runs/slopes/last.safetensors").exists()) == (0, True), ended.stderr
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended(start("train", "slopes.toml", "--max-steps", 1, module="my_txl", environment=environment), 0)
+    assert Path("runs/slopes/last.safetensors").exists()

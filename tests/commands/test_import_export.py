@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal
+from tests.commands.novel import RECIPE, Saved, card, contents, done, json_of, refusal
 from tests.core.builders import V
 from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
 from tests.faults.sample import FOREIGN
@@ -34,16 +34,11 @@ def trained_novel(trained_novel, tmp_path_factory):
     return directory
 
 
-def files_of(directory):
-    """Return the content of every file of a folder."""
-    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
 def refused(*arguments, code=1):
     """Return the error of an import that must leave the runs unchanged."""
-    before = files_of(Path("runs"))
+    before = contents(Path("runs"))
     error = refusal("import", *arguments, code=code)
-    assert files_of(Path("runs")) == before
+    assert contents(Path("runs")) == before
     assert not Path(MARKER).exists()
     return error
 
@@ -293,22 +288,22 @@ def test_no_code_of_a_hostile_directory_is_run(foreign, name):
 def test_an_export_is_replaced_only_with_force(here):
     (here / "hf").mkdir()
     done("export", "adaptive", "hf", "--format", "hf")
-    before = files_of(here / "hf")
+    before = contents(here / "hf")
     assert "--force" in refusal("export", "byte", "hf", "--format", "hf", code=1)
-    assert files_of(here / "hf") == before
+    assert contents(here / "hf") == before
     done("export", "byte", "hf", "--force", "--format", "hf")
-    assert sorted(files_of(here / "hf")) != sorted(before)
+    assert sorted(contents(here / "hf")) != sorted(before)
     done("import", "hf")
     assert card("runs/hf")["vocab_size"] == 256
 
 
 def test_other_files_are_never_overwritten(here):
-    before = files_of(here / "novel")
+    before = contents(here / "novel")
     for force in ([], ["--force"]):
         refusal("export", "adaptive", "novel", *force, "--format", "hf", code=1)
         assert "tiny.toml exists" in refusal("export", "adaptive", "tiny.toml", *force, "--format", "hf", code=1)
     assert "novel holds test.txt" in refusal("export", "adaptive", "novel", "--force", "--format", "hf", code=1)
-    assert files_of(here / "novel") == before
+    assert contents(here / "novel") == before
 
 
 def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
@@ -317,8 +312,8 @@ def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
         (here / "mine/config.json").write_text("{}")
         if content:
             (here / "mine/vocab.json").write_text(content)
-        before = files_of(here / "mine")
+        before = contents(here / "mine")
         assert "no vocab.json of an export" in refusal(
             "export", "adaptive", "mine", "--force", "--format", "hf", code=1
         )
-        assert files_of(here / "mine") == before
+        assert contents(here / "mine") == before

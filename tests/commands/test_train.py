@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.commands.novel import card, done, refusal, reports
+from tests.commands.novel import card, contents, done, names_in, refusal, reports
 from tests.commands.test_quickstart import small_library
 from tests.core.training.test_loop import assert_equal
 from txlcli.config import recipe
@@ -14,14 +14,6 @@ from txlcli.data.token_store import TokenStore
 from txlcli.runs import run_directory
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
-
-
-def files(directory):
-    return sorted(path.name for path in directory.iterdir())
-
-
-def contents(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def train(*arguments):
@@ -37,7 +29,7 @@ def test_a_run_is_a_directory_of_settings_vocabulary_metrics_and_checkpoints(her
     run, said = here / "runs/mine", result.stderr.splitlines()[0]
     assert said.startswith(f"training tiny: {card(run)['parameters']:,} parameters (V = 256) on data/novel.h5 (")
     assert "batches of 3 x 5 tokens, memory 5, 7 steps (" in said
-    assert files(run) == RUN_FILES
+    assert names_in(run) == RUN_FILES
     assert run_directory.read_run(run).settings == recipe.load("tiny.toml")
     assert (run / "vocab.json").read_text() == TokenStore.open(here / "data/novel.h5").vocab.to_json()
     steps = {kind: [line["step"] for line in reports(run) if line["kind"] == kind] for kind in ("train", "valid")}
@@ -158,7 +150,7 @@ def test_the_standard_library_is_prepared_automatically(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     result = train("--set", "corpus.store=stdlib", "--max-steps", 1)
     assert "no token store at data/stdlib.h5 yet; preparing it\n" in result.stderr
-    assert files(untouched / "data") == ["stdlib.h5"]
+    assert names_in(untouched / "data") == ["stdlib.h5"]
     assert "preparing" not in train("--set", "corpus.store=stdlib", "--max-steps", 1).stderr
 
 
@@ -174,7 +166,7 @@ def test_without_a_valid_split_it_trains_without_validation(untouched):
     prepared(untouched, {"train": "the fox " * 40})
     result = train()
     assert "training without validation\n" in result.stderr
-    assert files(untouched / "runs/tiny") == [name for name in RUN_FILES if name != "best.safetensors"]
+    assert names_in(untouched / "runs/tiny") == [name for name in RUN_FILES if name != "best.safetensors"]
     assert {line["kind"] for line in reports("runs/tiny")} == {"train"}
 
 
@@ -267,10 +259,10 @@ def test_a_model_that_is_too_large_for_the_memory_is_rejected_in_one_line(here):
 
 
 def test_a_replaced_run_is_kept_until_the_new_one_has_weights(here):
-    before = {file.name: file.read_bytes() for file in (here / "runs/byte").iterdir()}
+    before = contents(here / "runs/byte")
     message = refusal("train", "tiny.toml", "--name", "byte", "--force", "--set", "model.init_std=1e30", code=1)
     assert "not finite" in message
-    assert {file.name: file.read_bytes() for file in (here / "runs/byte").iterdir()} == before
+    assert contents(here / "runs/byte") == before
     done("train", "tiny.toml", "--name", "byte", "--force", "--max-steps", 1)
     assert step_of(here / "runs/byte/last.safetensors") == 1
     assert not list((here / "runs").glob("*.replaced"))

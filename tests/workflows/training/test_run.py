@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.commands.novel import HERE, RecordingReporter
+from tests.commands.novel import HERE, RecordingReporter, contents
 from txlcli.core.kernels.modes import threads
 from txlcli.core.training.reports import StepReport
 from txlcli.errors import Interrupted, UsageError
@@ -66,10 +66,10 @@ def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(he
             os.kill(os.getpid(), signal.SIGINT)
             return super().progress(*description)
 
-    before = {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()}
+    before = contents(here / "runs/byte")
     error, _ = interrupted(train_recipe, "tiny.toml", TrainOptions(name="byte", force=True), reporter=Interrupting())
     assert (str(error), error.exit_code) == ("no step was taken; the earlier run runs/byte was kept", 130)
-    assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
+    assert contents(here / "runs/byte") == before
     assert not list((here / "runs").glob(".byte*"))
 
 
