@@ -72,7 +72,8 @@ class EvalSettings(Section):
     """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code), or
     M + 1 to M + L ("off")."""
     compressed_len: PositiveInt | None = None
-    """arch = "compressive": number of slots C of the compressed memory; by default model.compressed_len."""
+    """arch = "compressive": number of slots C of the compressed memory; by default model.compressed_len. With
+    model.memory_start = "zeros", a text begins with at most model.compressed_len slots of zeros."""
     temperature: PositiveFloat | Literal["auto"] = 1.0
     """Divide the logits by this number when `txl eval` or `run.score` scores a text; auto: by the number with the
     lowest loss on the validation split, which the result reports."""

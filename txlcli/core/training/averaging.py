@@ -24,6 +24,8 @@ class Average:
       validations before it.
     - "exponential": moving average with the decay min(`train.average_decay`, (1 + n) / (10 + n)) at step n. It begins
       as the initial weights; the small decay of the first steps soon forgets them.
+
+    A step that the loss scaling of fp16 skips counts, too, with the weights that it leaves.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], settings: TrainSettings) -> None:
