@@ -10,7 +10,7 @@ from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.directory import remarks_on, remarks_on_files
 from txlcli.corpora.documents import divide
 from txlcli.corpora.locate import text_files
-from txlcli.corpora.signatures import reject_other_than_text
+from txlcli.corpora.signatures import conversion, encoding_of, head_of, reject_other_than_text
 from txlcli.errors import CorpusInputError, UsageError
 from txlcli.system.input_files import MAX_TEXT, check_regular, read_bytes, read_stdin
 
@@ -132,7 +132,10 @@ class UserText:
 def read_unchanged(path: Path) -> bytes:
     """Return the bytes of a file that is text as it is: what must be unpacked or converted first is rejected."""
     try:
-        reject_other_than_text(check_regular(path))
+        reject_other_than_text(check_regular(path), is_utf8=False)
+        encoding = encoding_of(head_of(path))
+        if encoding is not None:
+            raise CorpusError(f"{path}: {encoding} is not UTF-8; {conversion(encoding)}")
         return read_bytes(path, MAX_TEXT)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path") from error
