@@ -167,6 +167,8 @@ def test_a_csv_without_a_header_keeps_its_first_row(plain):
     assert "number of the column" in refusal("prepare", "two.csv", "--column", 3, code=1)
     done("prepare", "two.csv", "--column", 1, "--tokenizer", "char")
     assert digests("two") == digests("plain")
+    (plain / "labels.csv").write_text("word,1\n" * 90)  # column 1, or the one called "1"?
+    assert "number of another" in refusal("prepare", "labels.csv", "--column", 1, code=1)
     (plain / "one.csv").write_text("word\n" * 90)
     assert "its first row is" in refusal("prepare", "one.csv", code=1)
     assert json_of("prepare", "one.csv", "--column", 1, "--split", "100,0,0")["splits"]["train"]["bytes"] == 450

@@ -132,10 +132,16 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     wanted = column or TEXT
     listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_COLUMNS_LISTED])
     has_header = wanted in names or file.format not in DELIMITERS
-    if not has_header and not (wanted.isdecimal() and 1 <= int(wanted) <= len(names)):
+    is_number = file.format in DELIMITERS and wanted.isdecimal() and 1 <= int(wanted) <= len(names)
+    if not has_header and not is_number:
         raise CorpusInputError(
             f"{file.path}: its first row is {listed}; give `column` one of these names if that row is a header, else "
             f"the number of the column, such as 1; columns end with the delimiter of {file.format}"
+        )
+    if has_header and is_number and names[int(wanted) - 1] != wanted:
+        raise CorpusInputError(
+            f'{file.path}: "{wanted}" in its first row may be the name of a column, and is the number of another; '
+            "write a header with other names as the first row"
         )
     if has_header and column is None and len(names) == 1 and not columns.nested:
         wanted = names[0]
