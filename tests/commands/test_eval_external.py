@@ -87,19 +87,14 @@ def test_the_bytes_of_tokens_are_those_of_the_text():
     assert (vocab.size, vocab.unit, vocab.boundary) == (9, "piece", 0)
 
 
-def test_text_that_a_tokenizer_loses_is_named_with_its_place():
-    vocab = ExternalVocab(Letters(["a", "b", "Ġ"], lost="b"), 9, "model")
-    with pytest.raises(VocabularyError, match="at byte 2"):
-        vocab.encode("aaba")
-
-
-def test_an_id_that_the_model_lacks_is_named():
-    vocab = ExternalVocab(Letters(["a", "b"]), 2, "model")
-    with pytest.raises(VocabularyError, match="id 2"):
-        vocab.encode("ab")
-
-
-def test_text_that_is_not_utf8_is_named():
-    vocab = ExternalVocab(Letters(["a"]), 9, "model")
-    with pytest.raises(VocabularyError, match="byte 1"):
-        vocab.encode(b"a\xff")
+@pytest.mark.parametrize(
+    ("tokenizer", "size", "text", "telling"),
+    [
+        (Letters(["a", "b", "Ġ"], lost="b"), 9, "aaba", "at byte 2"),
+        (Letters(["a", "b"]), 2, "ab", "id 2"),  # the model has fewer ids
+        (Letters(["a"]), 9, b"a\xff", "byte 1"),
+    ],
+)
+def test_text_that_the_tokenizer_or_the_model_cannot_take_is_named_with_its_place(tokenizer, size, text, telling):
+    with pytest.raises(VocabularyError, match=telling):
+        ExternalVocab(tokenizer, size, "model").encode(text)
