@@ -1,5 +1,6 @@
 """The packaged recipes match the publications: results and parameter counts."""
 
+import dataclasses
 from itertools import pairwise
 
 import pytest
@@ -116,12 +117,61 @@ def test_sixteen_of_the_18_released_layers_give_the_papers_257m_on_wikitext_103(
     assert count_parameters(settings.model, settings.published.vocab_size) == 257_889_098
 
 
+def layers(n, d, inner):
+    """Count four projections without biases, a feed-forward block with biases, and two norms."""
+    return n * (4 * d * d + 2 * d * inner + inner + d + 4 * d)
+
+
+@pytest.mark.parametrize("name", ["vanilla-enwik8", "vanilla-enwik8-64l"])
+def test_the_vanilla_model_has_two_classifiers_per_layer(name):
+    settings = recipe.load(name)
+    model, vocab_size, parameters = settings.model, settings.published.vocab_size, settings.published.parameters
+    n, d = model.n_layers, model.d_model
+    classifier = vocab_size * d + vocab_size
+    positions = n * settings.train.seg_len * d
+    assert vocab_size * d + positions + layers(n, d, model.d_inner) + 2 * n * classifier == parameters
+    in_use = count_parameters(dataclasses.replace(model, auxiliary_losses=False), vocab_size)
+    assert in_use == parameters - (2 * n - 1) * classifier
+
+
+def recurrent_count(model, vocab_size):
+    """Count tied embedding, softmax biases, a row with its bias per tail band, and four or three gates per layer."""
+    d = model.d_model
+    count = vocab_size * d + vocab_size + len(model.cutoffs) * (d + 1)
+    widths = [d, *[model.d_hidden] * (model.n_layers - 1), d]
+    for number, (inputs, width) in enumerate(pairwise(widths)):
+        if model.arch == "lstm":
+            count += 4 * width * (inputs + width + 2)
+        else:
+            count += 3 * width * ((2 if number == 0 else 1) * inputs + 1)
+    return count
+
+
+@pytest.mark.parametrize("name", ["lstm-wt103", "qrnn-wt103"])
+def test_recurrent_parameters_by_formula_and_epochs(name):
+    settings = recipe.load(name)
+    parameters, train = settings.published.parameters, settings.train
+    assert recurrent_count(settings.model, 267_735) == parameters
+    assert parameters // 10**6 == 151
+    assert round(train.max_steps * train.seg_len * train.batch_size / 103_227_021) == 14
+
+
 def base_of(name):
     return recipe.load({"ptb-modern": "ptb-memory"}.get(name, name.removesuffix("-modern")))
 
 
 @pytest.mark.parametrize("name", MODERN)
-def test_a_modern_recipe_has_within_one_percent_as_many_parameters_as_the_papers(name):
-    modern, base = recipe.load(name).published, base_of(name).published
-    assert modern.vocab_size == base.vocab_size
-    assert abs(modern.parameters / base.parameters - 1) < 0.01
+def test_modern_parameters_by_formula_are_within_one_percent_of_the_papers_recipe(name):
+    settings, base = recipe.load(name), base_of(name)
+    model, vocab_size, parameters = settings.model, settings.published.vocab_size, settings.published.parameters
+    d, n, heads, width, inner = model.d_model, model.n_layers, model.n_heads, model.d_head, model.inner_width
+    without_layers = count_parameters(base.model, vocab_size) - of_the_papers_layers(base.model)
+    layer = 4 * d * heads * width + 3 * d * inner + 2 * d + 2 * width  # projections, SwiGLU, two norms, QK-norm
+    assert without_layers + n * layer + d == parameters  # and the last norm
+    assert base.published.vocab_size == vocab_size
+    assert abs(parameters / base.published.parameters - 1) < 0.01
+
+
+def of_the_papers_layers(model):
+    d, inner, width = model.d_model, model.d_inner, model.n_heads * model.d_head
+    return model.n_layers * (5 * d * width + 2 * d * inner + inner + d + 4 * d) + 2 * width
