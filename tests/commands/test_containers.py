@@ -174,6 +174,13 @@ def test_a_csv_without_a_header_keeps_its_first_row(plain):
     assert json_of("prepare", "one.csv", "--column", 1, "--split", "100,0,0")["splits"]["train"]["bytes"] == 450
 
 
+def test_the_first_rows_of_json_may_lack_the_text(plain):
+    (plain / "late.jsonl").write_text('{"title": "a"}\n{"text": null}\n' + '{"text": "word"}\n' * 20)
+    assert json_of("prepare", "late.jsonl", "--split", "100,0,0")["splits"]["train"]["bytes"] == 100
+    (plain / "either.jsonl").write_text('{"title": "a"}\n' + '{"body": "word"}\n' * 20)
+    assert 'one of: "title", "body"' in refusal("prepare", "either.jsonl", code=1)
+
+
 def test_half_a_character_of_json_is_replaced(plain):
     (plain / "half.jsonl").write_text('{"text": "a \\ud83d b"}\n{"text": "\\ud83e\\udd8a"}\n' * 20)
     done("prepare", "half.jsonl", "--split", "100,0,0")

@@ -35,6 +35,8 @@ TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
 FOR_IDS = "token ids are read with `ids`, from .json, .npy, .npz and .bin"
 MAX_COLUMNS_LISTED = 10
+FIRST_RECORDS = 100
+"""Records of JSON whose keys are its columns: the first ones may lack some."""
 BLOCK = 1 << 20  # bytes or characters that are read at once
 MAX_ROW_LEN = 64 << 20
 """Most characters of a line or a field."""
@@ -158,7 +160,7 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
 
 
 def _columns(file: TextFile) -> Columns:
-    """Return the columns of a file, those of JSON by its first row."""
+    """Return the columns of a file, those of JSON by its first records."""
     with _reading(file):
         if file.format == "Parquet":
             return parquet_text.columns(file.path)
@@ -167,9 +169,13 @@ def _columns(file: TextFile) -> Columns:
             return parquet_text.columns_of(schema)
         with _open_text(file) as stream:
             if file.format in ("JSONL", "JSON"):
-                _, first = next(_json_records(file, stream), ("", {}))
-                texts = [name for name, value in first.items() if isinstance(value, str | None)]
-                nested = [name for name, value in first.items() if isinstance(value, list | dict)]
+                values = dict[str, object]()  # the first one of each column
+                for _, record in itertools.islice(_json_records(file, stream), FIRST_RECORDS):
+                    for name, value in record.items():
+                        if values.get(name) is None:
+                            values[name] = value
+                texts = [name for name, value in values.items() if isinstance(value, str | None)]
+                nested = [name for name, value in values.items() if isinstance(value, list | dict)]
                 return Columns(texts, nested)
             csv.field_size_limit(MAX_ROW_LEN)  # a text may be as long as a row
             first_row = next(csv.reader(_lines(stream), delimiter=DELIMITERS[file.format]), [])
