@@ -71,16 +71,18 @@ def steps_of_epochs(name, epochs, seed, data_dir):
     return sum(segments.segments_in(epoch) for epoch in range(epochs))
 
 
-def trained(name, last_step, seed, workspace):
-    """Train the recipe up to a step, or continue its run; return the reports of the run from its beginning.
+def trained(recipe_name, options, workspace):
+    """Train the run that options name, or continue it; return its reports from the beginning.
 
-    A run that has already reached this step is only read.
+    A run that has taken all its steps is only read.
     """
-    directory = workspace.runs_dir / name
+    directory = workspace.runs_dir / options.name
     if not (directory / run_directory.LAST).exists():
-        train_recipe(name, TrainOptions(name=name, max_steps=last_step, seed=seed), workspace)
-    elif _reports(directory)[-1]["step"] < last_step:
-        train_recipe(None, TrainOptions(resume=name, max_steps=last_step), workspace)
+        train_recipe(recipe_name, options, workspace)
+        return _reports(directory)
+    last_step = options.max_steps or run_directory.read_run(directory).settings.train.max_steps
+    if _reports(directory)[-1]["step"] < last_step:
+        train_recipe(None, TrainOptions(resume=options.name, max_steps=options.max_steps), workspace)
     return _reports(directory)
 
 
@@ -103,7 +105,7 @@ def main(
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(data_dir=data_dir, runs_dir=Path(folder), device=device)
         last_step = steps or steps_of_epochs(name, epochs, seed, data_dir)
-        reports = trained(name, last_step, seed, workspace)
+        reports = trained(name, TrainOptions(name=name, max_steps=last_step, seed=seed), workspace)
     unit = "epoch" if recipe.load(name).train.valid_every == "epoch" else "step"
     perplexities = {round(line[unit]): line["ppl"] for line in reports if line["kind"] == "valid"}
     mean_losses = {line["step"]: line["loss_nats"] for line in reports if line["kind"] == "train"}

@@ -19,8 +19,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tests.benchmarks.curve import trained
 from txlcli.config import recipe
-from txlcli.runs import run_directory
 from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -80,24 +80,14 @@ def pace(shared, workspace):
     return settings.batch_size * settings.seg_len / statistics.median(rates)
 
 
-def trained(recipe_name, name, changes, seed, workspace):
-    """Train a run, or continue one that an earlier call has begun; return its folder."""
-    directory = workspace.runs_dir / name
-    if (directory / run_directory.LAST).exists():
-        train_recipe(None, TrainOptions(resume=name), workspace)
-    else:
-        train_recipe(recipe_name, TrainOptions(name=name, overrides=tuple(changes), seed=seed), workspace)
-    return directory
-
-
 def measure(recipe_name, label, changes, seed, workspace, *, lengths):
     """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid."""
     name = re.sub(r"\W+", "-", f"{recipe_name} {label} {seed}")
-    directory = trained(recipe_name, name, changes, seed, workspace)
+    trained(recipe_name, TrainOptions(name=name, overrides=tuple(changes), seed=seed), workspace)
     result = {"recipe": recipe_name, "variant": label, "seed": seed}
     for split in ("valid", "test"):
         reading = EvalOptions(split=split, temperature="auto", timed=False, **lengths)
-        row = evaluate.run(str(directory), reading, workspace).rows[0]
+        row = evaluate.run(name, reading, workspace).rows[0]
         result["temperature"] = row.temperature
         result[f"{split}_ppl"] = row.measures["ppl"]
     return result
@@ -133,6 +123,8 @@ def main(
     data_dir: Annotated[Path, typer.Option(help="Folder of the token stores.")] = DATA_DIR,
 ) -> None:
     """Train all variants, and write the results after each."""
+    if keep is not None and steps is None:
+        raise typer.BadParameter("runs that are continued need a fixed number of steps; give --steps, too")
     results = []
     shared = (*SHARED, f"train.batch_size={lanes}", f"train.precision={precision}")
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
