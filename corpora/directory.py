@@ -34,7 +34,7 @@ HEX_CODES = re.compile(rb"(?:0x|\\x|U\+|[0-9a-fA-F]{2}|[\s,;\[\]])+[0-9a-fA-F]?"
 """Text that is hexadecimal codes alone, with or without spaces."""
 MIN_HEX_CODES = 16
 SPELLED = re.compile(rb"\s*(?:([!-~]|[\xc2-\xf4][\x80-\xbf]{1,3})\s+){64,}")
-"""Text of single characters with blanks between them."""
+"""Text of single characters separated by blanks."""
 END_OF_TEXT = (b"<|endoftext|>", b"<|end_of_text|>", b"<|eot_id|>", b"<|im_end|>", b"</s>", b"<EOT>", b"[SEP]")
 """Marks that other programs write between documents."""
 SEARCHED = 1 << 16  # bytes of a text that are searched for them
@@ -112,8 +112,8 @@ def remarks_on(beginning: bytes, *, has_documents: bool = False) -> Iterator[str
         yield "the text is hexadecimal codes, which are learned digit by digit; decode it first"
     elif SPELLED.fullmatch(complete):
         yield (
-            "the text is single characters with blanks between them: with `tokenizer` word, each one is a token, "
-            "otherwise the blanks are, too"
+            "the text is single characters separated by blanks; `tokenizer` word makes each character a token, other "
+            "tokenizers also read the blanks"
         )
     marks = [mark.decode() for mark in END_OF_TEXT if mark in beginning[:SEARCHED]]
     if marks and not has_documents:

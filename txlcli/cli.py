@@ -135,7 +135,7 @@ class TxlCommand(TyperCommand):
             for parameter in order:
                 if parameter.param_type_name == "argument":
                     given = values[parameter.name]
-                    # Such as an unset variable of a shell, which Path("") would take for the present folder.
+                    # An unset variable of a shell gives an empty argument; Path("") would be the present folder.
                     if given == "" or (isinstance(given, list | tuple) and "" in given):
                         raise UsageError(f"{parameter.metavar} is empty; give a value")
                     continue

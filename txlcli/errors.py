@@ -12,6 +12,7 @@ MAX_LISTED = 10
 LONGEST_NAME = 80
 """Most characters of a name from a file that an error prints."""
 LONGEST_REASON = 160
+"""Most characters of the message of a library that an error prints."""
 IMPORT_PACKAGE = "import that package before the command runs, as docs/extending.md shows"
 """Next step for a name that another package registers."""
 
@@ -132,7 +133,7 @@ def shortened(text: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of a library on one line for one of ours, cut after LONGEST_REASON characters."""
+    """Return the message of a library's error on one line, cut after LONGEST_REASON characters."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return reason[:LONGEST_REASON]
 

@@ -153,7 +153,7 @@ def _cells(row: "EvalRow", rows: Sequence["EvalRow"], names: Sequence[str]) -> d
 
 
 def _label(row: "EvalRow") -> tuple[str, str]:
-    """Return what distinguishes a row from others, its protocol, method or length, after the heading of the column."""
+    """Return the heading of the first column, and the protocol, method or length of a row below it."""
     if row.protocol:
         return "protocol", _describe_protocol(row)
     if row.method:

@@ -92,8 +92,9 @@ def _show_slowdown(title: str, result: "SpeedResult") -> None:
     for row in result.slowdown:
         xl = _spread(row.xl_ms_per_token, row.xl_low_high_ms)
         vanilla = _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms)
-        ratios = map(metrics.format_ratio, (row.slowdown, row.paper_slowdown))
-        compared.append([f"{row.attn_len:,}", xl, vanilla, *ratios])
+        slowdown = metrics.format_ratio(row.slowdown)
+        paper = metrics.format_ratio(row.paper_slowdown)
+        compared.append([f"{row.attn_len:,}", xl, vanilla, slowdown, paper])
         batched = f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})"
         slowdown_batched = metrics.format_ratio(row.slowdown_batched)
         single = _short(row.xl_single_ms_per_token)

@@ -34,10 +34,8 @@ def _own_descriptions(cls: type[Any]) -> dict[str, str]:
     assert isinstance(definition, ast.ClassDef), definition
     texts: dict[str, str] = {}
     for statement, below in itertools.pairwise(definition.body):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            texts[ast.unparse(statement.target)] = " ".join(str(below.value.value).split())
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(below, ast.Expr)):
+            continue
+        if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            texts[ast.unparse(statement.target)] = " ".join(below.value.value.split())
     return texts

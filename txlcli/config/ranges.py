@@ -363,9 +363,11 @@ class Section:
 
     def must_be_default(self, key: str, why: str) -> None:
         """Raise a RecipeError unless a setting has its default; `why` is the end of "must be left out ..."."""
-        if not self.is_default(key):
-            off = ' (or "none")' if getattr(type(self), key) is None else ""
-            self.reject(key, f"left out{off} {why}")
+        if self.is_default(key):
+            return
+        default = getattr(type(self), key, dataclasses.MISSING)
+        off = ' (or "none")' if default is None else ""
+        self.reject(key, f"left out{off} {why}")
 
     def is_default(self, key: str) -> bool:
         """Return True if a setting has its default value; one without a default never does."""

@@ -36,7 +36,7 @@ class OpenModel:
     weights_title: str
     """Name of the weights, in a few words."""
     facts: dict[str, Any]
-    """What the result of an evaluation reports about the model: "run", "step" and others."""
+    """Facts about the model that the result of an evaluation reports: "run", "step" and others."""
 
     @property
     def name(self) -> str:

@@ -126,7 +126,7 @@ class Run:
 
     @property
     def text(self) -> tuple[str, str]:
-        """Store and vocabulary: the losses of runs with the same can be compared."""
+        """Store and vocabulary; the losses of runs can be compared if both are the same."""
         return self.settings.corpus.store, self.vocab_fingerprint
 
     @property

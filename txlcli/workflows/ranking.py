@@ -96,10 +96,10 @@ def _ranked(rows: Sequence[Ranked], run: Run, results: Results) -> list[list[str
     """Return the cells of the rows and of the run, which has a row if it has a comparable result, the best first."""
     ranked = list(rows)
     if results:
-        cells = ["-"] * len(rows[0][1])
-        cells[:2] = [f"> {run.directory}", _short(run.parameters)]
-        for split, (result, _) in results.items():
-            cells[COLUMNS.index(split)] = f"{result:.2f}"
+        cells = [f"> {run.directory}", _short(run.parameters)]
+        for split in SPLITS:
+            cells.append(f"{results[split][0]:.2f}" if split in results else "-")
+        cells += ["-"] * (len(rows[0][1]) - len(cells))
         best, _ = results.get("test") or results["valid"]
         ranked.append((best, cells))
     return [cells for _, cells in sorted(ranked)]

@@ -104,7 +104,8 @@ def _model_result(member: Scoring, losses: NDArray[np.float32], points: Sequence
     opened = member.opened.as_run
     loss_nats = [float(at_length.mean(dtype="float64")) for at_length in losses]
     return ReclModel(
-        **opened.facts,
+        run=str(opened.subject),
+        step=opened.checkpoint.state["step"],
         parameters=opened.run.parameters,
         source=_context_source(opened.run.settings.model, member.settings),
         precision=opened.precision,

@@ -22,7 +22,7 @@ from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.private import foreach, tensors_without_data, without_capture_warning
 from txlcli.core.kernels.updates import FlatParameters
 from txlcli.core.training.large_updates import UpdateLarge
-from txlcli.errors import RecipeError, shortened
+from txlcli.errors import RecipeError, reason_of, shortened
 
 MUON_MOMENTUM = 0.95
 """Momentum of Muon where train.momentum is 0."""
@@ -95,9 +95,9 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
         if missing:
             raise ValueError(f"it has no group for {shortened(', '.join(missing))}")
     except ValueError as error:
-        reason = " ".join(str(error).split())
         raise RecipeError(
-            f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason}; use another, such as "adamw"',
+            f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason_of(error)}; use another, such '
+            'as "adamw"',
             setting="train.optimizer",
         ) from error
     return optimizer

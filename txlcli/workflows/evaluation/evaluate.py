@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from txlcli import __version__
 from txlcli.config import recipe
@@ -73,11 +72,11 @@ def _evaluate_external(name: str, options: EvalOptions, workspace: Workspace) ->
         precision=workspace.precision,
         trust_remote_code=options.trust_remote_code,
     )
-    changes: dict[str, Any] = {"timed": False}
+    options = replace(options, timed=False)
     if options.store is not None:
         text = text_of_split(workspace, options.store, options.split or "test")
-        changes |= {"text": (text,), "split": None}
-    return evaluate(opened, replace(options, **changes), workspace)
+        options = replace(options, text=(text,), split=None)
+    return evaluate(opened, options, workspace)
 
 
 def evaluate(

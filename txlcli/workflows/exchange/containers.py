@@ -132,31 +132,46 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
             f"{file.path}: no column has text; write the text as a column of strings, or as a text file; {FOR_IDS}"
         )
     wanted = column or TEXT
-    listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_COLUMNS_LISTED])
-    has_header = wanted in names or file.format not in DELIMITERS
-    is_number = file.format in DELIMITERS and wanted.isdecimal() and 1 <= int(wanted) <= len(names)
-    if not has_header and not is_number:
-        raise CorpusInputError(
-            f"{file.path}: its first row is {listed}; give `column` one of these names if that row is a header, else "
-            f"the number of the column, such as 1; columns end with the delimiter of {file.format}"
-        )
-    if has_header and is_number and names[int(wanted) - 1] != wanted:
-        raise CorpusInputError(
-            f'{file.path}: "{wanted}" in its first row may be the name of a column, and is the number of another; '
-            "write a header with other names as the first row"
-        )
-    if has_header and column is None and len(names) == 1 and not columns.nested:
+    if file.format in DELIMITERS:
+        if wanted not in names:
+            return _with_numbered_column(file, wanted, names)
+        _check_not_a_number(file, wanted, names)
+    elif column is None and len(names) == 1 and not columns.nested:
         wanted = names[0]
     if names.count(wanted) > 1:
         raise CorpusInputError(
             f'{file.path}: several columns are called "{shortened(wanted)}"; rename all but one of them'
         )
-    if has_header and wanted not in names:
-        message = f'{file.path}: no column "{shortened(wanted)}" has text; give `column` one of: {listed}'
+    if wanted not in names:
+        message = f'{file.path}: no column "{shortened(wanted)}" has text; give `column` one of: {_listed(names)}'
         if columns.nested:
             message += f'; the text of "{shortened(columns.nested[0])}", a list or an object, must be extracted first'
         raise CorpusInputError(message)
-    return replace(file, column=wanted, is_pieces=columns.are_pieces, has_header=has_header)
+    return replace(file, column=wanted, is_pieces=columns.are_pieces)
+
+
+def _with_numbered_column(file: TextFile, wanted: str, first_row: list[str]) -> TextFile:
+    """Return a CSV without a header and the number of the column of its text, which the user must give."""
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(first_row):
+        return replace(file, column=wanted, has_header=False)
+    raise CorpusInputError(
+        f"{file.path}: its first row is {_listed(first_row)}; give `column` one of these names if that row is a "
+        f"header, else the number of the column, such as 1; columns end with the delimiter of {file.format}"
+    )
+
+
+def _check_not_a_number(file: TextFile, wanted: str, first_row: list[str]) -> None:
+    """Reject a column of a CSV whose name is the number of another one: the first row may not be a header."""
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(first_row) and first_row[int(wanted) - 1] != wanted:
+        raise CorpusInputError(
+            f'{file.path}: "{wanted}" in its first row may be the name of a column, and is the number of another; '
+            "write a header with other names as the first row"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    """Return the names of columns for a message."""
+    return ", ".join(f'"{shortened(name)}"' for name in names[:MAX_COLUMNS_LISTED])
 
 
 def _columns(file: TextFile) -> Columns:

@@ -102,7 +102,7 @@ class ExternalModel(LanguageModel):
 
     Attributes:
         counts_positions: True if it derives positions from its cache, which then must not be cut.
-        cache_name: name of the argument for its cache; None if it takes none.
+        cache_name: name of the argument for its cache; None if it does not take one.
 
     Raises:
         ExternalModelError: a prediction depends on later tokens, or is not finite.
@@ -118,7 +118,8 @@ class ExternalModel(LanguageModel):
         self.title = title
         self._accepted = frozenset(inspect.signature(network.forward).parameters)
         self.counts_positions = "position_ids" not in self._accepted
-        self.cache_name = next(filter(self._accepted.__contains__, CACHE_NAMES), None)
+        cache_names = [name for name in CACHE_NAMES if name in self._accepted]
+        self.cache_name = cache_names[0] if cache_names else None
         config: Any = network.config
         self._text_config = config.get_text_config()
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)

@@ -67,7 +67,7 @@ class PreparationPlan:
 
     @property
     def description(self) -> str:
-        """What is prepared, and where it comes from, in words."""
+        """The text or the ids, and where they come from, in words."""
         what = f"{self.corpus.title} ({self.tokenizer})"
         if self.tokens is not None:
             what = f"token ids of {self.tokens.format}"

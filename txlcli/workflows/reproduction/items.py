@@ -99,7 +99,7 @@ def table9(runner: Runner, item: str) -> ReportSection:
     rows = []
     for row in result.slowdown:
         times = [f"{row.xl_ms_per_token:.3f}", f"{row.vanilla_ms_per_token:.1f}"]
-        ratios = map(format_ratio, (row.slowdown, row.slowdown_batched, row.paper_slowdown))
+        ratios = [format_ratio(ratio) for ratio in (row.slowdown, row.slowdown_batched, row.paper_slowdown)]
         rows.append([f"{row.attn_len:,}", *times, *ratios])
     columns = ["attention", "XL ms/token", "vanilla ms/token", "slowdown", "windows batched", "paper"]
     ordered = sorted(result.slowdown, key=lambda row: row.attn_len)

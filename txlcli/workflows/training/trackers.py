@@ -115,7 +115,8 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
     for requested in dict.fromkeys(run.settings.log.to):
         with continuing(requested):
             stack = contextlib.ExitStack()
-            trackers[requested] = stack.enter_context(BACKENDS[requested](run, after)), stack
+            log = stack.enter_context(BACKENDS[requested](run, after))
+            trackers[requested] = (log, stack)
     try:
         yield write
     finally:
