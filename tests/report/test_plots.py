@@ -85,3 +85,12 @@ def test_a_high_start_does_not_take_half_of_a_figure():
     assert axes.get_ylim() == whole
     plots.limit_y(axes, curves, 2)
     assert axes.get_ylim() == pytest.approx((0.95, 3))
+
+
+def test_equal_values_keep_the_limits_of_the_whole(recwarn):
+    axes = plots.new_figure(5, 5).subplots()
+    axes.plot([1, 2, 3], [9.0, 2.0, 2.0])
+    whole = axes.get_ylim()
+    plots.limit_y(axes, {"run": ([1, 2, 3], [9.0, 2.0, 2.0])}, 2)
+    assert axes.get_ylim() == whole
+    assert not recwarn.list

@@ -87,7 +87,10 @@ def plot_panels(
 
 
 def limit_y(axes: Axes, curves: Curves, focus_x: float) -> None:
-    """Let a linear y axis cover the values from `focus_x` on, and above them at most as much again of earlier ones."""
+    """Let a linear y axis cover the values from `focus_x` on, and above them at most as much again of earlier ones.
+
+    All values are shown if those from there on are the same.
+    """
     values = []
     later = []
     for x, y in curves.values():
@@ -100,6 +103,8 @@ def limit_y(axes: Axes, curves: Curves, focus_x: float) -> None:
     if not later or axes.get_yscale() == "log":
         return
     span = max(later) - min(values)
+    if not span:
+        return
     margin = 0.05 * span
     axes.set_ylim(min(values) - margin, min(max(values) + margin, max(later) + span))
 
