@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from tests.commands.novel import done, json_of, prepare_and_train, refusal, text_of
+from tests.commands.novel import done, json_of, prepare_and_train, refusal, text_of, txl
 from txlcli.data import loss_file
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -221,6 +221,11 @@ def test_positions_may_go_on_after_the_last_trained_one_if_they_are_a_shift(fold
     inputs = torch.cat([torch.tensor([opened.vocab.boundary]), ids[:-1]])
     opened.model.network.set_attn_implementation("eager")
     assert row.losses_nats == pytest.approx(nats_of(opened.model.network, inputs, ids, mask), abs=1e-5)
+
+
+def test_rounded_angles_of_far_positions_are_no_obstacle(folders):
+    opened = open_external(f"hf:{folders / 'llama'}", device="cpu", precision=None, trust_remote_code=False)
+    opened.model.check_lengths(seg_len=40, mem_len=40, lane_len=300_000)
 
 
 def test_temperature_divides_the_logits(folders):
@@ -433,6 +438,29 @@ def test_a_model_that_sees_later_tokens_is_rejected(folders, tmp_path):
     network.save_pretrained(tmp_path / "bert")
     bytes_tokenizer().save_pretrained(tmp_path / "bert")
     assert "causal" in message_of(tmp_path / "bert")
+
+
+UNUSABLE = {
+    "gptj": (
+        {"n_embd": 24, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS, "rotary_dim": 4},
+        "positions of a lane",
+    ),
+    "llama4_text": ({**ATTENTION, "num_local_experts": 1, "moe_layers": [], "attention_chunk_size": 17}, "in chunks"),
+    "stablelm": ({**ATTENTION, "partial_rotary_factor": 0.25}, "check its config.json"),
+    "xlnet": ({"d_model": 24, "n_layer": 1, "n_head": 2, "d_inner": 29}, "not causal"),
+    "mamba": (CONFIGS["mamba"], "mamba"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_model_that_cannot_carry_a_cache_says_why(tmp_path, kind):
+    sizes, word = UNUSABLE[kind]
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | sizes)).save_pretrained(tmp_path)
+    bytes_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    result = txl("eval", f"hf:{tmp_path}", "--text", tmp_path / "text.txt", "--mem-len", 5)
+    assert word in result.stderr.splitlines()[-1]
+    assert isinstance(result.exception, SystemExit)
 
 
 @pytest.mark.parametrize("options", [("--attn-len", "97"), ("--mem-len", "60", "--seg-len", "40")])

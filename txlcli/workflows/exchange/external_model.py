@@ -21,7 +21,7 @@ from txlcli.config.ranges import PositiveInt
 from txlcli.core.backend import Backend
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader
-from txlcli.errors import ExternalModelError, UsageError
+from txlcli.errors import ExternalModelError, UsageError, reason_of
 
 TRIED = 16
 """Ids that a model is tried on."""
@@ -29,6 +29,8 @@ SHIFT = 512
 """Number of positions by which they are moved, at most."""
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest difference of logits that are called equal, in standard deviations of all, by the dtype of the weights."""
+NO_LIMIT = -1
+"""Number of positions in the configuration of a model that has any, such as XLNet."""
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """Names of the argument for the cache, in this release of Transformers and in others."""
 
@@ -101,11 +103,13 @@ class ExternalModel(LanguageModel):
         title: name in messages.
 
     Attributes:
+        arch: name of its architecture in Transformers.
         counts_positions: True if it derives positions from its cache, which then must not be cut.
+        attends_in_chunks: True if its attention ends at every N-th position, as Llama 4's does; a cut moves them.
         cache_name: name of the argument for its cache; None if it does not take one.
 
     Raises:
-        ExternalModelError: a prediction depends on later tokens, or is not finite.
+        ExternalModelError: it cannot be computed, or a prediction depends on later tokens, or is not finite.
     """
 
     settings: ExternalSettings
@@ -121,10 +125,20 @@ class ExternalModel(LanguageModel):
         cache_names = [name for name in CACHE_NAMES if name in self._accepted]
         self.cache_name = cache_names[0] if cache_names else None
         config: Any = network.config
+        self.arch = config.model_type
         self._text_config = config.get_text_config()
+        self.attends_in_chunks = getattr(self._text_config, "attention_chunk_size", None) is not None
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        self.vocab_size = self.read(token, count=1).shape[-1]
-        self.settings = _examine(self, getattr(self._text_config, "max_position_embeddings", None))
+        try:
+            self.vocab_size = self.read(token, count=1).shape[-1]
+        except Exception as error:  # of the code of any model
+            raise ExternalModelError(
+                f"{title}: Transformers cannot compute the model ({reason_of(error)}); check its config.json"
+            ) from error
+        n_positions = getattr(self._text_config, "max_position_embeddings", None)
+        if n_positions == NO_LIMIT:
+            n_positions = None
+        self.settings = _examine(self, n_positions)
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +190,7 @@ class ExternalModel(LanguageModel):
     def check_lengths(self, seg_len: int, mem_len: int, lane_len: int) -> None:
         """Reject segments of L tokens, a memory of M, or lanes, for which the model has too few positions.
 
-        A text may be longer than these only if the numbers of its positions make no difference.
+        With a memory, the numbers of the positions of a lane must make no difference.
         """
         limit = self.settings.n_positions
         if limit is None or self.settings.recurrent_state:
@@ -188,10 +202,11 @@ class ExternalModel(LanguageModel):
             )
         ids = _tried_ids(self, limit)
         last = lane_len - ids.shape[1]
-        if mem_len and lane_len > limit and not _can_shift(self, ids, last):
+        if mem_len and last > 0 and not _can_shift(self, ids, last):
             raise UsageError(
-                f"{self.title}: its predictions change after {limit:,} positions, and the text has {lane_len:,} in a "
-                "lane; give a larger `batch_size`, which divides it into shorter lanes, or `attn_len`"
+                f"{self.title}: its predictions change along the {lane_len:,} positions of a lane; give a larger "
+                "`batch_size`, which divides the text into shorter lanes, or windows (`attn_len`; of `protocols`, "
+                "all but recurrence)"
             )
 
     def losses(self, hidden: Tensor, targets: Tensor, tail_rows: object = None) -> Tensor:
@@ -250,7 +265,7 @@ def _examine(model: ExternalModel, n_positions: int | None) -> ExternalSettings:
     """Try a model on random ids: whether it is causal, and how its cache can be carried along a text."""
     ids = _tried_ids(model, n_positions)
     _check_causal(model, ids)
-    sizes: dict[str, Any] = {"n_layers": 1, "d_model": 1, "n_positions": n_positions}
+    sizes: dict[str, Any] = {"arch": model.arch, "n_layers": 1, "d_model": 1, "n_positions": n_positions}
     if model.cache_name is None:
         return ExternalSettings(**sizes, obstacle="no cache that txl knows")
     half = ids.shape[1] // 2
@@ -320,6 +335,8 @@ def _find_obstacle(model: ExternalModel, ids: Tensor, n_positions: int | None) -
         return "a cache that cannot be cut"
     if model.counts_positions:
         return "positions that it counts itself"
+    if model.attends_in_chunks:
+        return "attention in chunks of positions"
     shift = SHIFT
     if n_positions is not None:
         shift = min(SHIFT, n_positions - ids.shape[1])
@@ -329,13 +346,17 @@ def _find_obstacle(model: ExternalModel, ids: Tensor, n_positions: int | None) -
 
 
 def _can_shift(model: ExternalModel, ids: Tensor, shift: int) -> bool:
-    """Return True if ids (1, L) have the same logits that many positions later."""
+    """Return True if ids (1, L) have the same logits that many positions later, where angles are rounded more."""
     count = ids.shape[1]
-    shifted = model.read(ids, first=shift, count=count)
-    return _are_equal(shifted, model.read(ids, first=0, count=count))
+    try:
+        shifted = model.read(ids, first=shift, count=count)
+    except (IndexError, RuntimeError):  # its table of positions has no such position
+        return False
+    rounding = shift * torch.finfo(torch.float32).eps
+    return _are_equal(shifted, model.read(ids, first=0, count=count), rounding=rounding)
 
 
-def _are_equal(logits: Tensor, expected: Tensor) -> bool:
+def _are_equal(logits: Tensor, expected: Tensor, *, rounding: float = 0.0) -> bool:
     """Return True if logits differ by no more than they are rounded."""
     difference = float((logits - expected).abs().max())
-    return difference <= TOLERANCES[expected.dtype] * float(expected.std())
+    return difference <= (TOLERANCES[expected.dtype] + rounding) * float(expected.std())
