@@ -309,5 +309,5 @@ def test_a_memory_that_a_model_cannot_use_is_rejected(here):
     train("train.mem_len=0", "eval.mem_len=0", "model.position=learned", "model.n_positions=5", name="learned")
     with pytest.raises(UsageError, match="give `attn_len` instead of `mem_len`"):
         HarnessModel("learned", mem_len=5, device="cpu")
-    with pytest.raises(UsageError, match="has learned 5 positions"):
+    with pytest.raises(UsageError, match="has 5 positions"):
         HarnessModel("learned", attn_len=6, device="cpu")

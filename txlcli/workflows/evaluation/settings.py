@@ -56,7 +56,7 @@ def check_options(opened: OpenModel, options: EvalOptions) -> None:
     longest_window = max(options.windows, default=0)
     if model.longest_window is not None and longest_window > model.longest_window:
         raise UsageError(
-            f"`attn_len` {longest_window}: {subject} has learned {model.longest_window:,} positions, so that no window "
+            f"`attn_len` {longest_window}: {subject} has {model.longest_window:,} positions, so that no window "
             "is longer; use at most that"
         )
     if options.protocols != PROTOCOLS:  # of all, it may lack one
