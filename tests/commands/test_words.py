@@ -44,6 +44,12 @@ def test_the_bits_of_the_words_add_up_to_those_of_the_text(story, name):
     assert ("cats" in known) is (name != "word")
 
 
+def test_every_line_end_is_a_cell(story):
+    story.write_bytes(b"the\rfox\r\r\nowl\n")
+    done("eval", "byte", "--text", story, "--words", "words.tsv")
+    assert [row["word"] for row in rows_of("words.tsv")] == ["the", "\r", "fox", "\r", "\r\n", "owl", "\n"]
+
+
 @pytest.mark.parametrize("name", ["byte", "sentencepiece"])
 def test_windows_give_the_bits_of_their_own_reading(story, name):
     windows = ["--attn-len", "4,9", "--stride", 1]

@@ -12,7 +12,6 @@ word. Nothing is moved across the beginning and the end of the text.
 Axes: W words, T scored tokens, V vocabulary.
 """
 
-import csv
 import itertools
 import math
 import re
@@ -283,15 +282,22 @@ def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
     for row in rows:
         headings.append(f"bits_M{row.mem_len}" if row.attn_len is None else f"bits_N{row.attn_len}")
     with errors_of_writing(path), replacing(path) as draft, Path(draft).open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(headings)
+        file.write("\t".join(headings) + "\n")
         for same_word in zip(*words_by_row, strict=True):
             word = same_word[0]
-            cells = [word.word, word.start, word.end, word.tokens, int(word.unknown)]
+            cells = [_quoted(word.word), str(word.start), str(word.end), str(word.tokens), str(int(word.unknown))]
             if scoring.text.documents:
-                cells.append(word.document)
-            table.writerow(cells + [f"{in_row.bits:.6f}" for in_row in same_word])
+                cells.append(_quoted(word.document))
+            cells += [f"{in_row.bits:.6f}" for in_row in same_word]
+            file.write("\t".join(cells) + "\n")
     scoring.reporter.say(f"the bits of {len(words_by_row[0]):,} words written to {path}")
     all_notes = itertools.chain.from_iterable(part.notes for part in parts)
     for note in dict.fromkeys(all_notes):
         scoring.reporter.say(note)
+
+
+def _quoted(text: str) -> str:
+    """Return a cell, in quotes if it needs them; the csv module of Python 3.11 leaves carriage returns without."""
+    if re.search('["\t\r\n]', text):
+        return '"' + text.replace('"', '""') + '"'
+    return text
