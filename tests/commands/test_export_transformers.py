@@ -11,6 +11,7 @@ from tests.commands.novel import card, done, json_of, refusal, train
 from tests.commands.test_rmt import RMT
 from tests.core.builders import POSITIONS
 from txlcli.core.model.encodings import ENCODINGS
+from txlcli.runs import history, run_directory
 from txlcli.workflows.exchange import transformers_folder
 
 FILES = ["README.md", "config.json", "model.safetensors", "modeling_txl.py", "tokenization_txl.py"]
@@ -37,6 +38,21 @@ def test_ids_without_text_have_no_tokenizer(here):
     done("prepare", "pieces", "--ids", "--vocab-size", 7, "--name", "numbers")
     train("corpus.store=numbers", name="numbers")
     assert json_of("export", "numbers", "out")["files"] == [name for name in FILES if "token" not in name]
+
+
+def test_the_card_has_the_protocol_of_each_result_of_its_weights(here):
+    done("eval", "byte", "--mem-len", 5, "--batch-size", 1)
+    run = run_directory.read_run(Path("runs/byte"))
+    (result,) = history.read(run).evals
+    history.record(run, [result | {"step": 1, "text": "earlier weights"}])
+    done("eval", "byte", "--attn-len", 6, "--stride", 2)
+    done("eval", "byte", "--mem-len", 5, "--dynamic", "--positions", 50, "--batch-size", 1)
+    done("export", "byte", "out")
+    rows = [line.split(" | ")[2] for line in Path("out/README.md").read_text().splitlines() if "| novel test" in line]
+    recurrence = "M = 5, L = 5, same_length = m"
+    part = f"{recurrence}, the first tokens only"
+    assert rows == [recurrence, "windows of 6 tokens, stride 2", part, part.replace("m,", "m, dynamic,")]
+    assert "earlier weights" not in Path("out/README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["modeling_txl.py", "tokenization_txl.py"])

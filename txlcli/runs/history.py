@@ -104,12 +104,15 @@ class History:
         text = results[-1].get("split_sha256")
         return [result for result in results if result.get("split_sha256") == text]
 
+    def is_of_weights(self, result: Record) -> bool:
+        """Return True for an evaluation of the weights that `txl eval` would read now."""
+        return result.get("step") == self.evaluated_step and result.get("weights") == self.run.best_or_last.name
+
     def _counts(self, result: Record) -> bool:
         """Return True for an evaluation of a whole split by the model alone, with the weights to evaluate now."""
         return (
             result.get("whole") is True
-            and result.get("step") == self.evaluated_step
-            and result.get("weights") == self.run.best_or_last.name
+            and self.is_of_weights(result)
             and result.get("method", MODEL_ALONE) == MODEL_ALONE
             and not result.get("may_be_learned")
             and not result.get("documents")  # each read from an empty memory

@@ -1,5 +1,7 @@
 """The model card of an exported run: what it is, its results with their protocol, how to use it."""
 
+from collections.abc import Iterable
+
 from txlcli import __version__
 from txlcli.config import recipe
 from txlcli.paper import metrics
@@ -8,13 +10,12 @@ from txlcli.runs.loading import OpenRun
 from txlcli.runs.log_file import Record
 
 USE = """```python
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "."  # this folder, or its name on a hub
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-tokens = tokenizer("A prompt", return_tensors="pt")
+tokens = tokenizer("a prompt", return_tensors="pt")
 print(tokenizer.decode(model.generate(**tokens, max_new_tokens=100, do_sample=True)[0]))
 ```
 """
@@ -35,6 +36,9 @@ def card_of(opened: OpenRun) -> str:
     evaluation = settings.evaluation_settings()
     past = history.read(run)
     valid = past.in_metric(past.best_valid)
+    reading = "It has no memory: a text is one segment."
+    if evaluation.mem_len:
+        reading = f"It reads segments of {evaluation.seg_len} tokens with a memory of {evaluation.mem_len}."
     use = USE_OF_IDS if opened.vocab.tokenizer == "ids" else USE
     lines = [
         "---",
@@ -47,7 +51,7 @@ def card_of(opened: OpenRun) -> str:
         f"# {run.directory.name}",
         "",
         f"A Transformer-XL language model (Dai et al. 2019) of {run.parameters:,} parameters, trained and exported by "
-        f"txl {__version__}. It reads segments of {evaluation.seg_len} tokens with a memory of {evaluation.mem_len}.",
+        f"txl {__version__}. {reading}",
         "",
         "## Use",
         "",
@@ -65,25 +69,58 @@ def card_of(opened: OpenRun) -> str:
     ]
     if valid is not None:
         lines.append(f"Best validation during training: {metrics.format_measure(valid)} {run.metric}.")
-    lines += ["", *_results(past.evals, run.metric), "", "## Settings", "", "| setting | value |", "| --- | --- |"]
+    lines += [
+        "",
+        *_results(filter(past.is_of_weights, past.evals), run.metric),
+        "",
+        "## Settings",
+        "",
+        "| setting | value |",
+        "| --- | --- |",
+    ]
     for key, value in recipe.changed_keys(settings).items():
         lines.append(f"| `{key}` | `{recipe.format_value(value)}` |")
     lines += ["", "Other settings have txl's defaults.", ""]
     return "\n".join(lines)
 
 
-def _results(evals: tuple[Record, ...], metric: str) -> list[str]:
+def _results(evals: Iterable[Record], metric: str) -> list[str]:
     """Return a table of the results of `txl eval`, with the protocol of each."""
-    if not evals:
-        return ["No evaluation is recorded."]
-    rows = [
-        f"| text | tokens scored | M | L | same_length | temperature | {metric} |",
-        "| --- | ---: | ---: | ---: | --- | ---: | ---: |",
-    ]
+    results = {}
     for line in evals:
         result = metrics.format_measure(line[metric]) if metric in line else "-"
-        protocol = [line.get(key, "-") for key in ("mem_len", "seg_len", "same_length", "temperature")]
-        cells = [line.get("text", "-"), f"{line['tokens']:,}", *protocol, result]
-        escaped = [str(cell).replace("|", "\\|") for cell in cells]
-        rows.append(f"| {' | '.join(escaped)} |")
-    return [*rows, "", "Each row is a pass of `txl eval` over the text; M is the memory and L the segment, in tokens."]
+        results[line.get("text", "-"), f"{line['tokens']:,}", _protocol(line)] = result  # the newest of equal ones
+    if not results:
+        return ["No evaluation of these weights is recorded."]
+    table = [f"| text | tokens scored | protocol | {metric} |", "| --- | ---: | --- | ---: |"]
+    for protocol, result in results.items():
+        escaped = [cell.replace("|", "\\|") for cell in (*protocol, result)]
+        table.append(f"| {' | '.join(escaped)} |")
+    explained = (
+        "Each row is a pass of `txl eval` over the text; M is the memory and L the segment, in tokens. A window "
+        "predicts as many tokens as its stride."
+    )
+    return [*table, "", explained]
+
+
+def _protocol(line: Record) -> str:
+    """Return how a text was read for a recorded result."""
+    if line.get("stride"):
+        parts = [f"windows of {line['attn_len']} tokens, stride {line['stride']}"]
+    else:
+        parts = [f"M = {line.get('mem_len')}, L = {line.get('seg_len')}, same_length = {line.get('same_length')}"]
+        if line.get("documents"):
+            parts.append("each document from an empty memory")
+        elif line.get("lanes", 1) > 1:
+            parts.append(f"{line['lanes']} lanes")
+    if line.get("method", history.MODEL_ALONE) != history.MODEL_ALONE:
+        parts.append(line["method"])
+    if "temperature" in line:
+        parts.append(f"temperature {line['temperature']:g}")
+    if not line.get("whole", True):
+        parts.append("the first tokens only")
+    if line.get("in_sample"):
+        parts.append("in-sample: settings were chosen on this text")
+    if line.get("may_be_learned"):
+        parts.append("the text may be training data")
+    return ", ".join(parts)
