@@ -15,7 +15,7 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
 pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
 
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Trainer, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import txlcli
@@ -111,6 +111,14 @@ def test_half_precision_is_near(tmp_path):
     theirs = opened(tmp_path, small_model(std=0.1), evaluation_of(M))
     exact = in_calls(theirs, tokens, [T])
     assert_close(in_calls(theirs.bfloat16(), tokens, [T]), exact, atol=0.1)
+
+
+def test_a_cache_that_keeps_all_keys_changes_nothing(tmp_path):
+    tokens = draw_tokens(B, T)
+    theirs = opened(tmp_path, small_model(), evaluation_of(M))
+    cache = DynamicCache()
+    parts = [theirs(part, **{CACHE: cache}).logits for part in tokens.split(4, dim=1)]
+    assert_close(torch.cat(parts, dim=1), theirs(tokens).logits)
 
 
 def test_greedy_text_does_not_depend_on_the_cache_and_beams_work(tmp_path):

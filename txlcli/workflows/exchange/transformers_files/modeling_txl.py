@@ -1,8 +1,9 @@
 """Transformer-XL (Dai et al. 2019) for Hugging Face Transformers, as `txl export` wrote it.
 
 A text is read in segments of L tokens. A token attends to the tokens of its segment up to itself, and to the M tokens
-before the segment, whose keys and values a cache keeps: the memory of section 3.2. It does not matter how a text is
-divided into calls. Without memory (M = 0) a text is one segment.
+before the segment, whose keys and values a cache keeps: the memory of section 3.2. With a `key_limit`, it attends to
+the last so many of these. It does not matter how a text is divided into calls. Without memory (M = 0) a text is one
+segment.
 
 Axes: B batch, T tokens of a call, K keys, H heads, D head width, d model width, n distances, V vocabulary.
 """
@@ -278,7 +279,7 @@ class Attention(nn.Module):
         key = encoding.rotate(self.project(self.w_k_content, self.k_norm, hidden), context.position)
         value = self.project(self.w_v, nn.Identity(), hidden)
         if cache is not None:
-            key, value = cache.update(key, value, self.number)
+            key, value = (heads[:, :, -context.n_keys :] for heads in cache.update(key, value, self.number))
         if zeros is not None:
             first = encoding.rotate(self.project(self.w_k_content, self.k_norm, zeros), context.zeros_position)
             key = torch.cat([first, key], dim=2)
@@ -308,6 +309,7 @@ class Context:
         if config.mem_len:
             self.place = position % config.segment_len
             first = position - self.place - config.mem_len
+        self.n_keys = key_position.shape[1]  # of tokens; a cache may keep more
         self.zeros_position = None
         if config.memory_start == "zeros" and config.mem_len:
             memory = torch.arange(-config.mem_len, 0, device=position.device).expand(len(position), -1)
@@ -499,6 +501,9 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_input_embeddings(self):
         return self.embedding
+
+    def resize_token_embeddings(self, *arguments, **options):
+        raise NotImplementedError("the vocabulary is fixed: embedding and softmax are divided into bands of ids")
 
     def forward(
         self,
