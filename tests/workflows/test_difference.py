@@ -15,6 +15,13 @@ def test_the_interval_of_independent_differences_is_that_of_the_normal_distribut
     assert high == pytest.approx(differences.mean() + half, abs=0.15 * half)
 
 
+def test_the_interval_of_few_blocks_is_that_of_students_distribution():
+    blocks = np.random.default_rng(11).normal(0.25, 2.0, 20)
+    low, high = mean_interval(np.repeat(blocks, 100))
+    half = 2.093 * blocks.std(ddof=1) / np.sqrt(20)  # the quantile 0.975 for 19 degrees of freedom
+    assert high - low == pytest.approx(2 * half, rel=0.03)
+
+
 def test_neighbouring_tokens_that_agree_widen_the_interval():
     pieces = np.random.default_rng(5).normal(0.0, 1.0, 997)
     low, high = mean_interval(np.repeat(pieces, 50))
