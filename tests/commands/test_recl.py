@@ -9,7 +9,7 @@ import h5py
 import pytest
 
 from tests.cards import read_card
-from tests.commands.novel import HERE, change_weights, done, json_of, refusal, train
+from tests.commands.novel import HERE, cells, change_weights, done, json_of, refusal, train
 from tests.commands.test_recurrent import recipe_of
 from tests.report.test_plots import marks_in
 from txlcli.system.plain_json import as_json
@@ -75,6 +75,15 @@ def test_another_seed_scores_other_positions(here):
     other = json_of("recl", "byte", *SMALL, "--seed", 5)
     assert (result["seed"], other["seed"]) == (1111, 5)
     assert other["models"][0]["loss_nats"] != result["models"][0]["loss_nats"]
+
+
+@pytest.mark.parametrize(("threshold", "marked"), [(0.9999, "<= 3"), (1e-9, ">= 7")])
+def test_a_recl_that_is_only_a_bound_is_marked(here, threshold, marked):
+    grid = ["--start", 3, "--step", 4, "--longest", 7, "--positions", 40]
+    result = done("recl", "byte", *grid, "--threshold", threshold)
+    (row,) = (row for row in cells(result) if row[0] == "byte")
+    assert row[2:] == [marked] * 3
+    assert f"{marked[:2]}: " in result.stdout
 
 
 def test_a_batch_of_one_gives_the_same_losses_and_the_figures_have_a_curve_per_model(group):

@@ -48,10 +48,7 @@ def show(result: "ReclResult") -> None:
     for name, model in result.models_by_name.items():
         cells = [name, f"{model.parameters:,}"]
         for point in model.recl:
-            recl_tokens = f"{point.recl_tokens:,}"
-            if point.grid_ended:
-                recl_tokens = f">= {recl_tokens}"
-            cells.append(recl_tokens)
+            cells.append(f"{point.bound}{point.recl_tokens:,}")
         lines.append(cells)
     title = f"RECL on {result.text}, {result.positions:,} positions"
     columns = ("model", "parameters", *(f"r = {point.top_r:g}" for point in result.models[0].recl))
@@ -63,17 +60,15 @@ def _notes(result: "ReclResult") -> list[str]:
         f"RECL: context length in tokens beyond which {result.step_tokens:,} more improve perplexity by less than "
         f"{100 * result.threshold:g} %."
     ]
-    if any(_grid_ended(model) for model in result.models):
-        notes.append(">=: every step improved perplexity; give a larger --longest.")
+    bounds = {point.bound for model in result.models for point in model.recl}
+    if ">= " in bounds:
+        notes.append(">=: every step improved perplexity by more; give a larger --longest.")
+    if "<= " in bounds:
+        notes.append("<=: the first step already improved it by less; a smaller --start may give a shorter one.")
     notes.append("r: share of the positions, the hardest for the best model of the group (Appendix C).")
     for name, model in result.models_by_name.items():
         notes.append(f"{name}: {_describe_context(model)}; {model.precision}")
     return notes
-
-
-def _grid_ended(model: "ReclModel") -> bool:
-    """True if the longest context still improved one of the perplexities."""
-    return any(point.grid_ended for point in model.recl)
 
 
 def _describe_context(model: "ReclModel") -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from txlcli.core.measures.recl import Recl
+from txlcli.core.measures.recl import Recl, gain
 from txlcli.paper import published
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.reproduction import items, scales
@@ -157,12 +157,12 @@ def test_the_best_is_never_worse_than_the_training_settings():
 
 
 def point(tokens, *, ended=False):
-    return Recl(top_r=0.1, recl_tokens=tokens, grid_ended=ended, gains=())
+    return Recl(top_r=0.1, recl_tokens=tokens, grid_ended=ended, gains=(gain((16, 32), 3.0, 2.9),))
 
 
 def test_recl_is_compared_within_a_group():
     measured = dict.fromkeys(PAPER_ROWS, point(32)) | {"words-xl": point(64, ended=True)}
-    claims = compare_groups(measured, 16)
+    claims = compare_groups(measured)
     assert [claim.held for claim in claims] == [True, True, False, False, False]  # 32 is no further than 32
     assert claims[0].text == "Transformer-XL 151M uses more context than QRNN (r = 0.1)"
     assert claims[0].detail == "here >= 64 and 32 tokens"
@@ -170,7 +170,7 @@ def test_recl_is_compared_within_a_group():
 
 @pytest.mark.parametrize(("both", "bound"), [(point(16), "<= 16"), (point(64, ended=True), ">= 64")])
 def test_two_equal_bounds_are_undecided(both, bound):
-    claims = compare_groups(dict.fromkeys(PAPER_ROWS, both), 16)
+    claims = compare_groups(dict.fromkeys(PAPER_ROWS, both))
     assert {claim.held for claim in claims} == {None}
     assert claims[0].detail == f"here {bound} and {bound} tokens"
     assert claims[0].verdict == "undecided"

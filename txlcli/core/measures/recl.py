@@ -88,6 +88,13 @@ class Recl:
     """True if every step gained, so that the RECL is at least this length."""
     gains: tuple[Gain, ...]
 
+    @property
+    def bound(self) -> str:
+        """Mark of a RECL that is only a bound: ">= " if every step gained, "<= " if not even the first one did."""
+        if self.grid_ended:
+            return ">= "
+        return "<= " if self.recl_tokens == self.gains[0].from_tokens else ""
+
 
 def hardest_positions(baseline: Losses, top_r: float) -> NDArray[np.intp]:
     """Return the set T = top-r positions t with largest b(c, t), ascending, at least one; of equal ones the earlier."""

@@ -25,7 +25,6 @@ MODEL_GROUPS = [_group(1), _group(2)]
 
 def table8(runner: Runner, item: str) -> ReportSection:
     """Measure the RECL of both groups."""
-    start = runner.scale.recl_start
     models: dict[str, ReclModel] = {}
     parameters = []  # The paper's models have equal numbers of parameters only within each group.
     for group in MODEL_GROUPS:
@@ -34,7 +33,7 @@ def table8(runner: Runner, item: str) -> ReportSection:
         parameters.append(", ".join(f"{part} {model.parameters:,}" for part, model in measured.items()))
     rows = []
     for part, row in PAPER_ROWS.items():
-        ours = [_format_recl(point, start) for point in models[part].recl]
+        ours = [f"{point.bound}{point.recl_tokens}" for point in models[part].recl]
         rows.append([row.model, *ours, *map(str, row.recl)])
     shares = [f"r = {share}" for share in ReclOptions().top_r]
     columns = ["model", *shares, *(f"paper: {share}" for share in shares)]
@@ -42,7 +41,7 @@ def table8(runner: Runner, item: str) -> ReportSection:
     return ReportSection(
         notes=[_recl_note(runner), f"Parameters: {'; '.join(parameters)}."],
         grids=[Grid(columns, rows, caption)],
-        claims=compare_groups({part: model.recl[0] for part, model in models.items()}, start),
+        claims=compare_groups({part: model.recl[0] for part, model in models.items()}),
         data={part: model.to_json()["recl"] for part, model in models.items()},
     )
 
@@ -79,27 +78,18 @@ def _measure_group(runner: Runner, group: list[str], **plotting: Any) -> ReclRes
     return runner.recl_results[key]
 
 
-def _format_recl(point: Recl, start: int) -> str:
-    """Format a RECL; mark one that is only a bound."""
-    if point.grid_ended:
-        return f">= {point.recl_tokens}"
-    if point.recl_tokens == start:
-        return f"<= {start}"
-    return str(point.recl_tokens)
-
-
-def compare_groups(measured: Mapping[str, Recl], start: int) -> list[Claim]:
+def compare_groups(measured: Mapping[str, Recl]) -> list[Claim]:
     """Compare Transformer-XL with each other model of its group, on the hardest tenth of the positions."""
     claims = []
     for transformer_xl, *others in MODEL_GROUPS:
         for other in others:
-            claims.append(_compare(transformer_xl, other, measured, start))
+            claims.append(_compare(transformer_xl, other, measured))
     return claims
 
 
-def _compare(first: str, other: str, measured: Mapping[str, Recl], start: int) -> Claim:
-    first_length = _format_recl(measured[first], start)
-    other_length = _format_recl(measured[other], start)
+def _compare(first: str, other: str, measured: Mapping[str, Recl]) -> Claim:
+    first_length = f"{measured[first].bound}{measured[first].recl_tokens}"
+    other_length = f"{measured[other].bound}{measured[other].recl_tokens}"
     held: bool | None = measured[first].recl_tokens > measured[other].recl_tokens
     if first_length == other_length and not first_length.isdigit():
         held = None  # the same bound of both
