@@ -69,7 +69,7 @@ def test_a_row_shows_recipe_store_parameters_steps_and_best_validation(here):
         **{"parameters": card("runs/byte")["parameters"], "state": "finished", "max_steps": 7, "best_valid_step": 7},
         **{"best_valid": pytest.approx(min(losses) / LN2), "last_valid": pytest.approx(losses[-1] / LN2)},
         **{"last_train": pytest.approx(train[-1]["loss_nats"] / LN2), "changes": [], "origin": None},
-        **dict.fromkeys(("valid_tokens", "test", "test_mem_len", "test_readings", "bits_per_byte", "missing_reports")),
+        **dict.fromkeys(("valid_tokens", "test", *TEST_RESULT, "missing_reports")),
     }
     lowest = min(line["loss_nats"] for line in reports("runs/word") if line["kind"] == "valid")
     assert (listed()["word"]["metric"], listed()["word"]["best_valid"]) == ("ppl", pytest.approx(math.exp(lowest)))
@@ -122,6 +122,9 @@ def test_no_result_is_added_to_the_results_of_another_run(here):
 @pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"]])
 def test_an_option_before_the_command_is_rejected(here, option):
     assert f"{option[0]} must come last" in refusal("runs", *option, "compare", "byte", "char")
+
+
+TEST_RESULT = ("test_mem_len", "test_setting", "test_readings", "bits_per_byte")
 
 
 def recorded(name):
@@ -205,6 +208,12 @@ def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
     assert group["runs"] == names
     assert group["losses"] == {"valid": [pytest.approx(statistics.mean(valid)), pytest.approx(statistics.stdev(valid))]}
     assert "mean +- deviation: valid " in done("runs", "compare", *names).stdout
+    for name, mem_len in zip(names, (0, 5, 5), strict=True):
+        done("eval", name, "--mem-len", mem_len)
+    compared = done("runs", "compare", *names)
+    (row,) = (row for row in cells(compared) if row[0] == "with")
+    assert row[1:] == ["M = 0", "M = 5", "M = 5"]
+    assert "test has different settings: (M = 0), (M = 5)." in compared.stdout
     assert "many-seed7 exists" in refusal("train", "tiny.toml", "--seeds", 2, "--name", "many", "--seed", 7, code=1)
     assert not Path("runs/many-seed8").exists()
     assert "--seeds" in refusal("train", "tiny.toml", "--seeds", 2, "--dry-run")

@@ -149,6 +149,20 @@ def test_the_test_result_is_that_of_the_settings_chosen_on_valid(run, name):
     assert (result["loss_nats"], count) == expected
 
 
+@pytest.mark.parametrize(
+    ("result", "setting"),
+    [
+        (memory(1.5, 64), "M = 64"),
+        (memory(1.5, 64, temperature=1.0625, in_sample=True), "M = 64, temperature 1.0625, in-sample"),
+        (window(1.5, 400, 400), "N = 400"),
+        (window(1.5, 400, 400) | {"stride": 7}, "N = 400, S = 7"),
+        (evaluated(1.5, mem_len=0, attn_len_max=None), "recurrent state"),
+    ],
+)
+def test_a_test_result_has_its_setting(run, result, setting):
+    assert history.summarize(read(run, evals=[result])).test_setting == setting
+
+
 def test_results_on_an_earlier_version_of_the_split_do_not_count(run):
     evals = [
         evaluated(1.0, mem_len=64, split_sha256="first"),

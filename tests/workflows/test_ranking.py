@@ -83,6 +83,16 @@ def test_an_evaluation_of_valid_takes_precedence_over_a_validation_in_training()
     assert ranked.notes[2] == "> test: none yet; txl eval runs/mine --split test"
 
 
+def test_the_source_of_a_result_has_its_setting():
+    evals = [
+        scored_row(73_760, split="valid", mem_len=70, temperature=1.125, in_sample=True),
+        scored_row(82_430, attn_len=90, stride=9, attn_len_max=90),
+    ]
+    valid, test = rank(history("ptb", evals=evals)).notes[1:3]
+    assert valid == "> valid: txl eval, M = 70, temperature 1.125, in-sample, attention length 640, step 1,500"
+    assert test == "> test: txl eval, N = 90, S = 9, attention length 90, step 1,500"
+
+
 @pytest.mark.parametrize("tokens", [73_759, 1000, 73_761])
 def test_part_of_a_split_is_not_compared(tokens):
     ranked = rank(history("ptb", reports=[valid_report(tokens)]))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from txlcli.workflows.difference import LossDifference
 
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
-LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
+LIST_NOTE = "valid: best in training; test: chosen on valid, else the best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
 BITS_PER_BYTE = "test bits/byte"
 """Row of a comparison that is of use only between different units."""
@@ -237,6 +237,8 @@ def _compared_cells(run: RunSummary) -> dict[str, str]:
         "last valid": with_metric(run, run.last_valid),
         "last train": with_metric(run, run.last_train),
         "test": with_metric(run, run.test),
+        "  with": run.test_setting or "-",
+        "  best of": str(run.test_readings) if (run.test_readings or 1) > 1 else "-",
         BITS_PER_BYTE: bits_per_byte,
         "tokens/s": console.cell(run.tokens_per_s, ",.0f"),
         "settings changed": ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
@@ -248,6 +250,8 @@ def _describe_seeds(group: SeedGroup) -> str:
     spread = []
     for split, (mean, deviation) in group.losses.items():
         spread.append(f"{split} {metrics.format_measure(mean)} +- {metrics.format_measure(deviation)}")
+    if "test" in group.losses and len(group.test_settings) > 1:
+        spread.append(f"test has different settings: {', '.join(f'({name})' for name in group.test_settings)}")
     return f"{len(group.runs)} seeds ({', '.join(group.runs)}), mean +- deviation: {'; '.join(spread)}."
 
 

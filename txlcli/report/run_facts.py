@@ -25,8 +25,8 @@ def describe(entry: RunSummary) -> list[list[str]]:
     if entry.valid_tokens:
         valid += f", on {entry.valid_tokens:,} tokens"
     test = with_metric(entry, entry.test)
-    if entry.test_mem_len is not None:
-        test += f" with M = {entry.test_mem_len}"
+    if entry.test_setting is not None:
+        test += f" with {entry.test_setting}"
     if entry.test_readings is not None and entry.test_readings > 1:
         test += f", the best of {entry.test_readings} (valid was not evaluated)"
     rows = [

@@ -123,14 +123,8 @@ def _evaluations(past: History) -> ReportSection:
 
 
 def _setting(row: Record) -> str:
-    """Return the protocol or the method of an evaluation, if it had one, and its length."""
-    if row["attn_len_max"] is None:
-        length = "state"
-    elif row.get("attn_len"):
-        length = f"N = {row['attn_len']}"
-    else:
-        length = f"M = {row['mem_len']}"
-    parts = (row.get("protocol"), row.get("method"), length)
+    """Return the protocol or the method of an evaluation, if it had one, and its setting."""
+    parts = (row.get("protocol"), row.get("method"), history.describe_setting(row))
     return ", ".join(part for part in parts if part)
 
 

@@ -175,6 +175,24 @@ def _settings(result: Record) -> tuple[object, ...]:
     return tuple(map(result.get, SETTINGS))
 
 
+def describe_setting(result: Record) -> str:
+    """Return the memory or the windows of an evaluation, and what else changes its loss: "M = 64, temperature 1.05"."""
+    if result.get("attn_len"):
+        described = f"N = {result['attn_len']}"
+        if result.get("stride", 1) != 1:
+            described += f", S = {result['stride']}"
+    elif result.get("attn_len_max", 0) is None:
+        described = "recurrent state"
+    else:
+        described = f"M = {result.get('mem_len')}"
+    temperature = result.get("temperature", 1)
+    if temperature != 1:
+        described += f", temperature {temperature:g}"
+    if result.get("in_sample"):
+        described += ", in-sample"
+    return described
+
+
 def lowest(reports: Iterable[Record]) -> Record | None:
     """Return the report with the lowest loss; None without reports."""
     return min(reports, key=lambda report: report["loss_nats"], default=None)
@@ -251,6 +269,8 @@ class RunSummary:
     tokens_per_s: float | None = None
     test: float | None = None
     test_mem_len: int | None = None
+    test_setting: str | None = None
+    """Setting of the test result, as "M = 64" or "N = 256, S = 8"."""
     test_readings: int | None = None
     """Number of test results that `test` is the best of."""
     bits_per_byte: float | None = None
@@ -269,6 +289,8 @@ class SeedGroup:
     runs: tuple[str, ...]
     losses: dict[str, tuple[float, float]]
     """Mean and standard deviation (n - 1) of the best valid and the test loss, in the metric of the runs."""
+    test_settings: tuple[str, ...]
+    """Different settings of the test results, see `RunSummary.test_setting`; losses with one can be averaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,6 +353,7 @@ def summarize(past: History) -> RunSummary:
         tokens_per_s=past.tokens_per_s,
         test=past.in_metric(quoted),
         test_mem_len=test.get("mem_len"),
+        test_setting=describe_setting(quoted) if quoted else None,
         test_readings=trials or None,
         bits_per_byte=test.get("bits_per_byte"),
         origin=run.origin,
@@ -376,4 +399,5 @@ def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterat
             if len(known) == len(group):
                 losses[split] = (statistics.mean(known), statistics.stdev(known))
         if losses:
-            yield SeedGroup(runs=tuple(run.name for run in group), losses=losses)
+            settings_of_test = dict.fromkeys(run.test_setting for run in group if run.test_setting)
+            yield SeedGroup(runs=tuple(run.name for run in group), losses=losses, test_settings=tuple(settings_of_test))

@@ -6,7 +6,7 @@ from txlcli.corpora.corpus import Corpus
 from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
 from txlcli.paper.published import CONTEMPORARY, FINETUNED, OtherResult, Result, SystemResult, Table
-from txlcli.runs.history import History, Record, lowest
+from txlcli.runs.history import History, Record, describe_setting, lowest
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reproduction.section import Grid, ReportSection
@@ -99,7 +99,7 @@ def _ranked(rows: Sequence[Ranked], run: Run, results: Results) -> list[list[str
         cells = [f"> {run.directory}", _short(run.parameters)]
         for split in SPLITS:
             cells.append(f"{results[split][0]:.2f}" if split in results else "-")
-        cells += ["-"] * (len(rows[0][1]) - len(cells))
+        cells += ["noted above", "-"][: len(rows[0][1]) - len(cells)]  # protocol and source
         best, _ = results.get("test") or results["valid"]
         ranked.append((best, cells))
     return [cells for _, cells in sorted(ranked)]
@@ -153,7 +153,9 @@ def _candidates(history: History) -> Iterator[tuple[str, Record, str]]:
     for split, (row, remark) in evaluations.items():
         if row is not None:
             attn_len = row.get("attn_len_max")
-            context = f"attention length {attn_len:,}" if attn_len else "recurrent state"
+            context = describe_setting(row)
+            if attn_len:
+                context += f", attention length {attn_len:,}"
             yield split, row, f"txl eval, {context}, step {row.get('step', 0):,}{remark}"
     if history.best_valid is not None:
         yield "valid", history.best_valid, f"validation during training, step {history.best_valid['step']:,}"
