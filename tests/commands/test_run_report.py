@@ -47,6 +47,7 @@ def test_a_report_says_what_a_run_lacks_and_replaces_no_file_of_the_user(here):
     Path("lstm.toml").write_text(recipe_of("lstm"))
     done("train", "lstm.toml")
     done("eval", "lstm")
+    done("eval", "lstm", "--temperature", 1.25)
     Path("runs/lstm/report").mkdir()
     Path("runs/lstm/report/notes.txt").touch()
     assert "runs/lstm/report has files" in refusal("runs", "report", "lstm", code=1)
@@ -55,7 +56,8 @@ def test_a_report_says_what_a_run_lacks_and_replaces_no_file_of_the_user(here):
     markdown = Path("runs/lstm/report/report.md").read_text(encoding="utf-8")
     assert 'runs/lstm has no attention to single tokens (arch = "lstm")' in markdown
     assert "no token store at none/novel.h5" in markdown
-    assert "| novel test | state | " in markdown
+    assert "| novel test | recurrent state | " in markdown
+    assert "| novel test | recurrent state, temperature 1.25 | " in markdown
     assert "![Losses of training and validation by step.](curves.png)" in markdown
 
 
