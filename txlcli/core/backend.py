@@ -73,7 +73,8 @@ class ScoreTerms:
             return self
         key = self.position_key
         if key is not None:
-            key = key[:, max(0, key.shape[1] - count) :]
+            rows = min(key.shape[1], self.reach)  # the others are zeros
+            key = key[:, max(0, rows - count) : rows]
         bias = self.distance_bias
         if bias is not None:
             bias = bias[:, bias.shape[1] - count :]

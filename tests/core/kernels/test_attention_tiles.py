@@ -130,6 +130,12 @@ def test_bf16_reads_keys_with_gaps_between_heads(dropout, tiling):
     torch.testing.assert_close(*outs, rtol=0, atol=0)
 
 
+def test_the_nearest_distances_are_found_before_rows_of_zeros():
+    keys = torch.arange(1.0, 8.0).expand(2, 7)[..., None]  # (H, n, 1)
+    padded = torch.cat([keys, torch.zeros(2, 3, 1)], dim=1)
+    assert torch.equal(ScoreTerms(7, padded).nearest(4).position_key, keys[:, 3:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize(("reach", "max_distance"), [(M + L, 0), (M + L, 3), (M + L, M), (9, 3), (9, 4), (9, 20)])
