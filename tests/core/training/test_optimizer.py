@@ -298,6 +298,7 @@ def test_the_rate_of_a_group_is_its_factor_of_the_scheduled_rate(tmp_path, sign_
 FAULTY = {
     "it has no group for weight, bias": lambda _: SignDescent([parameter_group("none", [torch.zeros(1)])]),
     "it has no group for bias": lambda model: SignDescent([parameter_group("weight", [model.weight])]),
+    "a group without lr_factor": lambda model: SignDescent(model.parameters()),
     "Muon only supports 2D parameters": lambda model: torch.optim.Muon([parameter_group("all", model.parameters())]),
 }
 

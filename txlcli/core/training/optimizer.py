@@ -94,6 +94,8 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
         missing = [name for name, parameter in model.named_parameters() if parameter not in grouped]
         if missing:
             raise ValueError(f"it has no group for {shortened(', '.join(missing))}")
+        if any("lr_factor" not in group for group in optimizer.param_groups):
+            raise ValueError("it has a group without lr_factor, since parameter_group has not made it")
     except ValueError as error:
         raise RecipeError(
             f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason_of(error)}; use another, such '
