@@ -14,6 +14,7 @@ from txlcli.core.architectures.operations import LayerProducts
 from txlcli.core.kernels.device import check_free_memory
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.errors import UsageError
 
 ReaderName = Literal["states", "keys"]
 READER_NAMES = get_args(ReaderName)
@@ -118,7 +119,22 @@ def parameter_shapes(settings: ModelSettings, vocab_size: int | None = None) -> 
     """
     with torch.device("meta"):
         model = make_model(settings, vocab_size or max(settings.cutoffs, default=0) + 1)
+    _check_constants(model)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def _check_constants(model: LanguageModel) -> None:
+    """Check that a model without data has its constants, since a checkpoint has its parameters alone."""
+    lost = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
+    for path, module in model.named_modules():
+        for name, value in (*vars(module).items(), *module.named_buffers(recurse=False)):
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                lost.append(f"{path}.{name}")
+    if lost:
+        raise UsageError(
+            f'the tensor "{lost[0]}" of the model "{model.settings.arch}" is not a parameter, and would not be saved; '
+            'compute it where it is used, or make it with device="cpu" and register_buffer(..., persistent=False)'
+        )
 
 
 def count_parameters(settings: ModelSettings, vocab_size: int) -> int:
