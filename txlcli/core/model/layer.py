@@ -146,9 +146,6 @@ class Layer(nn.Module):
         )
         self.attention_norm = make_norm(settings)
         self.feed_forward = make_feed_forward(settings)
-        declares = isinstance(self.feed_forward, FeedForward)  # a registered sublayer may be any module
-        self.overwrites_feed_forward = declares and self.feed_forward.output_may_be_overwritten
-        self.reads_padded_rows = declares and self.feed_forward.reads_padded_rows
         self.ff_norm = make_norm(settings)
         gated = settings.gating == "gru"
         self.attention_gate = GruGate(settings) if gated else None
@@ -157,6 +154,18 @@ class Layer(nn.Module):
         """Of the output of attention."""
         self.feed_forward_dropout = Dropout.of(settings, "feed_forward_dropout")
         self.projection_dropout = Dropout.of(settings, "projection_dropout")
+
+    @property
+    def overwrites_feed_forward(self) -> bool:
+        """True if the residual may be added to the output of the feed-forward sublayer in place."""
+        sublayer = self.feed_forward  # a registered one may be any module
+        return isinstance(sublayer, FeedForward) and sublayer.output_may_be_overwritten
+
+    @property
+    def reads_padded_rows(self) -> bool:
+        """True if rows of the input of the feed-forward sublayer may end in zeros."""
+        sublayer = self.feed_forward
+        return isinstance(sublayer, FeedForward) and sublayer.reads_padded_rows
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
