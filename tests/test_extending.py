@@ -90,7 +90,10 @@ def changes_of(heading):
     return changes
 
 
-@pytest.mark.parametrize("heading", ["Add a rule of memory", "Add a feed-forward sublayer", "Add an encoding"])
+CHECKED = ["Add a rule of memory", "Add a feed-forward sublayer", "Add an encoding", "Change the layers"]
+
+
+@pytest.mark.parametrize("heading", CHECKED)
 def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_recipe(heading, own, capsys):
     (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
     done(*PREPARE)

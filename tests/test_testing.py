@@ -22,6 +22,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODING_TRAITS, EncodingTraits
 from txlcli.core.architectures.operations import MatrixProducts
 from txlcli.core.architectures.registry import count_parameters, make_model
+from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, SinusoidEncoding
@@ -179,9 +180,50 @@ class ForgetsParts(EverySecondState):
         return *self(tokens, memory, mem_len=mem_len, **limits), []
 
 
+class DropsAsManyAsItReads(TransformerXL):
+    """A memory of at least the whole segment, even if M is shorter."""
+
+    def remember(self, pasts, outputs, goal):
+        """Drop the oldest positions of the memory only."""
+        memory = []
+        for past, output in zip(pasts, outputs, strict=True):
+            states = torch.cat([past.positions, output.kept], dim=1)
+            dropped = min(max(0, states.shape[1] - goal.mem_len), past.positions.shape[1])
+            memory.append(states[:, dropped:] if goal.mem_len else states[:, :0])
+        return memory
+
+
+class RemembersEight(TransformerXL):
+    """A memory of at most eight positions, for every M."""
+
+    def remember(self, pasts, outputs, goal):
+        """Keep up to eight positions."""
+        pairs = zip(pasts, outputs, strict=True)
+        return [update_memory(past.positions, output.kept, mem_len=min(8, goal.mem_len)) for past, output in pairs]
+
+
+class HalvesInEvaluation(EverySecondState):
+    """A model that halves its last hidden states in `forward` alone: `objective` does not call `final_hidden`."""
+
+    def final_hidden(self, hidden):
+        return super().final_hidden(hidden) / 2
+
+
+class DropsTokens(TransformerXL):
+    """A model that replaces tokens of its caller."""
+
+    def embed(self, tokens, positions):
+        tokens[tokens == 3] = 0
+        return super().embed(tokens, positions)
+
+
 BROKEN = [  # model, settings, a telling word of the error
     (DividesByWidth, TransformerSettings, "reads_padded_rows"),
-    (OddPositions, EverySecondSettings, "in segments of 1 fills the memory"),
+    (OddPositions, EverySecondSettings, "in segments of 1 fills a memory"),
+    (DropsAsManyAsItReads, TransformerSettings, "with M = 2"),
+    (RemembersEight, TransformerSettings, "fills a memory of M = 24"),
+    (HalvesInEvaluation, EverySecondSettings, "the loss and the memory of evaluation"),
+    (DropsTokens, TransformerSettings, "changes neither its tokens"),
     (CountsCalls, EverySecondSettings, "state of its own"),
     (EverySecondState, TransformerSettings, "keys_are_tokens"),
     (KeepsPadding, EverySecondSettings, "memory_skips_padding"),
@@ -238,10 +280,18 @@ def test_the_reader_of_keys_is_refused_for_another_memory():
         every_second(model=EverySecondState, reader="keys").__enter__()
 
 
-def test_a_wrong_count_of_operations_breaks_the_contract():
+class SevenKeys(TransformerProducts):
+    """A count for one length of memory."""
+
+    def _layer(self, keys, max_distance=None):
+        return super()._layer(7, max_distance)
+
+
+@pytest.mark.parametrize("products", [MatrixProducts, SevenKeys])
+def test_a_wrong_count_of_operations_breaks_the_contract(products):
     settings = {"settings": TransformerSettings, "model": TransformerXL, "reader": "keys"}
     with (
-        registered_architecture("miscounted", products=MatrixProducts, **settings),
+        registered_architecture("miscounted", products=products, **settings),
         pytest.raises(ContractError, match="count of operations"),
     ):
         check_architecture("miscounted")
@@ -292,7 +342,49 @@ def test_an_encoding_that_is_not_as_it_declares_breaks_the_contract(encoding, wo
         check_encoding("own")
 
 
-@pytest.mark.parametrize(("cls", "declared"), [(SinusoidEncoding, False), (Encoding, True)])
+def test_a_bias_that_is_not_a_declared_term_breaks_the_contract():
+    traits = EncodingTraits(limits_distance=True, score_terms=("a", "b"))
+    with registered_encoding("own", SlopesEncoding, traits), pytest.raises(ContractError, match=r"\(b\) is declared"):
+        check_encoding("own")
+
+
+class FixedSlopes(Encoding):
+    """A bias with slopes that are not trained."""
+
+    device = None
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        slopes = torch.arange(1.0, settings.n_heads + 1, device=self.device)
+        self.register_buffer("slopes", slopes, persistent=self.device is None)
+
+    def score_terms(self, reach, *, max_distance, like):
+        distances = torch.arange(reach - 1, -1, -1, device=like.device)
+        return [ScoreTerms(reach, distance_bias=-self.slopes.to(like)[:, None] * distances)] * self.settings.n_layers
+
+
+class SlopesOnHost(FixedSlopes):
+    """Slopes that a model without data has."""
+
+    device = "cpu"
+
+
+def test_a_constant_must_be_there_before_weights_are_loaded():
+    traits = EncodingTraits(score_terms=("a", "d"))
+    with registered_encoding("lost", FixedSlopes, traits), pytest.raises(UsageError, match=r"encoding\.slopes"):
+        check_encoding("lost")
+    with registered_encoding("kept", SlopesOnHost, traits):
+        check_encoding("kept")
+
+
+class UpperPositions(Encoding):
+    """Positions that the first layer does not read."""
+
+    def add_to_layer_input(self, hidden, layer, positions):
+        return hidden + layer * positions[:, None]
+
+
+@pytest.mark.parametrize(("cls", "declared"), [(SinusoidEncoding, False), (UpperPositions, False), (Encoding, True)])
 def test_absolute_positions_that_are_declared_wrongly_break_the_contract(cls, declared):
     class Own(cls):
         pass

@@ -5,6 +5,7 @@ Axes: B batch, T tokens, L segment, M memory, d model width, V vocabulary.
 
 import copy
 import io
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
-from txlcli.core.architectures.registry import make_model, new_model
+from txlcli.core.architectures.registry import make_model, new_model, parameter_shapes
 from txlcli.core.kernels.device import CUDA_MULTIPLE
 from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
@@ -33,6 +34,7 @@ from txlcli.core.training.segments import TrainingSegments
 from txlcli.testing.rules import Rules
 from txlcli.testing.samples import (
     LANES,
+    MEMORY_LENGTHS,
     SEGMENT_LENGTHS,
     STEPS,
     B,
@@ -54,18 +56,23 @@ class ArchitectureCheck(Rules):
         super().__init__(name)
         self.settings = settings
         self.mem_len = 0 if settings.recurrent_state else M
+        self.memory_lengths = (0,) if settings.recurrent_state else MEMORY_LENGTHS
 
     def run(self) -> None:
         """Check all rules."""
         self.attempt(self.model, "a model is made from its settings and the size of a vocabulary")
+        rule = "a model is made without data, on the meta device"
+        self.attempt(parameter_shapes, rule, self.settings)
         self.attempt(self.check_repetition, "forward reads one segment after another")
-        for seg_len in SEGMENT_LENGTHS:
-            self.attempt(self.check_memory, f"forward reads one segment of {seg_len} after another", seg_len)
+        for seg_len, mem_len in itertools.product(SEGMENT_LENGTHS, self.memory_lengths):
+            rule = f"forward reads one segment of {seg_len} after another, with M = {mem_len}"
+            self.attempt(self.check_memory, rule, seg_len, mem_len)
         self.attempt(self.check_keys, "the keys of a memory belong to tokens (keys_are_tokens)")
         self.attempt(self.check_causality, "forward reads any tokens")
         for seg_len in SEGMENT_LENGTHS:
             self.attempt(self.check_reading, f"readers read a text by segments of {seg_len} and by tokens", seg_len)
         self.attempt(self.check_windows, "a window is read from an empty memory")
+        self.attempt(self.check_objective, "an objective has the loss of a segment")
         rule = "an objective has gradients, with a full memory, also where output_may_be_overwritten is declared"
         self.attempt(self.check_gradients, rule)
         self.attempt(self.check_padded_rows, "rows of hidden states are padded (reads_padded_rows)")
@@ -109,18 +116,23 @@ class ArchitectureCheck(Rules):
         given, _ = self.read_segments(model, tokens)
         rule = (
             "hidden states and memory depend on nothing but the tokens and the memory before, so that a text is read "
-            "alike each time; state of its own, such as a count of calls in `remember`, belongs in the memory"
+            "alike each time; state of its own, such as a count of calls in `remember`, belongs in the memory, and "
+            "random numbers, as for dropout, in training alone"
         )
         self.require_equal(given, expected, rule)
 
-    def check_memory(self, seg_len: int) -> None:
+    def check_memory(self, seg_len: int, mem_len: int) -> None:
         """Check what `forward` returns: hidden states, and a memory without gradient, by lanes, that becomes full."""
         model = self.model()
-        tokens = draw_tokens(B, 6 * L)
-        memory = model.first_memory(B, self.mem_len)
+        tokens = draw_tokens(B, L * max(M, mem_len))
+        memory = model.first_memory(B, mem_len)
         full_shapes = []
         for segment in tokens.split(seg_len, dim=1):
-            hidden, memory = model(segment, memory, mem_len=self.mem_len)
+            inputs = [segment, *memory]
+            before = [tensor.clone() for tensor in inputs]
+            hidden, memory = model(segment, memory, mem_len=mem_len)
+            for tensor, copied in zip(inputs, before, strict=True):
+                self.require_equal(tensor, copied, "forward changes neither its tokens nor the memory before")
             expected = (B, seg_len, self.settings.d_model)
             rule = "forward returns the last hidden states (B, L, d) and the memory"
             self.require(tuple(hidden.shape) == expected, rule, f"shape {tuple(hidden.shape)}, not {expected}")
@@ -129,16 +141,19 @@ class ArchitectureCheck(Rules):
                 self.require(not tensor.requires_grad, rule, "one requires a gradient")
                 self.require(len(tensor) == B, rule, f"one has the shape {tuple(tensor.shape)}")
             shapes = [tuple(tensor.shape) for tensor in memory]
-            if model.memory_is_full(memory, self.mem_len):
+            if model.memory_is_full(memory, mem_len):
                 full_shapes.append(shapes)
-        rule = f"a long text in segments of {seg_len} fills the memory, so that memory_is_full is true"
-        self.require(model.memory_is_full(memory, self.mem_len), rule, f"it is false of the shapes {shapes}")
+        rule = (
+            f"a long text in segments of {seg_len} fills a memory of M = {mem_len}, so that memory_is_full is true, or "
+            "the settings have recurrent_state = True"
+        )
+        self.require(model.memory_is_full(memory, mem_len), rule, f"it is false of the shapes {shapes}")
         if model.memory_keeps_length(seg_len):
             rule = "a full memory keeps its length, unless memory_keeps_length is false"
             for other in full_shapes:
                 self.require(other == full_shapes[-1], rule, f"{other}, then {full_shapes[-1]}")
-        full = [tuple(tensor.shape) for tensor in model.full_memory(B, self.mem_len)]
-        rule = "full_memory has the shapes of a memory after a long text"
+        full = [tuple(tensor.shape) for tensor in model.full_memory(B, mem_len)]
+        rule = f"full_memory has the shapes of a memory after a long text in segments of {seg_len}, with M = {mem_len}"
         self.require(full in full_shapes, rule, f"{full}, not {shapes}")
 
     @torch.no_grad()
@@ -184,10 +199,12 @@ class ArchitectureCheck(Rules):
         expected, _ = self.read_segments(model, tokens, seg_len)
         evaluation = self.evaluation(seg_len=seg_len)
         by_segments = read_parts(make_reader(model, evaluation), tokens, [seg_len])
-        self.require_equal(by_segments, expected, "a reader by segments gives what `forward` gives")
+        rule = "a reader by segments, which calls read_part and computes score terms once, gives what `forward` gives"
+        self.require_equal(by_segments, expected, rule)
         rule = (
-            "a segment that is read token by token leaves the memory that the whole segment leaves "
-            "(the contract of memory in LanguageModel and TransformerXL.remember)"
+            "a segment that is read token by token has the hidden states of the whole segment and leaves its memory: a "
+            "sublayer that mixes positions needs those before the call, too, and the memory changes at the end of the "
+            "segment (the contract of memory in LanguageModel and TransformerXL.remember)"
         )
         for lengths in ([1], [seg_len - 1, 1], [1, seg_len]):
             reader = make_reader(model, evaluation, by_tokens=True)
@@ -209,9 +226,26 @@ class ArchitectureCheck(Rules):
             with torch.no_grad():
                 expected, memory = model(window, model.first_memory(1, 0), mem_len=0)
                 after, _ = model(window, memory, mem_len=0)
-            self.require_equal(after, expected, "with M = 0, nothing is left of a segment")
+            rule = "with M = 0, nothing is left of a segment, or the settings have recurrent_state = True"
+            self.require_equal(after, expected, rule)
             hidden = reader.read(tokens[:, end - 1 : end])
             self.require_equal(hidden, expected[:, -1:], "a window that is read token by token equals the whole window")
+
+    @torch.no_grad()
+    def check_objective(self) -> None:
+        """Check that a training step has the loss of what `forward` returns in evaluation, and its memory."""
+        model = self.model()
+        memory = model.first_memory(B, self.mem_len)
+        rule = (
+            "without dropout, a training step has the loss and the memory of evaluation: `objective` and `forward` "
+            "compute the same; random numbers in training need a setting that turns them off, which the check is given"
+        )
+        for segment in draw_tokens(B, 4 * L).split(L, dim=1):
+            hidden, after = model.eval()(segment, memory, mem_len=self.mem_len)
+            expected = model.losses(hidden, segment).mean()
+            _, loss, memory = model.train().objective(segment, segment, memory, Objective(mem_len=self.mem_len))
+            for own, other in zip((loss, *memory), (expected, *after), strict=True):
+                self.require_equal(own, other, rule)
 
     def check_gradients(self) -> None:
         """Check that gradients in float32 are those in float64, and that every weight has one."""
@@ -229,7 +263,7 @@ class ArchitectureCheck(Rules):
                 continue
             size = float(weight.grad.abs().max())
             error = float((rounded_weight.grad - weight.grad).abs().max())
-            rule = "gradients in float32 equal those in float64 up to rounding"
+            rule = "gradients in float32 equal those in float64 up to rounding, without random numbers"
             self.require(error <= 1e-3 * size + 1e-5, rule, f"{name} is off by {error:.1e} of {size:.1e}")
 
     def check_padded_rows(self) -> None:
@@ -300,7 +334,8 @@ class ArchitectureCheck(Rules):
             resumed = self.training(Path(directory, "parts"), checkpoint.build_model(self.settings, V, saved))
             resumed.restore(saved)
             finish(resumed)
-            self.require_same_weights(resumed, whole, "a resumed training run equals an uninterrupted one")
+            rule = "a resumed training run equals an uninterrupted one, so that all state is in memory and optimizer"
+            self.require_same_weights(resumed, whole, rule)
             again = checkpoint.build_model(self.settings, V, checkpoint.load(resumed.saver.last_path)).eval()
             tokens = draw_tokens(B, 3 * L)
             expected, _ = self.read_segments(resumed.model.eval(), tokens)
@@ -419,9 +454,10 @@ class ArchitectureCheck(Rules):
             # A query of a longer segment is multiplied by keys that it does not see, which the formula leaves out.
             seg_len = L
             largest = 1.2
-        train = TrainSettings(seg_len=seg_len, mem_len=self.mem_len, batch_size=B, max_steps=1)
-        formula = step_flops_per_token(self.settings, V, train)
-        self.require_operations(self.counted_training(seg_len), formula, largest)
+        for mem_len in self.memory_lengths:
+            train = TrainSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B, max_steps=1)
+            formula = step_flops_per_token(self.settings, V, train)
+            self.require_operations(self.counted_training(seg_len, mem_len), formula, largest)
 
     def require_operations(self, counted: float, formula: float, largest: float) -> None:
         """Raise a ContractError unless the count is a share of the formula between 0.95 and `largest`."""
@@ -439,16 +475,16 @@ class ArchitectureCheck(Rules):
             model.losses(hidden, tokens)
         return counter.get_total_flops() / tokens.numel()
 
-    def counted_training(self, seg_len: int) -> float:
+    def counted_training(self, seg_len: int, mem_len: int) -> float:
         """Return PyTorch's count of the operations per token of training on segments with a full memory."""
         model = self.model()
         if isinstance(model, TransformerXL):
             model = model.on(attention="reference")
         model.train()
-        memory = model.full_memory(B, self.mem_len)
+        memory = model.full_memory(B, mem_len)
         tokens = draw_tokens(B, 4 * seg_len)
         with FlopCounterMode(display=False) as counter:
             for segment in tokens.split(seg_len, dim=1):
-                objective, _, memory = model.objective(segment, segment, memory, Objective(mem_len=self.mem_len))
+                objective, _, memory = model.objective(segment, segment, memory, Objective(mem_len=mem_len))
                 objective.backward()
         return counter.get_total_flops() / tokens.numel()

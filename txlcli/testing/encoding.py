@@ -32,10 +32,17 @@ class EncodingCheck(ArchitectureCheck):
         reach = L + M
         far = self.score_terms(reach)
         near = self.score_terms(L)
+        rule = "the trait score_terms has (b) with position keys and (d) with a bias, which `txl attention` compares"
+        for term, fields in (("b", ("position_key",)), ("d", ("position_bias", "distance_bias"))):
+            is_added = any(getattr(terms, name) is not None for terms in far for name in (*fields, "distances"))
+            is_declared = term in ENCODING_TRAITS[self.name].score_terms
+            self.require(is_added == is_declared, rule, f"({term}) is {'' if is_declared else 'not '}declared")
         rule = "the term of a distance does not depend on `reach`"
         for own, other in zip(far, near, strict=True):
             self.require_equal_terms(own.position_key, other.position_key, 1, rule)
             self.require_equal_terms(own.distance_bias, other.distance_bias, L, rule)
+            if own.distances is not None and other.distances is not None:
+                self.require_equal(own.distances[-1:], other.distances[-1:], rule)
         if ENCODING_TRAITS[self.name].limits_distance:
             self.check_limit(far, L // 2)
 
@@ -88,8 +95,10 @@ class EncodingCheck(ArchitectureCheck):
         positions = torch.arange(L)
         found = []
         for moved in (positions, positions + L):
-            embedded = model.encoding.add_to_embedding(hidden.clone(), moved)
-            found.append(model.encoding.add_to_layer_input(embedded, 0, moved))
+            read = model.encoding.add_to_embedding(hidden.clone(), moved)
+            for layer in range(self.settings.n_layers):
+                read = model.encoding.add_to_layer_input(read, layer, moved)
+            found.append(read)
         is_absolute = not torch.equal(*found)
         declared = ENCODING_TRAITS[self.name].absolute_positions
         rule = "absolute_positions is true of an encoding whose hidden states depend on positions in the segment"

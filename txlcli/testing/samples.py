@@ -21,6 +21,8 @@ L = 4
 M = 6
 SEGMENT_LENGTHS = (L, L - 1, 1)
 """Lengths of segments of which a text is read: even, odd, and single tokens."""
+MEMORY_LENGTHS = (M, 2, 4 * M)
+"""Lengths of memory: longer than a segment, shorter, and longer than in training."""
 LANES = 4
 STEPS = 6
 SMALL = {
