@@ -57,13 +57,19 @@ def changed_source(directory, diff):
     subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=directory, check=True)
 
 
-def run(source, directory, *commands):
-    """Run commands of the changed source; return the standard output of each."""
+def python(source, directory, code, *words):
+    """Run Python code with the changed source; return its standard output."""
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", RUN, str(source), json.dumps(commands)]
+    words = [sys.executable, "-c", code, *words]
     ended = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    return ended.stdout
+
+
+def run(source, directory, *commands):
+    """Run commands of the changed source; return the standard output of each."""
+    printed = python(source, directory, RUN, str(source), json.dumps(commands))
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 @pytest.fixture
@@ -121,8 +127,10 @@ def test_the_optimizer_of_the_guide_trains_resumes_and_is_counted(own):
     assert (trained["state"], trained["step"]) == ("finished", 7)
 
 
-def test_the_architecture_of_the_guide_trains_resumes_and_is_evaluated_with_its_memory(tmp_path, own):
+def test_the_architecture_of_the_guide_passes_its_check_trains_resumes_and_is_evaluated_with_its_memory(tmp_path, own):
     changed_source(tmp_path / "source", diff_of("Add an architecture"))
+    check = "from txlcli.testing import check_architecture; check_architecture('convolution')"
+    python(tmp_path / "source", own, check)
     recipe = re.sub(r"(?m)^(n_heads|d_head|d_inner) = .*\n", "", RECIPE).replace(
         "n_layers", 'arch = "convolution"\nn_layers'
     )
