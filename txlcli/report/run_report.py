@@ -115,10 +115,10 @@ def _evaluations(past: History) -> ReportSection:
     rows = []
     for (text, tokens, setting), row in newest.items():
         loss = metrics.format_measure(past.in_metric(row))
-        slowdown = metrics.format_ratio(row.get("slowdown"))
+        slowdown = metrics.format_ratio(row.get("slowdown") if row.get("times_trusted", True) else None)
         rows.append([text, setting, f"{tokens:,}", loss, slowdown])
     columns = ["text", "setting", "tokens", metrics.METRIC_TITLES[past.run.metric], "slowdown"]
-    notes = ["The newest result of each setting."]
+    notes = ["The newest result of each setting. A slowdown that was measured on a busy machine is left out."]
     return ReportSection(title="Evaluations", notes=notes, grids=[Grid(columns, rows)])
 
 

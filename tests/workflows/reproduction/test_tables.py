@@ -15,6 +15,7 @@ from txlcli.workflows.reproduction.ablation_tables import table6
 from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.recl_tables import PAPER_ROWS, compare_groups
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
+from txlcli.workflows.speed import SlowdownRow
 
 PAPER, TINY = map(scales.get, ("paper", "tiny"))
 
@@ -174,3 +175,18 @@ def test_two_equal_bounds_are_undecided(both, bound):
     assert {claim.held for claim in claims} == {None}
     assert claims[0].detail == f"here {bound} and {bound} tokens"
     assert claims[0].verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "trusted", "held"),
+    [((3.0, 5.0), True, True), ((5.0, 3.0), True, False), ((5.0, 3.0), False, None)],
+)
+def test_slowdowns_decide_nothing_if_other_programs_disturbed_the_times(slowdowns, trusted, held):
+    unused = dict.fromkeys(field.name for field in dataclasses.fields(SlowdownRow))
+    rows = []
+    for attn_len, slowdown in zip((800, 1_800), slowdowns, strict=True):
+        facts = {"attn_len": attn_len, "slowdown": slowdown, "times_trusted": trusted}
+        rows.append(SlowdownRow(**unused | facts))
+    claim = items.compare_slowdowns(rows[::-1])
+    assert claim.held == held
+    assert ("cannot be trusted" in claim.detail) == (not trusted)
