@@ -36,6 +36,7 @@ def card_of(opened: OpenRun) -> str:
     evaluation = settings.evaluation_settings()
     past = history.read(run)
     valid = past.in_metric(past.best_valid)
+    origin = "imported" if past.state == "imported" else "trained"
     reading = "It has no memory: a text is one segment."
     if evaluation.mem_len:
         reading = f"It reads segments of {evaluation.seg_len} tokens with a memory of {evaluation.mem_len}."
@@ -50,7 +51,7 @@ def card_of(opened: OpenRun) -> str:
         "",
         f"# {run.directory.name}",
         "",
-        f"A Transformer-XL language model (Dai et al. 2019) of {run.parameters:,} parameters, trained and exported by "
+        f"A Transformer-XL language model (Dai et al. 2019) of {run.parameters:,} parameters, {origin} and exported by "
         f"txl {__version__}. {reading}",
         "",
         "## Use",
