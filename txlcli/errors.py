@@ -135,7 +135,7 @@ def shortened(text: str) -> str:
 def reason_of(error: BaseException) -> str:
     """Return the message of a library's error on one line, cut after LONGEST_REASON characters."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    return reason[:LONGEST_REASON]
+    return reason[:LONGEST_REASON].replace("`", "'")  # backticks of ours are options
 
 
 def listed(names: Iterable[str]) -> str:

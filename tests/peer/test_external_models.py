@@ -432,6 +432,25 @@ def test_weights_that_are_missing_are_not_drawn_at_random(folders, tmp_path):
     assert "up_proj" in message_of(folder)
 
 
+@pytest.mark.parametrize(
+    ("changed", "word"), [({"intermediate_size": 31}, "down_proj"), ({"model_type": "unheard"}, "'unheard'")]
+)
+def test_a_configuration_of_another_model_is_rejected(folders, tmp_path, changed, word):
+    folder = broken(folders, tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    assert word in message_of(folder)
+
+
+def test_weights_that_the_model_does_not_use_are_counted(folders, tmp_path):
+    folder = broken(folders, tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    (tmp_path / "text.txt").write_text(TEXT)
+    notes = json_of("eval", f"hf:{folder}", "--text", tmp_path / "text.txt")["notes"]
+    assert any("9 weights in its files" in note and "layers.2" in note for note in notes)
+
+
 def test_a_model_that_sees_later_tokens_is_rejected(folders, tmp_path):
     sizes = {**CONFIGS["gpt2"], "intermediate_size": 29}
     network = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **sizes))

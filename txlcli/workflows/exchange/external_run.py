@@ -48,6 +48,9 @@ class OpenExternal(OpenModel):
             remarks.append("Nothing precedes the first token, which is not scored.")
         else:
             remarks.append(f"The text begins after {self.vocab.symbol(boundary)}, windows within it do not.")
+        unused = self.facts["unused_weights"]
+        if unused:
+            remarks.append(f"{len(unused):,} weights in its files, such as {unused[0]}, are not part of the model.")
         marks = sum(data.count(mark) for mark in MARKS)
         unknown = data.count(b"<unk>")
         if marks or unknown:
@@ -78,17 +81,21 @@ def open_external(name: str, *, device: str, precision: str | None, trust_remote
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
         network, loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=DTYPES[precision], output_loading_info=True, **options
+            directory,
+            dtype=DTYPES[precision],
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # for an error of one line, below
+            **options,
         )
     except ModuleNotFoundError as error:
         raise ExternalModelError(f'{path}: the package {error.name} is missing; pip install ".[hf]"') from error
     except Exception as error:  # of Transformers, or of the code of the model
         raise _not_opened(path, error, trust_remote_code=trust_remote_code) from error
-    missing = sorted(loaded["missing_keys"])
+    missing = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     if missing:
         raise ExternalModelError(
-            f"{path}: its weights lack {missing[0]} ({len(missing)} in all), which would be random; give a folder with "
-            "all weights of a causal language model"
+            f"{path}: its weights lack {missing[0]} in the size of config.json ({len(missing)} in all), which would be "
+            "random; give a folder with all weights of a causal language model"
         )
     network = network.to(torch_device).eval()
     model = ExternalModel(network, str(path)).on(precision=precision)
@@ -114,6 +121,7 @@ def open_external(name: str, *, device: str, precision: str | None, trust_remote
             "model": class_name,
             "parameters": parameters,
             "conditions": conditions,
+            "unused_weights": sorted(loaded["unexpected_keys"]),
         },
     )
 
