@@ -59,9 +59,10 @@ class Letters:
     eos_token_id = None
     bos_token_id = 0
 
-    def __init__(self, tokens, lost=""):
+    def __init__(self, tokens, lost="", first=""):
         self.tokens = ["<s>", *sorted(tokens, key=len, reverse=True)]
         self.lost = lost
+        self.first = first
 
     def __len__(self):
         return len(self.tokens)
@@ -69,6 +70,7 @@ class Letters:
     def __call__(self, text, **_):
         ids = []
         text = text.replace(" ", "Ġ").replace(self.lost, "") if self.lost else text.replace(" ", "Ġ")
+        text = self.first + text
         while text:
             number = next((n for n, token in enumerate(self.tokens) if n and text.startswith(token)), 0)
             ids.append(number)
@@ -91,6 +93,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text():
     ("tokenizer", "size", "text", "telling"),
     [
         (Letters(["a", "b", "Ġ"], lost="b"), 9, "aaba", "at byte 2"),
+        (Letters(["a", "b", "Ġ"], lost="b", first="Ġ"), 9, "aaba", "at byte 2"),  # with a blank before each text
         (Letters(["a", "b"]), 2, "ab", "id 2"),  # the model has fewer ids
         (Letters(["a"]), 9, b"a\xff", "byte 1"),
     ],

@@ -131,7 +131,7 @@ class ExternalVocab(Vocab):
                 self.pieces = pieces
                 self.added_bytes = len(text) - len(data)
                 return
-            texts.append(text)
+            texts += [text, text.removeprefix(b" ")]  # the second without a blank that the tokenizer adds
         same, restored = max((_same_bytes(text, data), text) for text in texts)
         raise VocabularyError(
             f"the tokenizer of {self._title} loses text at byte {same:,}: {data[same : same + SHOWN]!r} becomes "
