@@ -23,7 +23,7 @@ pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is no
 
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerFast
 
 from tests.commands.novel import done, json_of, prepare_and_train, refusal, text_of, txl
 from txlcli.data import loss_file
@@ -46,6 +46,7 @@ CONFIGS = {
     "mistral": {**ATTENTION, "sliding_window": 17},
     "gemma2": {**ATTENTION, "sliding_window": 19, "final_logit_softcapping": 3.0},
     "mamba": {**SIZES, "state_size": 5},
+    "mpt": {"vocab_size": 331, "d_model": 24, "n_layers": 2, "n_heads": 2, "max_seq_len": POSITIONS},
 }
 CARRYING = ["llama", "mistral", "gemma2"]
 
@@ -192,6 +193,21 @@ def test_a_carried_cache_sees_the_last_positions_of_the_memory_and_its_segment(f
             if kind == "mistral":
                 mask = sliding
         assert row.losses_nats == pytest.approx(nats_of(network, inputs, targets, mask), abs=1e-5)
+
+
+@torch.no_grad()
+def test_a_model_that_counts_positions_itself_carries_its_cache_if_they_are_a_shift(folders):
+    opened = opened_in_float64(folders / "mpt")
+    (row,) = evaluated(opened, mem_len=(20,), seg_len=13, positions=33).rows
+    inputs, targets = (part[:33] for part in ids_of(folders / "mpt"))
+    first = nats_of(opened.model.network, inputs[:26], targets[:26])  # its memory holds all tokens before
+    assert row.losses_nats[:26] == pytest.approx(first, abs=1e-5)
+    cache = DynamicCache()
+    opened.model.network(inputs[None, :26], past_key_values=cache)
+    mask = torch.ones(1, 33)
+    mask[:, :6] = 0
+    logits = opened.model.network(inputs[None, 26:], past_key_values=cache, attention_mask=mask).logits[0]
+    assert row.losses_nats[26:] == pytest.approx(F.cross_entropy(logits, targets[26:], reduction="none"), abs=1e-5)
 
 
 def test_one_lane_and_several_have_the_context_of_their_own_lane(folders):

@@ -29,6 +29,8 @@ SHIFT = 512
 """Number of positions by which they are moved, at most."""
 TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest difference of logits that are called equal, in standard deviations of all, by the dtype of the weights."""
+POSITION_NAMES = ("max_position_embeddings", "max_seq_len")
+"""Names of the number of positions in a configuration; the second is MPT's."""
 NO_LIMIT = -1
 """Number of positions in the configuration of a model that has any, such as XLNet."""
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -104,7 +106,7 @@ class ExternalModel(LanguageModel):
 
     Attributes:
         arch: name of its architecture in Transformers.
-        counts_positions: True if it derives positions from its cache, which then must not be cut.
+        counts_positions: True if it derives positions from its cache.
         attends_in_chunks: True if its attention ends at every N-th position, as Llama 4's does; a cut moves them.
         cache_name: name of the argument for its cache; None if it does not take one.
 
@@ -135,7 +137,9 @@ class ExternalModel(LanguageModel):
             raise ExternalModelError(
                 f"{title}: Transformers cannot compute the model ({reason_of(error)}); check its config.json"
             ) from error
-        n_positions = getattr(self._text_config, "max_position_embeddings", None)
+        n_positions = None
+        for name in POSITION_NAMES:
+            n_positions = getattr(self._text_config, name, n_positions)
         if n_positions == NO_LIMIT:
             n_positions = None
         self.settings = _examine(self, n_positions)
@@ -160,13 +164,24 @@ class ExternalModel(LanguageModel):
         return cache if _layers_without_keys(cache) else DynamicCache()
 
     @torch.inference_mode()
-    def read(self, tokens: Tensor, cache: Any = None, *, first: int | None = None, count: int) -> Tensor:
+    def read(
+        self,
+        tokens: Tensor,
+        cache: Any = None,
+        *,
+        first: int | None = None,
+        mask: Tensor | None = None,
+        count: int,
+    ) -> Tensor:
         """Read tokens (B, l) after those of a cache, which they join; return the last logits (B, count, V).
 
-        `first` is the position of the first token; by default, the model counts.
+        `first` is the position of the first token; by default, the model counts. `mask` is 0 for keys (B, K) that no
+        token sees.
         """
         length = tokens.shape[1]
         options: dict[str, Any] = {"use_cache": cache is not None}
+        if mask is not None:
+            options["attention_mask"] = mask
         if cache is not None:
             options[str(self.cache_name)] = cache
         if first is not None and not self.counts_positions:
@@ -334,7 +349,7 @@ def _find_obstacle(model: ExternalModel, ids: Tensor, n_positions: int | None) -
     if any("Sliding" in type(layer).__name__ for layer in model.new_cache().layers):
         return "a cache that cannot be cut"
     if model.counts_positions:
-        return "positions that it counts itself"
+        return None if _can_cut(model, ids) else "positions that it counts itself"
     if model.attends_in_chunks:
         return "attention in chunks of positions"
     shift = SHIFT
@@ -343,6 +358,21 @@ def _find_obstacle(model: ExternalModel, ids: Tensor, n_positions: int | None) -
     if not _can_shift(model, ids, shift):
         return "absolute positions"
     return None
+
+
+def _can_cut(model: ExternalModel, ids: Tensor) -> bool:
+    """Return True if half of ids (1, L) after a cut cache have the logits as after one whose first keys are masked."""
+    before, after = ids.tensor_split(2, dim=1)
+    cut_off = before.shape[1] // 2
+    mask = torch.ones_like(ids)
+    mask[:, :cut_off] = 0
+    masked = model.new_cache()
+    cut = model.new_cache()
+    for cache in (masked, cut):
+        model.read(before, cache, count=1)
+    _cut(cut, before.shape[1] - cut_off)
+    count = after.shape[1]
+    return _are_equal(model.read(after, cut, count=count), model.read(after, masked, mask=mask, count=count))
 
 
 def _can_shift(model: ExternalModel, ids: Tensor, shift: int) -> bool:
