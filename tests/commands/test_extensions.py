@@ -11,7 +11,9 @@ import pytest
 from tests.commands.novel import RECIPE, Saved, done, json_of, refusal, reports, start
 from tests.commands.processes import ended
 from tests.commands.test_recurrent import recipe_of
-from tests.extensions import registered_pairs
+from tests.extensions import registered_architecture, registered_pairs, registered_slopes
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.core.model.transformer_xl import TransformerXL
 
 MANUAL = Path(__file__).parents[2] / "docs" / "extending.md"
 SLOPES = RECIPE.replace("n_heads = 3", 'n_heads = 3\nposition = "slopes"')
@@ -67,6 +69,19 @@ def test_what_an_architecture_without_attention_would_ignore_is_rejected(pairs_r
     for words in (["--attention", "reference"], ["--same-length"], ["--max-distance", 3]):
         assert f"leave out {words[0]}" in refusal("eval", "pairs", *words)
     assert "no attention to single tokens" in refusal("attention", "pairs")
+
+
+def test_what_needs_the_reader_of_keys_or_the_code_of_a_part_is_rejected_for_others(untouched):
+    done("prepare", "novel", "--name", "novel")
+    own = {"settings": TransformerSettings, "model": TransformerXL}
+    for name, line in (("own", 'arch = "own"'), ("slopes", 'position = "slopes"')):
+        Path(f"{name}.toml").write_text(RECIPE.replace("n_heads = 3", f"n_heads = 3\n{line}"))
+    with registered_architecture("own", **own):
+        done("train", "own.toml", "--max-steps", 1)
+        assert 'not read by the reader "keys"' in refusal("attention", "own")
+    with registered_slopes():
+        done("train", "slopes.toml", "--max-steps", 1)
+        assert "only --format pt2 exports" in refusal("export", "slopes", "exported", code=1)
 
 
 def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(untouched):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
+from txlcli.core.architectures.registry import ARCHITECTURES
 from txlcli.core.measures.attention_maps import AttentionMaps, Numbers, first_query, observe, strongest
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
@@ -148,6 +149,11 @@ def check_options(run: Run, options: AttentionOptions) -> None:
         raise UsageError(
             f'{run.directory} has no attention to single tokens (arch = "{settings.arch}"); give a run with arch = '
             '"transformer"'
+        )
+    if ARCHITECTURES[settings.arch].reader != "keys":
+        raise UsageError(
+            f'{run.directory} has arch = "{settings.arch}", which is not read by the reader "keys", as `txl attention` '
+            "reads; give a run of another architecture, or register this one with it"
         )
     layers = settings.n_layers
     heads = settings.n_heads

@@ -64,10 +64,13 @@ def check(opened: OpenRun) -> None:
     settings = opened.transformer.settings
     run = opened.run.directory
     if settings.position not in POSITIONS:
-        raise RunError(f'{run}: position = "{settings.position}" is an encoding of your own, which cannot be exported')
+        raise RunError(
+            f'{run}: position = "{settings.position}" is an encoding of your own, which only `format` pt2 exports'
+        )
     if settings.parts.feed_forward not in FEED_FORWARDS:
         raise RunError(
-            f'{run}: feed_forward = "{settings.parts.feed_forward}" is a sublayer of your own, which cannot be exported'
+            f'{run}: feed_forward = "{settings.parts.feed_forward}" is a sublayer of your own, which only `format` pt2 '
+            "exports"
         )
 
 
