@@ -231,6 +231,18 @@ def test_reports_that_were_lost_are_noticed_by_the_checkpoint(run, kept, best, s
     assert (summary.missing_reports is None) == (kept == [report(20), valid(20, 1.25), report(40)])
 
 
+def test_a_report_that_was_lost_between_others_is_noticed_by_the_one_after_it(run):
+    reports = [
+        report(7, after=0), report(11, after=7), valid(11, 1.5, after=0), report(13, after=11),
+        report(14, after=13), valid(14, 1.25, after=11), report(17, after=13), valid(17, 1.75, after=14),
+    ]  # fmt: skip
+    save(run, step=17, validated=17, best_nats=1.25, interval={"after": 17})
+    assert read(run, *reports).missing_reports is None
+    for lost in (0, 1, 2, 3, 6):
+        (run.directory / "metrics.jsonl").unlink()
+        assert read(run, *reports[:lost], *reports[lost + 1 :]).missing_reports is not None, lost
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "last.safetensors", "best.safetensors"])
 def test_a_file_of_another_run_is_noticed_by_its_id(run, name):
     other = dataclasses.replace(run, directory=run.directory.with_name("other"), id="another")

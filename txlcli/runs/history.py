@@ -1,5 +1,6 @@
 """Reads the history of a run: its reports, its evaluations, the saved step; sums it up, and compares several runs."""
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -69,16 +70,25 @@ class History:
 
     @cached_property
     def missing_reports(self) -> str | None:
-        """Contradiction between the last checkpoint and metrics.jsonl, which lost lines; None if there is none."""
+        """Contradiction in metrics.jsonl, or with the last checkpoint, if lines were lost; None if there is none."""
         last = max((report["step"] for report in self.reports_of("train")), default=0)
-        lacks_steps = last + self.run.settings.log.every <= self.saved.get("step", 0)
+        reported = self.saved.get("step", 0) - self.run.settings.log.every + 1  # for checkpoints of earlier versions
+        lacks_steps = last < self.saved.get("interval", {}).get("after", reported)
         best_nats = self.saved.get("best_nats")
         lacks_best = False
         if best_nats is not None:
             lacks_best = self.best_valid is None or self.best_valid["loss_nats"] > best_nats
-        if not (lacks_steps or lacks_best):
+        if not (lacks_steps or lacks_best or self._has_gap("train") or self._has_gap("valid")):
             return None
         return f"{run_directory.METRICS} has lost reports; the checkpoint is of step {self.step:,}"
+
+    def _has_gap(self, kind: str) -> bool:
+        """True if a report of a kind continues one that is missing; those of earlier versions do not say which."""
+        reports = [{"step": 0, "after": 0}, *self.reports_of(kind)]
+        return any(
+            "after" in before and report.get("after", 0) > before["step"]
+            for before, report in itertools.pairwise(reports)
+        )
 
     @property
     def best_nats(self) -> float | None:

@@ -286,6 +286,7 @@ class Training:
             skipped_steps=self._skipped,
             penalty=penalty,
             path=self.stepper.path,
+            after=interval.after,
         )
         self._skipped = 0
         interval.restart_clock()
@@ -333,6 +334,7 @@ class Training:
                 f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
                 f"{self.saver.last_path} in another `precision`, or start a new run with a lower train.lr"
             )
+        after = self.validations.last_step
         is_best = self.validations.add(self.step, loss_nats)
         report = ValidReport(
             step=self.step,
@@ -342,6 +344,7 @@ class Training:
             seconds=scores.seconds,
             best=is_best,
             averaged=bool(self.average.weights),
+            after=after,
         )
         if is_best:
             self._write_weights(self.saver.best_path)

@@ -29,6 +29,8 @@ class StepReport:
     """Mean of what the objective adds to the loss, if hidden states are penalized (train.activation_penalty)."""
     path: str = ""
     """How the steps were computed: attention, compiled or not, captured or not."""
+    after: int = 0
+    """Step before the first one of the report."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class ValidReport:
     best: bool
     averaged: bool
     """True if the average of the weights was scored (train.average), not the weights of the last step."""
+    after: int = 0
+    """Step of the validation before."""
 
 
 Report = StepReport | ValidReport
