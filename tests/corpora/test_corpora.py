@@ -243,6 +243,8 @@ def binary_files():
         "an HDF5 file": b"\x89HDF\r\n\x1a\n" + bytes(20),
         "a file of weights": b'\x40\0\0\0\0\0\0\0{"__metadata__"' + bytes(20),
         "a PDF file": b"%PDF-1.7" + bytes(20),
+        "a document": b"{\\rtf1\\ansi some text}",
+        "a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n",
         "a PNG picture": b"\x89PNG\r\n" + bytes(20),
         "a program": b"\x7fELF\2\1\1" + bytes(9),
         "an archive or compressed file": lz4.getvalue().to_pybytes(),
