@@ -19,7 +19,7 @@ from pathlib import Path
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Slices, Splits, Text, size_of
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
-from .signatures import GROUPS, HEAD, OF_IDS, format_of, reject_other_than_text
+from .signatures import GROUPS, HEAD, OF_IDS, REPLACEMENT, format_of, reject_other_than_text
 
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
 CHARACTER = 4  # largest number of bytes of a UTF-8 character
@@ -118,6 +118,19 @@ def remarks_on(beginning: bytes, *, has_documents: bool = False) -> Iterator[str
     marks = [mark.decode() for mark in END_OF_TEXT if mark in beginning[:SEARCHED]]
     if marks and not has_documents:
         yield f"{marks[0]} ends documents; `documents` '{marks[0]}' keeps them apart"
+
+
+def remarks_on_bytes(nuls: int, invalid: int) -> Iterator[str]:
+    """Yield remarks on text that has NUL bytes, or places that are not UTF-8."""
+    if nuls:
+        yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
+    if invalid:
+        yield f"the text is not UTF-8 in {invalid:,} places; if it is text in another encoding, name it with `encoding`"
+
+
+def invalid_places(data: bytes) -> int:
+    """Return the number of places that are not UTF-8."""
+    return data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
 
 
 def _notes(source: Path, texts: Mapping[Path, Slice], left_out: list[Path], *, has_documents: bool) -> Iterator[str]:

@@ -52,6 +52,8 @@ CONTAINERS = {
     "rows.jsonl": json_lines(),
     "rows.csv": delimited(","),
     "marked.tsv": b"\xef\xbb\xbf" + delimited("\t"),
+    "of a spreadsheet.csv": b"\xef\xbb\xbf" + delimited(";"),
+    "bars.csv": delimited("|"),
     "rows.arrow": arrow_bytes(arrow.ipc.new_file),
     "stream": arrow_bytes(arrow.ipc.new_stream),
     "dictionary": arrow_bytes(
@@ -125,11 +127,19 @@ def test_rows_in_a_folder_of_text_are_text_unless_a_column_is_named(plain):
     assert "rows.txt: read as plain text, including the keys" in json_of("prepare", "rows.txt", "--force")["notes"][0]
 
 
-@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.tsv", ",")])
-def test_rows_with_another_delimiter_are_rejected_unless_their_column_is_named(plain, name, delimiter):
-    (plain / name).write_text(f"id{delimiter}text\n" + f"1{delimiter}a line\n" * 20)
-    assert f'its first row is "id{delimiter}text"' in refusal("prepare", name, code=1)
-    done("prepare", name, "--column", f"id{delimiter}text")
+def test_rows_with_another_delimiter_are_rejected_unless_their_column_is_named(plain):
+    (plain / "a.tsv").write_text("id,text\n" + "1,a line\n" * 20)
+    assert 'its first row is "id,text"; give --column' in refusal("prepare", "a.tsv", code=1)
+    done("prepare", "a.tsv", "--column", "id,text")
+
+
+def test_semicolons_are_text_unless_all_rows_have_equally_many(plain):
+    rows = "one; two\n" * 20 + "three\n"
+    (plain / "a.csv").write_text(rows)
+    told = json_of("prepare", "a.csv", "--column", 1, "--split", "100,0,0")
+    assert told["splits"]["train"]["bytes"] == len(rows)
+    (plain / "a.csv").write_text("id;text\n" + "7;one\n" * 200 + "8;one;two\n")
+    assert "ends on line 202 has 3 fields, the first one 2" in refusal("prepare", "a.csv", "--force", code=1)
 
 
 JSON_DOCUMENTS = {
@@ -190,7 +200,8 @@ def test_half_a_character_of_json_is_replaced(plain):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2"),
+        ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2 is null, or not valid JSON"),
+        ("a.json", b'[{"text": "a"}, {"te', "not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2'),
         ("a.jsonl", b'{"id": "a7", "messages": [{"content": "a text"}]}\n', 'no column "text" has text'),
         ("a.json", b'{"version": "2", "pages": {"1": "a text"}}', 'no column "text" has text'),

@@ -97,6 +97,13 @@ def test_text_that_is_json_or_numbers_has_a_note_wherever_it_is_read(here):
         told = json_of("prepare", name, "-q")
         (note,) = [note for note in told["notes"] if word in note]
         assert note in json_of("eval", "byte", "--text", name, "-q")["notes"]
+    for name, data, note in (
+        ("zeros.txt", b"the fox\0\n" * 40, "40 NUL bytes"),
+        ("legacy.txt", "the öwl\n".encode("cp1252") * 40, "not UTF-8 in 40 places"),
+        ("lacking.jsonl", b'{"text": "the fox"}\n{"id": 7}\n' * 40, "rows without a text, which were left out: 40"),
+    ):
+        (here / name).write_bytes(data)
+        assert note in json_of("eval", "byte", "--text", name)["notes"][0]
     assert "token ids" in done("eval", "byte", "--text", "ids.txt", "-q").stdout
     (here / "poem.txt").write_text("12 men and 7 foxes\n" * 40)
     assert json_of("prepare", "poem.txt")["notes"] == []

@@ -76,15 +76,14 @@ def _read_prompt(prompt: str, reporter: Reporter) -> str:
     is_stdin = prompt == STDIN
     if is_stdin:
         read = _read_stdin()
-        data = read.data
-        for note in read.notes:
-            reporter.say(note)
-    else:
-        data = prompt.encode("utf-8", "surrogateescape")  # undecodable bytes of a command line are lone surrogates
+    else:  # undecodable bytes of a command line are lone surrogates
+        read = ReadText(prompt.encode("utf-8", "surrogateescape"))
     try:
-        text = data.decode("utf-8-sig")
+        text = read.data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise VocabularyError(f"the prompt is not UTF-8 at byte {error.start}; convert it first") from error
+    for note in read.notes:
+        reporter.say(note)
     if is_stdin:
         text = text.removesuffix("\n").removesuffix("\r")
     return text

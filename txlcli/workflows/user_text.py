@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from txlcli.corpora.corpus import CorpusError
-from txlcli.corpora.directory import remarks_on, remarks_on_files
+from txlcli.corpora.directory import invalid_places, remarks_on, remarks_on_bytes, remarks_on_files
 from txlcli.corpora.documents import divide
 from txlcli.corpora.locate import text_files
 from txlcli.corpora.signatures import conversion, encoding_of, head_of, reject_other_than_text
@@ -81,8 +81,11 @@ class UserText:
         from txlcli.workflows.exchange import containers
 
         with self._open(max_bytes) as path:
-            data = containers.read_file(path, column, encoding, max_bytes)
-        return ReadText(data, tuple(f"{path.name}: {remark}" for remark in remarks_on(data)))
+            data, missing = containers.read_file(path, column, encoding, max_bytes)
+        remarks = [*remarks_on(data), *remarks_on_bytes(data.count(0), invalid_places(data))]
+        if missing:
+            remarks.append(f"rows without a text, which were left out: {missing:,}")
+        return ReadText(data, tuple(f"{path.name}: {remark}" for remark in remarks))
 
     def remarks_on(self, files: "Sequence[UserText]") -> list[str]:
         """Return remarks on other files of a folder, which are left out, and on a README among these."""
@@ -106,7 +109,8 @@ class UserText:
             if unit == "records":
                 texts = containers.read_records(path, column, encoding, MAX_TEXT)
             else:
-                texts = divide(containers.read_file(path, column, encoding, MAX_TEXT), unit)
+                data, _ = containers.read_file(path, column, encoding, MAX_TEXT)
+                texts = divide(data, unit)
         documents = []
         for number, data in enumerate(texts, 1):
             name = f"{self.title}:{number}"

@@ -30,13 +30,13 @@ from txlcli.workflows.exchange import parquet_text
 from txlcli.workflows.exchange.parquet_text import Columns
 
 BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
-DELIMITERS = {"CSV": ",", "TSV": "\t"}
+DELIMITERS = {"CSV": ",", "TSV": "\t", "semicolon-separated": ";", "pipe-separated": "|"}
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
 FOR_IDS = "token ids are read with `ids`, from .json, .npy, .npz and .bin"
 MAX_COLUMNS_LISTED = 10
 FIRST_RECORDS = 100
-"""Records of JSON whose keys are its columns: the first ones may lack some."""
+"""Records of JSON whose keys are its columns: the first ones may lack some; rows of a CSV that show its delimiter."""
 BLOCK = 1 << 20  # bytes or characters that are read at once
 MAX_ROW_LEN = 64 << 20
 """Most characters of a line or a field."""
@@ -50,7 +50,7 @@ class TextFile:
 
     path: Path
     format: str = TEXT
-    """JSONL, JSON for one array, CSV, TSV, Arrow, Parquet, or text."""
+    """JSONL, JSON for one array, one of `DELIMITERS`, Arrow, Parquet, or text."""
     packing: str | None = None
     """Compression of the whole file; None for others."""
     encoding: str | None = None
@@ -125,6 +125,8 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     The only column of a CSV must be named, since its first row may not be a header; so must the only one next to nested
     columns, which may hold the text: it may be an id.
     """
+    if file.format == "CSV":
+        file = replace(file, format=_delimited_format(file))
     columns = _columns(file)
     names = columns.texts
     if not names:
@@ -156,7 +158,7 @@ def _with_numbered_column(file: TextFile, wanted: str, first_row: list[str]) -> 
         return replace(file, column=wanted, has_header=False)
     raise CorpusInputError(
         f"{file.path}: its first row is {_listed(first_row)}; give `column` one of these names if that row is a "
-        f"header, else the number of the column, such as 1; columns end with the delimiter of {file.format}"
+        f"header, else the number of the column, such as 1; the delimiter is {DELIMITERS[file.format]!r}"
     )
 
 
@@ -192,9 +194,28 @@ def _columns(file: TextFile) -> Columns:
                 texts = [name for name, value in values.items() if isinstance(value, str | None)]
                 nested = [name for name, value in values.items() if isinstance(value, list | dict)]
                 return Columns(texts, nested)
-            csv.field_size_limit(MAX_ROW_LEN)  # a text may be as long as a row
-            first_row = next(csv.reader(_lines(stream), delimiter=DELIMITERS[file.format]), [])
-            return Columns(first_row, nested=[])
+            return Columns(next(_first_rows(stream, file.format), []), nested=[])
+
+
+def _delimited_format(file: TextFile) -> str:
+    """Return the format of a CSV by the delimiter of its first rows, which a spreadsheet may choose by its language.
+
+    It is not a comma if the first row has none, and another delimiter cuts the first rows into equally many fields.
+    """
+    for name in DELIMITERS:
+        with _reading(file), _open_text(file) as stream:
+            lengths = [len(row) for row in _first_rows(stream, name)]
+        has_columns = len(lengths) > 1 and lengths[0] > 1
+        if has_columns and (name == "CSV" or len(set(lengths)) == 1):
+            return name
+    return "CSV"
+
+
+def _first_rows(stream: io.TextIOWrapper, name: str) -> Iterator[list[str]]:
+    """Return the first rows of a format of `DELIMITERS`."""
+    csv.field_size_limit(MAX_ROW_LEN)  # a text may be as long as a row
+    rows = csv.reader(_lines(stream), delimiter=DELIMITERS[name])
+    return itertools.islice(rows, FIRST_RECORDS)
 
 
 @contextmanager
@@ -256,6 +277,10 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[st
         values = _json_lines(stream)
     for number, value in values:
         place = f"{unit} {number:,}"
+        if value is None:
+            raise CorpusInputError(
+                f"{file.path}: {place} is null, or not valid JSON; repair the file, or fetch it again"
+            )
         if not isinstance(value, dict):
             raise CorpusInputError(f'{file.path}: {place} is not an object, such as {{"text": "..."}}; {FOR_IDS}')
         yield place, value
@@ -283,6 +308,8 @@ def _json_items(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int,
             f"{file.path}: an array of more than {MAX_ROW_LEN >> 20} MiB; write its items as JSON lines"
         )
     items = _parsed(text)
+    if items is None:
+        raise CorpusInputError(f"{file.path}: not valid JSON; repair it, or fetch it again; JSON lines need line ends")
     if not isinstance(items, list):
         items = [items]
     yield from enumerate(items, 1)
@@ -429,8 +456,8 @@ def extract(
     return Written(size, missing, starts)
 
 
-def read_file(path: Path, column: str | None, encoding: str | None, limit: int) -> bytes:
-    """Return the text of a file of at most `limit` bytes, as `txl prepare` reads it."""
+def read_file(path: Path, column: str | None, encoding: str | None, limit: int) -> tuple[bytes, int]:
+    """Return the text of a file of at most `limit` bytes, as `txl prepare` reads it, and its rows without a text."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give a file")
     files = find(path, column, encoding)
@@ -438,13 +465,14 @@ def read_file(path: Path, column: str | None, encoding: str | None, limit: int) 
         raise UsageError(f"{path}: `column` has no effect on text without rows; leave it out")
     if not files:
         reject_other_than_text(path)
-        return read_bytes(path, limit)
+        return read_bytes(path, limit), 0
     check_size(path.stat().st_size, limit, str(path))
     output = io.BytesIO()
+    missing = 0
     for file in files:
-        extract(file, output, only_utf8=False)
+        missing += extract(file, output, only_utf8=False).missing
     check_size(output.tell(), limit, f"{path}: its text")
-    return output.getvalue()
+    return output.getvalue(), missing
 
 
 def files_in(folder: Path, column: str | None, encoding: str | None) -> list[Path]:

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from pyarrow import feather
 
 from txlcli.corpora.corpus import Slice, Slices
+from txlcli.corpora.directory import invalid_places
 from txlcli.corpora.locate import whole
 from txlcli.data.token_store import SplitCounts
-from txlcli.data.vocabulary import REPLACEMENT, Ids, Vocab, count_words, smallest_dtype
+from txlcli.data.vocabulary import Ids, Vocab, count_words, smallest_dtype
 from txlcli.errors import CorpusInputError, TxlError
 from txlcli.system import processors
 from txlcli.workflows.preparation.planning import CHUNK
@@ -168,7 +169,7 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
     unknown = _symbol(rules, rules.unknown)
     invalid = 0
     if rules.tokenizer == "byte":
-        invalid = data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
+        invalid = invalid_places(data)
     words, lines = count_words(data, len(numbers), rules.tokenizer, has_boundary=bool(boundary))
     starts: Ids = np.cumsum(sizes)[:-1]
     if sentences:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from txlcli import corpora
 from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule, cards
+from txlcli.corpora.directory import remarks_on_bytes
 from txlcli.corpora.documents import UNITS
 from txlcli.data.token_store import SplitCounts
 from txlcli.data.vocabulary import Vocab
@@ -139,12 +140,8 @@ def notes_on(
     others = _other_sizes(plan, vocab, counts)
     if plan.own_convention and others:
         yield f"not the full benchmark ({', '.join(others)}): do not compare with published numbers"
-    nuls = numbered.total("nuls")
-    if nuls:
-        yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
-    invalid = numbered.total("invalid")
-    if invalid and plan.corpus is corpora.OWN_TEXT:  # enwik8 is cut inside characters
-        yield f"the text is not UTF-8 in {invalid:,} places; if it is text in another encoding, name it with `encoding`"
+    is_own = plan.corpus is corpora.OWN_TEXT  # enwik8 is cut inside characters
+    yield from remarks_on_bytes(numbered.total("nuls"), numbered.total("invalid") if is_own else 0)
     lines = numbered.total("lines")
     if lines and not vocab.keeps_line_ends and not plan.own_convention:
         yield f"the vocabulary has no symbol for a line end: {lines:,} line ends are dropped, and count as no words"
