@@ -103,6 +103,12 @@ def test_a_store_opens_by_name_and_by_path(here):
     name = txlcli.load("byte").settings.corpus.store
     store = txlcli.open_store(name)
     assert len(store.ids("train")) == txlcli.open_store(here / "data" / f"{name}.h5").info("train").tokens
+    (here / "foreign.txt").write_text("a fox\nan owl\n" * 40)
+    (here / "words.txt").write_text("<unk>\n<eos>\nowl's\n")
+    prepared = txlcli.prepare("foreign.txt", txlcli.PrepareOptions(vocab=here / "words.txt", name="foreign"))
+    assert "not in the vocabulary" in prepared.to_dict()["notes"][0]
+    assert [row["split"] for row in prepared.table()] == ["train", "valid", "test"]
+    assert "owl's" not in repr(prepared)
 
 
 def test_a_model_of_a_recipe_has_its_parameters_and_changes():
@@ -121,6 +127,11 @@ def test_a_model_of_a_recipe_has_its_parameters_and_changes():
         (lambda run: txlcli.make_model("stdlib"), RecipeError, "give vocab_size"),
         (lambda run: txlcli.make_model("ptb", changes={"train.lr": 0}), RecipeError, "lr must be greater than 0"),
         (lambda run: run.score(""), VocabularyError, "text: no token to predict"),
+        (
+            lambda run: run.score("runs/byte/run.json"),
+            UsageError,
+            'give pathlib.Path."runs/byte',
+        ),
         (lambda run: run.log_probs(""), UsageError, "the text is empty"),
         (lambda run: run.generate(""), UsageError, "the prompt is empty"),
         (lambda run: run.generate("ze", samples=3), UsageError, "leave out `samples`"),

@@ -54,7 +54,7 @@ def ptb_directory(tmp_path) -> Path:
 
 def prepare(text, data_dir, options=None, **more) -> TokenStore:
     """Prepare a text and return its store."""
-    return run(str(text), options or PrepareOptions(), data_dir, **more).store
+    return run(str(text), options or PrepareOptions(), data_dir, **more)
 
 
 def test_ptb_follows_the_convention_of_the_benchmark(tmp_path):

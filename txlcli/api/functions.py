@@ -13,7 +13,7 @@ from txlcli.config.train_settings import Precision
 from txlcli.core.architectures import registry
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.model.base import LanguageModel
-from txlcli.data.token_store import SUFFIX, TokenStore
+from txlcli.data.token_store import SUFFIX
 from txlcli.errors import RecipeError
 from txlcli.report import figures
 from txlcli.workflows import difference as difference_workflow
@@ -22,6 +22,7 @@ from txlcli.workflows.difference import LossDifference
 from txlcli.workflows.difference_options import DifferenceOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.preparation.options import PrepareOptions
+from txlcli.workflows.preparation.preparing import PreparedStore
 from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.recl_options import ReclOptions
 from txlcli.workflows.reporter import OnProgress, Reporter
@@ -57,7 +58,7 @@ def prepare(
     *,
     data_dir: PathLike = "data",
     on_progress: OnProgress | None = None,
-) -> TokenStore:
+) -> PreparedStore:
     """Prepare a corpus, or a text of your own, as `txl prepare`.
 
     Args:
@@ -71,8 +72,7 @@ def prepare(
         CorpusInputError: the text cannot be downloaded, read or split.
     """
     given = options or PrepareOptions()
-    result = preparing.run(os.fspath(source), given, Path(data_dir), reporter=Reporter(on_progress))
-    return result.store
+    return preparing.run(os.fspath(source), given, Path(data_dir), reporter=Reporter(on_progress))
 
 
 @checked
@@ -141,7 +141,7 @@ def load(
 
 
 @checked
-def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
+def open_store(store: PathLike, *, data_dir: PathLike = "data") -> PreparedStore:
     """Open a token store that `txl prepare` wrote.
 
     Args:
@@ -154,7 +154,7 @@ def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
     path = Path(store)
     if path.suffix != SUFFIX:
         path = Path(data_dir) / f"{store}{SUFFIX}"
-    return TokenStore.open(path)
+    return PreparedStore.open(path)
 
 
 @checked

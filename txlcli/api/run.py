@@ -208,6 +208,10 @@ class LoadedRun:
             VocabularyError: the text has no token to predict, or a symbol without an id.
             UsageError: the model cannot use a memory.
         """
+        if isinstance(text, str) and os.path.isfile(text):  # no error if it is too long
+            raise UsageError(
+                f'`text` is the name of a file; give pathlib.Path("{text}") to score it, or its name as bytes'
+            )
         if isinstance(text, os.PathLike):
             source = UserText(os.fspath(text), label=os.fspath(text))
         else:

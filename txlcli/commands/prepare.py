@@ -54,7 +54,6 @@ def prepare(
 
 def show(result: "PreparedStore") -> None:
     """Write a table of the splits, their beginnings, and the conventions of a store to stdout."""
-    store = result.store
     splits = result.to_json()["splits"]
     rows = []
     for split, info in splits.items():
@@ -62,15 +61,15 @@ def show(result: "PreparedStore") -> None:
         size = console.cell(info["bytes"], ",")
         unknown = f"{info['unknown_percent']:.2f} %"
         rows.append([split, f"{info['tokens']:,}", f"{info['types']:,}", words, size, unknown])
-    console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)
+    console.show_table(f"{result.path}: {result.corpus}, unit {result.unit}, V = {result.vocab.size:,}", COLUMNS, rows)
     for split, info in splits.items():
         console.show_line(f"{split} begins: {info['begins']}")
-    for key, value in store.conventions.items():
+    for key, value in result.conventions.items():
         console.show_line(f"{key}: {value}")
-    if store.changes:
-        changes = [f"{name.replace('_', ' ')}: {count:,}" for name, count in store.changes.items()]
+    if result.changes:
+        changes = [f"{name.replace('_', ' ')}: {count:,}" for name, count in result.changes.items()]
         console.show_line(f"skipped or changed: {', '.join(changes)}")
-    for note in result.notes:
+    for note in result.all_notes:
         console.show_line(f"note: {with_flags(note)}")
     if result.next:
         console.show_line(f"next: {result.next}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import h5py
 import numpy as np
@@ -140,17 +140,17 @@ class TokenStore(StoreFacts):
 
     path: Path
     splits: Mapping[str, SplitInfo]
-    arrays: Mapping[tuple[str, str], _Array]
+    arrays: Mapping[tuple[str, str], _Array] = field(repr=False)
     """Ids of each split, and where its sentences start if it was prepared with them."""
-    vocabulary: str
+    vocabulary: str = field(repr=False)
     """Vocabulary as JSON; verified when `vocab` is read."""
     stored_fingerprint: str
     verified_elsewhere: bool
-    opened: dict[str, Ids] = field(default_factory=dict)
+    opened: dict[str, Ids] = field(default_factory=dict, repr=False)
     """Ids whose digest has been verified, by split."""
 
     @classmethod
-    def open(cls, path: Path, *, verified_elsewhere: bool = False) -> "TokenStore":
+    def open(cls, path: Path, *, verified_elsewhere: bool = False) -> Self:
         """Open a store for reading.
 
         `verified_elsewhere` is True if another process of this machine verifies the tokens, and ends this one if they
@@ -173,7 +173,7 @@ class TokenStore(StoreFacts):
             raise StoreError(f"{path} is damaged or not an HDF5 file ({reason_of(error)}); {_again(path)}") from error
 
     @classmethod
-    def _read(cls, path: Path, file: h5py.File, verified_elsewhere: bool) -> "TokenStore":
+    def _read(cls, path: Path, file: h5py.File, verified_elsewhere: bool) -> Self:
         facts = parse_json(file.attrs["facts"].decode())
         facts["notes"] = tuple(facts["notes"])
         splits = {}

@@ -1,7 +1,6 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -32,6 +31,7 @@ from txlcli.workflows.preparation.planning import CHUNK, DEFAULT_VOCAB_SIZE, Pre
 from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.result import Result
 
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
@@ -43,24 +43,21 @@ EXCERPT_TOKENS = 120
 EXCERPT_CHARACTERS = 100
 
 
-@dataclass(frozen=True)
-class PreparedStore:
-    """A token store that was just prepared."""
-
-    store: TokenStore
+class PreparedStore(TokenStore, Result):
+    """A token store as a result."""
 
     @property
     def next(self) -> str | None:
         """The command that trains on the store; None without a train split."""
-        if "train" not in self.store.splits:
+        if "train" not in self.splits:
             return None
-        return command_line("train", self.store.name, data_dir=self.store.path.parent)
+        return command_line("train", self.name, data_dir=self.path.parent)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def all_notes(self) -> tuple[str, ...]:
         """Notes of the store, and one for each split that is mostly unknown."""
-        notes = list(self.store.notes)
-        for split, info in self.store.splits.items():
+        notes = list(self.notes)
+        for split, info in self.splits.items():
             if 2 * info.unknown > info.tokens:
                 notes.append(
                     f"{info.unknown:,} of the {info.tokens:,} tokens of {split} are not in the vocabulary; check that "
@@ -70,35 +67,38 @@ class PreparedStore:
 
     def excerpt(self, split: str) -> str:
         """Return the beginning of a split as one line."""
-        ids = self.store.ids(split)[:EXCERPT_TOKENS]
-        text = " ".join(self.store.vocab.decode(ids).split())
+        ids = self.ids(split)[:EXCERPT_TOKENS]
+        text = " ".join(self.vocab.decode(ids).split())
         if len(text) <= EXCERPT_CHARACTERS:
             return text
         return text[: EXCERPT_CHARACTERS - 3] + "..."
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl prepare --json` prints."""
-        store = self.store
         splits = {}
-        for split, info in store.splits.items():
+        for split, info in self.splits.items():
             facts = dict(vars(info))
             facts["words"] = info.words or None  # not known of token ids without text
             facts["bytes"] = info.bytes or None
-            starts = store.sentence_starts(split)
+            starts = self.sentence_starts(split)
             if starts is not None:
                 facts["documents"] = len(starts)
             facts["unknown_percent"] = 100 * info.unknown / info.tokens
             facts["begins"] = self.excerpt(split)
             splits[split] = facts
         return {
-            "store": str(store.path),
-            **store.to_json(),
-            "notes": list(self.notes),
-            "vocabulary_size": store.vocab.size,
-            "fingerprint": store.fingerprint,
+            "store": str(self.path),
+            **super().to_json(),
+            "notes": list(self.all_notes),
+            "vocabulary_size": self.vocab.size,
+            "fingerprint": self.fingerprint,
             "splits": splits,
             "next": self.next,
         }
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the splits."""
+        return [{"split": split, **facts} for split, facts in self.to_json()["splits"].items()]
 
 
 def run(
@@ -116,7 +116,7 @@ def run(
             f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here"
         )
     plan.reporter.say(f"preparing {plan.description}, into {plan.store}")
-    return PreparedStore(run_plan(plan))
+    return PreparedStore.open(run_plan(plan).path)
 
 
 def prepare_again(directory: Path, data_dir: Path, reporter: Reporter) -> TokenStore:
