@@ -63,6 +63,7 @@ CONTAINERS = {
     "text.gz": gzip.compress(TEXT[:1000]) + gzip.compress(TEXT[1000:]),
     "text.xz": lzma.compress(TEXT),
     "any name": bz2.compress(TEXT),
+    "empty first": bz2.compress(b"") + bz2.compress(TEXT),
     "text.txt.zst": zstd(TEXT[:1000]) + zstd(TEXT[1000:]),
     "skipped first.zst": b"\x50\x2a\x4d\x18\x03\0\0\0abc" + zstd(TEXT),
     "skipped last mark.zst": b"\x5f\x2a\x4d\x18\0\0\0\0" + zstd(TEXT),
@@ -157,7 +158,9 @@ def test_a_json_file_is_rows_unless_it_has_no_text(plain):
         assert digests("again") == digests("plain"), name
     (plain / "ids").mkdir()
     (plain / "ids/0.json").write_text(json.dumps({"ids": [[7] * 40]}))
-    assert "no column has text" in refusal("prepare", "ids", code=1)
+    refused = refusal("prepare", "ids", code=1)
+    assert "no column has text" in refused
+    assert refused.endswith("or move this file out of ids")
 
 
 def test_the_first_text_of_a_csv_may_be_longer_than_python_s_limit(plain):

@@ -96,7 +96,12 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
         records = [file for file in files if file.format in BY_ENDING.values()]
         with_rows = [file for file in records if file.format != "JSON" or column is not None] or records
     if with_rows:
-        return tuple(_with_column(file, column) for file in with_rows)
+        try:
+            return tuple(_with_column(file, column) for file in with_rows)
+        except CorpusInputError as error:
+            if source.is_dir():
+                raise CorpusInputError(f"{error}; or move this file out of {source}") from error
+            raise
     if any(file.packing or file.encoding for file in files):
         return tuple(TextFile(file.path, packing=file.packing, encoding=file.encoding) for file in files)
     return ()
