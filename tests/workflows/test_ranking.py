@@ -81,6 +81,8 @@ def test_an_evaluation_of_valid_takes_precedence_over_a_validation_in_training()
     assert own_row(ranked) == ["25.79", "-"]
     assert ranked.notes[1].startswith("> valid: txl eval")
     assert ranked.notes[2] == "> test: none yet; txl eval runs/mine --split test"
+    assert ranked.notes[3] == "The run is placed by its valid result among the test results of others."
+    assert not [note for note in rank(both("ptb")).notes if "is placed by" in note]
 
 
 def test_the_source_of_a_result_has_its_setting():

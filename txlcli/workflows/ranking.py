@@ -113,6 +113,8 @@ def _notes_on_results(run: Run, results: Results, reasons: Sequence[str]) -> lis
     for split in SPLITS:
         if split not in results:
             notes.append(f"> {split}: none yet; {command_line('eval', str(run.directory), split=split)}")
+    if results and "test" not in results:
+        notes.append("The run is placed by its valid result among the test results of others.")
     return notes
 
 
