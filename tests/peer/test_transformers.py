@@ -22,7 +22,9 @@ import txlcli
 from tests.commands.novel import TOKENIZERS, done, prepare_and_train, text_of
 from tests.core.builders import POSITIONS, V, assert_close, cut, draw_tokens, read_segments, small_model
 from txlcli.config.settings import EvalSettings
+from txlcli.data.vocabulary import Vocab
 from txlcli.workflows.exchange import transformers_folder
+from txlcli.workflows.exchange.transformers_files.tokenization_txl import TxlTokenizer
 from txlcli.workflows.exchange.transformers_folder import CODE, CONFIG, MODEL_CODE, WEIGHTS
 
 B, T, L, M = 2, 23, 7, 5
@@ -192,6 +194,19 @@ def test_the_tokenizer_and_the_model_of_a_run_score_a_text_as_txl_does(trained, 
     batch = tokenizer([text[:30], text[:50]], padding=True, return_tensors="pt")
     assert batch.attention_mask[0, 0] == 0
     assert model.generate(**batch, max_new_tokens=3, do_sample=False).shape[1] == batch.input_ids.shape[1] + 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "symbols", "boundary"), [("char", ["a", "<unk>", " "], None), ("word", ["<eos>", "<unk>", "a"], 0)]
+)
+def test_unknown_symbols_and_written_line_ends_are_read_as_txl_does(tmp_path, kind, symbols, boundary):
+    vocab = Vocab(kind, symbols, boundary=boundary, unknown=1)
+    (tmp_path / "vocab.json").write_text(vocab.to_json())
+    tokenizer = TxlTokenizer(tmp_path / "vocab.json")
+    text = "a b <eos> \na<eos>\r\n<eos>\n"
+    ids = tokenizer(text).input_ids
+    assert ids == vocab.encode(text).tolist()
+    assert tokenizer.decode(ids) == vocab.decode(ids)
 
 
 def test_trainer_lowers_the_loss(trained, tmp_path):

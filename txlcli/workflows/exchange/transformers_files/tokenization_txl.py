@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizer
 
 SPACE = "\u2581"  # stands for a blank inside pieces of SentencePiece
+REPLACEMENT = "\ufffd"  # stands for an unknown character in decoded text
 AS_BYTES = f"{SPACE}\0"  # characters that are always pieces of bytes
 
 
@@ -80,6 +81,8 @@ class TxlTokenizer(PreTrainedTokenizer):
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if self.line_end is None:
             return text.split()
+        # a symbol of a line end that the text itself has before a line end is the same one
+        text = re.sub(rf"(?<!\S){re.escape(self.line_end)}[^\S\n]*\n", "\n", text)
         return text.replace("\n", f" {self.line_end} ").split()
 
     def _pieces(self, text):
@@ -106,7 +109,8 @@ class TxlTokenizer(PreTrainedTokenizer):
         if self.kind == "byte":
             return "".join(tokens).encode("latin-1").decode(errors="replace")
         if self.kind == "char":
-            return "".join(tokens)
+            unknown = None if self.facts["unknown"] is None else self.symbols[self.facts["unknown"]]
+            return "".join(REPLACEMENT if token == unknown else token for token in tokens)
         if self.kind == "word":
             lines = " ".join("\n" if token == self.line_end else token for token in tokens)
             return re.sub(" ?\n ?", "\n", lines)
