@@ -1,5 +1,6 @@
 """Figures are written in the format of the extension."""
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -47,6 +48,12 @@ def test_every_point_of_every_curve_is_in_the_figure_and_a_missing_value_is_a_ga
     _, marks = marks_in(tmp_path / "curve.svg")
     assert 3 in marks
     assert 2 not in marks
+
+
+def test_the_curves_of_a_panel_differ_in_their_markers(tmp_path):
+    draw(tmp_path / "curve.svg")
+    points = re.findall(r'<use xlink:href="#(\w+)"[^>]*fill: #(\w+);', (tmp_path / "curve.svg").read_text())
+    assert sorted(dict(points).values()) == ["1f77b4", "ff7f0e"]
 
 
 @pytest.mark.parametrize(

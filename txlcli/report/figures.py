@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from txlcli.workflows.recl import ReclResult
     from txlcli.workflows.speed import SpeedResult
 
-TIME = "ms per token, one batch lane"
+TIME = "ms per token, batch size 1"
 STYLES: dict[str, dict[str, Any]] = {
     "train": {"marker": "", "linewidth": 1.0, "alpha": 0.45},
     "valid": {"markersize": 4.0},
@@ -37,14 +37,15 @@ def plot_evaluation(path: Path, result: "EvalResult") -> None:
     loss_curve: plots.Curves = {opened.name: (lengths, losses)}
     panels = {metrics.METRIC_TITLES[opened.metric]: loss_curve}
     timed = [row for row in rows if row.slowdown is not None]
+    time_label = TIME if all(row.times_trusted for row in timed) else f"{TIME}, busy machine"
     if timed:
         mem_lens = [row.mem_len for row in timed]
-        panels[TIME] = {
+        panels[time_label] = {
             "recomputed": (mem_lens, [row.vanilla_ms_per_token for row in timed]),
             "with memory": (mem_lens, [row.one_lane_ms_per_token for row in timed]),
         }
     x_label = "attention length (tokens)" if in_windows else "memory length M (tokens)"
-    plots.plot_panels(path, panels, x_label=x_label, title=result.scoring.text.title, log_y=[TIME])
+    plots.plot_panels(path, panels, x_label=x_label, title=result.scoring.text.title, log_y=[time_label])
 
 
 def plot_gains(path: Path, result: "ReclResult") -> None:
@@ -130,10 +131,14 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
             raise RunError(f"{missing}; leave it out of `plot`")
         for split, style in STYLES.items():
             reports = past.reports_of(split)
+            if not reports:
+                continue
             steps = [report["step"] for report in reports]
             losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for report in reports]
             curves[f"{name}, {split}"] = (steps, losses)
             styles[f"{name}, {split}"] = {"color": f"C{number}", **style}
+            if len(reports) == 1:
+                styles[f"{name}, {split}"]["marker"] = "."  # a line of one point is invisible
     from txlcli.report import plots
 
     metric = runs[0].metric

@@ -1,5 +1,6 @@
 """Plots curves, and writes figures as PNG, SVG or PDF."""
 
+import itertools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ Curves = Mapping[str, Curve]
 """Curves by their names."""
 GENERATORS = {".png": "Software", ".svg": "Creator", ".pdf": "Creator"}
 """Key of the metadata for the program that wrote a figure, by extension."""
+MARKERS = "osD^vPX*"
+"""Markers of the curves of a panel in their order, so that they differ without colour."""
 NO_STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -65,8 +68,8 @@ def plot_panels(
     figure = new_figure(max(6.4, 5.2 * len(panels)), height)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (y_label, curves) in zip(row, panels.items(), strict=True):
-        for name, (x, y) in curves.items():
-            style: dict[str, Any] = {"marker": "o", "label": literal(name), **styles.get(name, {})}
+        for marker, (name, (x, y)) in zip(itertools.cycle(MARKERS), curves.items(), strict=False):
+            style: dict[str, Any] = {"marker": marker, "label": literal(name), **styles.get(name, {})}
             axes.plot(x, np.array(y, dtype=float), **style)
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.grid(alpha=0.3)

@@ -1,0 +1,34 @@
+"""What the figures of results show, by the texts of their SVG."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from txlcli.report import figures
+
+
+def texts(path):
+    """Return the texts of an SVG figure, which matplotlib writes as comments."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("trusted", "label"), [(True, figures.TIME), (False, f"{figures.TIME}, busy machine")])
+def test_the_axis_of_times_says_that_the_machine_was_busy(tmp_path, trusted, label):
+    times = {"vanilla_ms_per_token": 7.0, "one_lane_ms_per_token": 0.5, "slowdown": 14.0, "times_trusted": trusted}
+    row = SimpleNamespace(stride=None, attn_len=None, mem_len=13, measures={"bpc": 2.5}, **times)
+    scoring = SimpleNamespace(opened=SimpleNamespace(name="a", metric="bpc"), text=SimpleNamespace(title="t"))
+    figures.plot_evaluation(tmp_path / "f.svg", SimpleNamespace(scoring=scoring, rows=[row]))
+    assert [text for text in texts(tmp_path / "f.svg") if text.startswith("ms per token")] == [label]
+
+
+def test_the_curves_of_a_run_without_a_validation_are_its_training_alone(tmp_path):
+    reports = [{"step": 11, "loss_nats": 2.5}]
+    settings = SimpleNamespace(corpus=SimpleNamespace(store="s"))
+    run = SimpleNamespace(name="a", directory=Path("runs/a"), metric="bpc", settings=settings)
+    past = SimpleNamespace(run=run, reports=reports, reports_of={"train": reports, "valid": []}.get)
+    figures.plot_curves(tmp_path / "f.svg", [past])
+    svg = (tmp_path / "f.svg").read_text(encoding="utf-8")
+    assert "valid" not in svg
+    assert svg.count('style="fill: #1f77b4;') == 1  # the only point has a marker
