@@ -28,7 +28,7 @@ BIAS_BY_DISTANCE = EncodingTraits(limits_distance=True, score_terms=("a", "d"))
 
 
 class SlopesEncoding(Encoding):
-    """A bias that falls linearly with distance (Press et al. 2021), with slopes that are trained."""
+    """A bias that falls linearly with distance (Press et al. 2022), with slopes that are trained."""
 
     def __init__(self, settings):
         super().__init__(settings)

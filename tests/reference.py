@@ -500,7 +500,7 @@ def forward_segments(
 
 
 def compressed(rows: ndarray, layer: dict, *, rate: int, compression: str) -> ndarray:
-    """One row for every `rate` rows of (n * rate, d): their convolution, mean or maximum (Rae et al. 2020)."""
+    """One row for every `rate` rows of (n * rate, d): their convolution, mean or maximum (Rae et al. 2019)."""
     slots = []
     for first in range(0, len(rows), rate):
         group = rows[first : first + rate]
@@ -559,7 +559,7 @@ def content_attention(hidden: ndarray, context: ndarray, layer: dict) -> ndarray
 
 
 def reconstruction_loss(hidden: ndarray, leaving: ndarray, made: ndarray, layer: dict, **how: Any) -> complex:
-    """The attention-reconstruction loss of one layer (Rae et al. 2020): the mean square over heads, queries and D.
+    """The attention-reconstruction loss of one layer (Rae et al. 2019): the mean square over heads, queries and D.
 
     Args:
         hidden: inputs of the layer in the segment; with `how["norm"]` "pre" and "pre_released" all are normalized.
@@ -596,7 +596,7 @@ def forward_compressive(
     norm_eps: float = LAYER_NORM_EPS,
     **options: Any,
 ) -> Compressed:
-    """A segment after [slots o memory] in each layer (Rae et al. 2020), and what both are after it.
+    """A segment after [slots o memory] in each layer (Rae et al. 2019), and what both are after it.
 
     Args:
         tokens: L token ids.

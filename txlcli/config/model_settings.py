@@ -363,7 +363,7 @@ class TransformerSettings(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressiveSettings(TransformerSettings):
-    """[model] with arch = "compressive": the Compressive Transformer (Rae et al. 2020).
+    """[model] with arch = "compressive": the Compressive Transformer (Rae et al. 2019).
 
     Tokens that leave the memory are compressed; keys are those of compressed memory, memory and segment.
     """

@@ -69,8 +69,8 @@ class EvalSettings(Section):
     """Largest distance with an encoding of its own, larger ones share it; by default L + M of training, plus C of a
     compressed memory. Only with the positions "relative", "relative_tied", "shaw" and "t5"."""
     same_length: SameLength = "m"
-    """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code), or
-    M + 1 to M + L ("off")."""
+    """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code,
+    NVIDIA's code), or M + 1 to M + L ("off")."""
     compressed_len: PositiveInt | None = None
     """arch = "compressive": number of slots C of the compressed memory; by default model.compressed_len. With
     model.memory_start = "zeros", a text begins with at most model.compressed_len slots of zeros."""

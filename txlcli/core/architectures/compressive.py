@@ -1,4 +1,4 @@
-"""The Compressive Transformer (Rae et al. 2020): tokens that leave the memory are compressed, not forgotten.
+"""The Compressive Transformer (Rae et al. 2019): tokens that leave the memory are compressed, not forgotten.
 
 Each layer has a memory of M positions and a compressed memory of C slots. When a segment ends, the oldest positions
 leave the memory, c of them at a time; a slot is made of each c, and the oldest slots are forgotten. Keys are those of
