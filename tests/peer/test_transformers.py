@@ -98,6 +98,21 @@ def test_every_part_of_a_model_gives_the_same_numbers(tmp_path, parts):
 
 
 @torch.no_grad()
+def test_hidden_states_are_those_of_all_layers(tmp_path):
+    model, tokens = small_model(norm="pre"), draw_tokens(B, L)
+    theirs = opened(tmp_path, model, evaluation_of(M, same_length="off"))
+    states = theirs(tokens, output_hidden_states=True).hidden_states
+    outputs = model.read_layers(tokens, model.pasts(model.first_memory(B, M), M))
+    below = [outputs[0].kept, *(output.hidden for output in outputs[:-1])]
+    for own, layer in zip([*below, model.final_hidden(outputs[-1].hidden)], states, strict=True):
+        assert_close(layer, own)
+    longer = theirs(draw_tokens(B, T), output_hidden_states=True)
+    assert [state.shape for state in longer.hidden_states] == len(states) * [(B, T, model.settings.d_model)]
+    assert_close(theirs.softmax(longer.hidden_states[-1], theirs.embedding), longer.logits)
+    assert theirs(tokens).hidden_states is None
+
+
+@torch.no_grad()
 def test_padding_at_the_left_changes_nothing(tmp_path):
     tokens = draw_tokens(B, T)
     theirs = opened(tmp_path, small_model(), evaluation_of(M, same_length="off"))

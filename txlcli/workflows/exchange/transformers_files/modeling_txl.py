@@ -9,6 +9,7 @@ Axes: B batch, T tokens of a call, K keys, H heads, D head width, d model width,
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -514,6 +515,7 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         past_key_values: Cache | None = None,
+        output_hidden_states: bool | None = None,
         **options,
     ) -> CausalLMOutputWithPast:
         """Read tokens (B, T) after those in the cache.
@@ -526,7 +528,11 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: return the memory.
             logits_to_keep: number of last positions whose logits are computed; 0 for all.
             past_key_values: `cache`, by its earlier name.
+            output_hidden_states: return the input of the first layer and the output of each, (B, T, d), the last one
+                after the final norm.
         """
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         if use_cache is None:
             use_cache = not self.training
         if cache is None:
@@ -539,19 +545,33 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask = torch.ones(len(input_ids), total, dtype=torch.long, device=input_ids.device)
         is_token = F.pad(attention_mask, (total - attention_mask.shape[1], 0), value=1).bool()
         position = is_token.long().cumsum(1) - 1
-        hidden = []
+        segments = []
         for part in input_ids.split(self.config.segment_len or input_ids.shape[1], dim=1):
             read += part.shape[1]
-            hidden.append(self.read(part, position[:, :read], is_token[:, :read], cache))
-        final = self.output_dropout(self.final_norm(torch.cat(hidden, dim=1)))
-        logits = self.softmax(final[:, -logits_to_keep:], self.embedding)
+            states = self.read(part, position[:, :read], is_token[:, :read], cache)
+            segments.append(list(states) if output_hidden_states else list(states)[-1:])
+        *hidden_states, last = (torch.cat(of_layer, dim=1) for of_layer in zip(*segments, strict=True))
+        last = self.final_norm(last)
+        logits = self.softmax(self.output_dropout(last)[:, -logits_to_keep:], self.embedding)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **options)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache if use_cache else None})
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            hidden_states=(*hidden_states, last) if output_hidden_states else None,
+            **{CACHE: cache if use_cache else None},
+        )
 
-    def read(self, tokens: Tensor, position: Tensor, is_token: Tensor, cache: Cache) -> Tensor:
-        """Return the last hidden states (B, T, d) of tokens; `position` and `is_token` are of all tokens so far."""
+    def read(self, tokens: Tensor, position: Tensor, is_token: Tensor, cache: Cache) -> Iterator[Tensor]:
+        """Yield the input of the first layer and the output of each, (B, T, d).
+
+        Args:
+            tokens: (B, T), in one segment.
+            position: (B, all tokens so far), in the text of each lane.
+            is_token: likewise, False for padding.
+            cache: the memory.
+        """
         count = tokens.shape[1]
         kept = position.shape[1] - count
         if self.config.mem_len:
@@ -561,7 +581,8 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
         hidden = self.embedding(tokens) * self.config.d_model**0.5
         hidden = self.embedding_dropout(self.encoding.add_to_embedding(hidden, context.place))
         encoded = self.encoding.encode_distances(int(context.distance.max()) + 1, hidden)
+        yield hidden
         for number, layer in enumerate(self.layers):
             hidden = self.encoding.add_to_layer_input(hidden, number, context.place)
             hidden = layer(hidden, self.encoding, encoded, context, cache)
-        return hidden
+            yield hidden
