@@ -129,7 +129,7 @@ def test_auto_searches_for_the_window_of_a_model_without_memory(here):
     for words, telling in (
         ("--attn-len auto --stride 9", "can be tried, 5"),
         ("--mem-len auto", "give --attn-len auto"),
-        ("--attn-len 4,6", "learned 5 positions"),
+        ("--attn-len 4,6", "has 5 positions"),
     ):
         assert telling in refusal("eval", "windows", *words.split())
 

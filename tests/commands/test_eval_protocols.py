@@ -78,7 +78,7 @@ def test_a_model_without_memory_lacks_recurrence(here):
     assert f"no recurrence: {reason}." in done("eval", "vanilla", "--protocols", "all", "--positions", 97).stdout
     assert reason in refusal("eval", "vanilla", "--protocols", "disjoint,recurrence")
     assert "exceeds the window length 5" in refusal("eval", "vanilla", "--protocols", "strided", "--stride", 6)
-    assert "learned 5 positions" in refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
+    assert "has 5 positions" in refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
 
 
 def test_a_recurrent_state_is_read_in_windows_and_along_the_text(here):
