@@ -10,6 +10,7 @@ import torch
 
 import txlcli
 from tests.commands.novel import done, json_of, refusal
+from txlcli.commands.probe import _bits
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.workflows.evaluation.annotated import Pieces
@@ -69,6 +70,10 @@ def test_a_repetition_before_the_segment_saves_nothing_without_memory(here):
     assert abs(near["copy_saved_nats"]) > 1e-3
     assert far["copy_saved_nats"] == pytest.approx(0.0, abs=1e-6)
     assert near["word_nats"] == near["word_nats_without_memory"]
+
+
+def test_a_loss_that_rounds_to_0_has_no_sign(here):
+    assert _bits(-1e-3) == "0.00"
 
 
 def test_generated_texts_repeat_themselves_and_their_controls_do_not():

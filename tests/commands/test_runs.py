@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -250,7 +251,9 @@ def test_a_difference_of_losses_is_more_than_chance_if_its_interval_excludes_0(h
     assert output["low_nats"] < output["difference_nats"] < output["high_nats"]
     assert (output["second"]["evaluation"], output["second"]["run"]) == ("mem_len_5", "runs/one")
     chance = "is more than chance" if significant else "may be chance"
-    assert chance in done("runs", "difference", "a.h5", "b.h5").stdout
+    table = done("runs", "difference", "a.h5", "b.h5").stdout
+    assert chance in table
+    assert "│ b.h5 (runs/one) " in table
 
 
 TRAIN_SPLIT = ("--split", "train")
@@ -334,6 +337,8 @@ def test_different_memory_lengths_are_compared_only_on_request(here):
     assert "--mem-len" in message
     result = json_of("runs", "difference", "byte", "other", "--mem-len", "0,7", *TRAIN_SPLIT)
     assert result["second"]["evaluation"] == "mem_len_7"
+    table = done("runs", "difference", "byte", "other", "--mem-len", "0,7", *TRAIN_SPLIT).stdout
+    assert re.search(r"│ runs/other +│ +mem_len_7 ", table)
 
 
 def test_losses_that_cannot_be_paired_are_rejected(here):

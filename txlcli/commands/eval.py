@@ -144,7 +144,7 @@ def _cells(row: "EvalRow", rows: Sequence["EvalRow"], names: Sequence[str]) -> d
         cells[metrics.METRIC_TITLES[name]] = _measure(row, name)
     cells["change"] = "-"
     if row is not rows[0] and row.change is not None:
-        cells["change"] = f"{row.change:+.1%}"
+        cells["change"] = f"{row.change:+z.1%}"
     cells["ms/token"] = f"{row.ms_per_token:.3f}"
     cells["one lane"] = console.cell(row.one_lane_ms_per_token, ".3f")
     cells["vanilla"] = console.cell(row.vanilla_ms_per_token, ".2f")

@@ -70,4 +70,4 @@ def _cells(row: "ProbeRow") -> list[str]:
 
 
 def _bits(nats: float | None) -> str:
-    return "-" if nats is None else f"{bits(nats):.2f}"
+    return "-" if nats is None else f"{bits(nats):z.2f}"

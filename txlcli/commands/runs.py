@@ -281,22 +281,23 @@ def _show_difference(result: "LossDifference") -> None:
     rows = []
     for source in (result.first, result.second):
         nats = source.loss_nats
-        rows.append(
-            [source.file or "-", source.run or "-", source.evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"]
-        )
+        name = source.file or source.run
+        if source.file and source.run:
+            name = f"{source.file} ({source.run})"
+        rows.append([str(name), source.evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"])
     differences = {
         "difference": result.difference_nats,
         "95 % interval from": result.low_nats,
         "to": result.high_nats,
     }
     for name, nats in differences.items():
-        rows.append([name, "", "", f"{nats:+.4f}", f"{metrics.bits(nats):+.4f}"])
+        rows.append([name, "", f"{nats:+.4f}", f"{metrics.bits(nats):+.4f}"])
     if result.significant:
         verdict = "The difference is more than chance: the interval excludes 0."
     else:
         verdict = "The difference may be chance: the interval contains 0."
     note = f"{verdict} It covers this text, not other seeds of training."
-    headings = ("losses", "run", "evaluation", f"nats/{result.unit}", f"bits/{result.unit}")
+    headings = ("losses", "evaluation", f"nats/{result.unit}", f"bits/{result.unit}")
     console.show_table(f"{result.tokens:,} {result.unit}s", headings, rows, [note])
 
 

@@ -11,11 +11,12 @@ from txlcli.runs.history import History
 
 if TYPE_CHECKING:
     from txlcli.workflows.evaluation.result import EvalResult
+    from txlcli.workflows.evaluation.rows import EvalRow
     from txlcli.workflows.probe import ProbeResult
     from txlcli.workflows.recl import ReclResult
-    from txlcli.workflows.speed import SpeedResult
+    from txlcli.workflows.speed import SlowdownRow, SpeedResult
 
-TIME = "ms per token, batch size 1"
+TIME = "ms per token"
 STYLES: dict[str, dict[str, Any]] = {
     "train": {"marker": "", "linewidth": 1.0, "alpha": 0.45},
     "valid": {"markersize": 4.0},
@@ -37,7 +38,7 @@ def plot_evaluation(path: Path, result: "EvalResult") -> None:
     loss_curve: plots.Curves = {opened.name: (lengths, losses)}
     panels = {metrics.METRIC_TITLES[opened.metric]: loss_curve}
     timed = [row for row in rows if row.slowdown is not None]
-    time_label = TIME if all(row.times_trusted for row in timed) else f"{TIME}, busy machine"
+    time_label = _time_label(f"{TIME}, batch size 1", timed)
     if timed:
         mem_lens = [row.mem_len for row in timed]
         panels[time_label] = {
@@ -46,6 +47,11 @@ def plot_evaluation(path: Path, result: "EvalResult") -> None:
         }
     x_label = "attention length (tokens)" if in_windows else "memory length M (tokens)"
     plots.plot_panels(path, panels, x_label=x_label, title=result.scoring.text.title, log_y=[time_label])
+
+
+def _time_label(label: str, rows: Iterable["EvalRow | SlowdownRow"]) -> str:
+    """Return the label of an axis of times, which says if other programs used the processors."""
+    return label if all(row.times_trusted for row in rows) else f"{label}, busy machine"
 
 
 def plot_gains(path: Path, result: "ReclResult") -> None:
@@ -82,7 +88,7 @@ def plot_times(path: Path, result: "SpeedResult") -> None:
         "vanilla": (lengths, [row.vanilla_ms_per_token for row in rows]),
         "vanilla, batched": (lengths, [row.vanilla_batched_ms_per_token for row in rows]),
     }
-    y_label = "ms per token"
+    y_label = _time_label(TIME, rows)
     panels = {y_label: curves}
     plots.plot_panels(path, panels, x_label="attention length (tokens)", title=result.model, log_y=[y_label])
 

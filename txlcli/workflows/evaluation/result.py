@@ -108,7 +108,7 @@ class EvalResult:
             return f"Documents: {row.documents:,}, each from an empty memory. L = {settings.seg_len}, {described}."
         lanes = "one lane."
         if row.lanes > 1:
-            lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context."
+            lanes = f"{row.lanes} lanes, {row.lanes - 1} of them without context at the start."
         if row.attn_len_max is None:
             return f"The recurrent state is carried along the text. L = {settings.seg_len}, {described}; {lanes}"
         mem_len = f"M = {row.mem_len}, " if row.method else ""
