@@ -39,6 +39,7 @@ def test_the_report_has_the_numbers_of_the_other_commands(here):
     assert "not a corpus of the paper" in markdown
     assert len(re.findall('<img src="data:image/png;base64,', page)) == 4  # curves and Figures 5 to 7
     assert re.findall('<a href="#([a-z-]+)">', page) == re.findall('<h2 id="([a-z-]+)">', page)
+    assert "\nAttention that each term of the score would give alone (Figure 7 of the paper).\n" in markdown
     for name in ("curves", "figure5", "figure6", "figure7"):
         assert Path(f"runs/byte/report/{name}.png").is_file()
 

@@ -38,7 +38,9 @@ def test_divided_state_and_weights_are_counted_with_what_is_gathered_and_exchang
     assert all(1 / 2 <= fsdp[part] / whole[part] < 0.6 for part in ("parameters", "gradients", "optimizer"))
     assert (whole["gathered"], fsdp["activations"]) == (0, whole["activations"])
     assert 0 < fsdp["gathered"] < 4 * whole["parameters"]
-    assert " gathered " in done("recipes", "scale", "tiny.toml", "--set", "train.parallel=fsdp").stdout
+    table = done("recipes", "scale", "tiny.toml", "--set", "train.parallel=fsdp").stdout
+    assert " gathered " in table
+    assert " recurrent memory " in table
 
 
 def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(here):

@@ -126,6 +126,7 @@ def test_a_dry_run_writes_nothing(here):
     result = train("--dry-run")
     plan = json.loads(train("--dry-run", "--json").stdout)
     assert f"{plan['parameters']:,} parameters" in result.stdout
+    assert "│ memory of a step, recurrent memory " in result.stdout
     parts, needed = plan["parameters_by_part"], plan["step_bytes"]
     assert sum(parts.values()) == plan["parameters"]
     assert needed["weights"] == needed["gradients"] == needed["optimizer"] / 2 == 4 * plan["parameters"]

@@ -28,7 +28,7 @@ def show_forecast(forecast: TrainingForecast) -> None:
     memory = "memory of a step" if plan.processes == 1 else "memory of a process"
     for purpose, size in forecast.step_bytes.to_json().items():
         if size:
-            facts[f"{memory}, {purpose}"] = format_size(size)
+            facts[f"{memory}, {_part_name(purpose)}"] = format_size(size)
     facts["memory of the host, copy for saving"] = format_size(forecast.snapshot_bytes)
     is_whole = plan.steps == plan.run.settings.train.max_steps
     extent = "the whole recipe" if is_whole else f"{plan.steps:,} steps"
@@ -39,6 +39,11 @@ def show_forecast(forecast: TrainingForecast) -> None:
     facts["the paper's valid result"] = forecast.published.get("valid")
     facts["the paper's test result"] = forecast.published.get("test")
     console.show_facts("", facts, _forecast_notes(forecast))
+
+
+def _part_name(part: str) -> str:
+    """Return the name of a part of the bytes of a step: "memory" alone could be any of them."""
+    return "recurrent memory" if part == "memory" else part
 
 
 def _forecast_notes(forecast: TrainingForecast) -> list[str]:
@@ -85,7 +90,7 @@ def show_devices(forecast: ScaleForecast) -> None:
         sizes = [cost.device_bytes[part] for cost in forecast.by_devices]
         if part != "total" and any(sizes):
             for row, size in zip(rows, sizes, strict=True):
-                row[part] = format_size(size)
+                row[_part_name(part)] = format_size(size)
     title = (
         f"{run.recipe_name}: {run.parameters:,} parameters, batches of {train.batch_size}, "
         f"{forecast.plan.steps:,} steps, {train.precision}; memory of each GPU"

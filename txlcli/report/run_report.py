@@ -31,6 +31,12 @@ REPLACED = re.compile(r"report\.(html|md)|(curves|figure\d)\.png")
 """Files of an earlier report."""
 MADE = "Made by txl"
 """Beginning of the last line of a report."""
+CAPTIONS = {
+    5: "Average attention of each head by distance",
+    6: "Attention of single heads to the tokens before a passage",
+    7: "Attention that each term of the score would give alone",
+}
+"""Captions of the figures of attention by their numbers in the paper."""
 
 
 class ReportOptions(Options):
@@ -142,6 +148,6 @@ def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Rep
 
 def _attention(run: Run, directory: Path, workspace: Workspace) -> ReportSection:
     measured, paths = attention.measure_and_plot(run, directory, AttentionOptions(force=True), workspace)
-    captions = [[path.name, f"Figure {number} of the paper for this run."] for number, path in paths.items()]
+    captions = [[path.name, f"{CAPTIONS[number]} (Figure {number} of the paper)."] for number, path in paths.items()]
     grid = Grid(attention.COLUMNS, attention.rows(measured))
     return ReportSection(notes=attention.notes(measured), grids=[grid], figures=captions)
