@@ -84,9 +84,9 @@ def new_training(
     return cls(model, settings, segments, split, saver or Saver(directory, {"recipe": "tiny"}), world)
 
 
-def run(training, *, report_every=1, until=math.inf):
+def run(training, *, report_every=1, until=math.inf, **limits):
     """Return all reports, with a stop once `until` steps are done."""
-    return list(training.run(report_every=report_every, should_stop=lambda: training.step >= until))
+    return list(training.run(report_every=report_every, should_stop=lambda: training.step >= until, **limits))
 
 
 def reports_of(training, **limits):
@@ -588,14 +588,15 @@ def test_the_speed_of_steps_excludes_validations_and_saves(tmp_path, valid_every
     assert training.now > 100
 
 
+@pytest.mark.parametrize("limit", ["until", "until_step"])
 @pytest.mark.parametrize("stop", [4, 5, 6, 7])
-def test_reports_cover_the_same_steps_with_saves_a_stop_and_a_resumption(tmp_path, stop):
+def test_reports_cover_the_same_steps_with_saves_a_stop_and_a_resumption(tmp_path, stop, limit):
     lengths = {"max_steps": 11, "valid_every": 7}
     whole = steps_of(run(new_training(tmp_path / "whole", **lengths), report_every=3))
     assert [report.step for report in whole] == [3, 6, 7, 9, 11]
     saving = steps_of(run(new_training(tmp_path / "saving", **lengths, save_minutes=ALWAYS), report_every=3))
     assert losses_of(saving) == losses_of(whole)
-    first = steps_of(run(new_training(tmp_path / "stopped", **lengths), report_every=3, until=stop))
+    first = steps_of(run(new_training(tmp_path / "stopped", **lengths), report_every=3, **{limit: stop}))
     training = new_training(tmp_path / "stopped", **lengths)
     saved = checkpoint.load(training.saver.last_path)
     training.model.load_state_dict(saved.group("model"))

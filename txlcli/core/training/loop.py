@@ -151,9 +151,8 @@ class Training:
                     self._interval.add(result.losses, result.grad_norm, result.tokens)
                 for observe in on_step:
                     observe(self.step)
-                report_is_due = self.step % report_every == 0
-                if report_is_due or self.step == last_step:
-                    yield from self._report_steps(new_interval=report_is_due or self.step == self.settings.max_steps)
+                if self.step % report_every == 0:
+                    yield from self._report_steps(new_interval=True)
                 if self.settings.keep_every and self.step % self.settings.keep_every == 0:
                     self._write_weights(self.saver.last_path.with_name(f"step-{self.step}.safetensors"))
             yield from self._report_steps(new_interval=False)  # if a stop came between two reports
