@@ -70,6 +70,7 @@ def test_show_as_json_has_every_setting(name):
         ("show", "Missing argument 'NAME'"),
         ("show ptb --force", "unknown option --force"),
         ("keys trian.lr", 'did you mean "train.lr"?'),
+        ("keys lr", 'did you mean "train.lr"?'),
     ],
 )
 def test_wrong_arguments_are_rejected_on_one_line_with_exit_code_2(words, telling):

@@ -161,6 +161,22 @@ def test_a_file_of_another_format_is_rejected(tmp_path, content, message):
     assert refusal(str(path)).startswith(f"{path}: {message}")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "next_step"),
+    [
+        ("mine.toml", b"[train]\nclip = none\n", '; a word is in quotes, as in clip = "none"'),
+        ("mine.txt", b"The old house\n", 'a text becomes a token store with "txl prepare mine.txt"'),
+        ("mine.h5", b"\x89HDF\r\n\x1a\n", '; give a token store by its name, "mine"'),
+    ],
+)
+def test_the_next_step_tells_a_wrong_recipe_from_a_text_and_from_a_store(
+    tmp_path, monkeypatch, name, content, next_step
+):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    assert refusal(name).endswith(next_step)
+
+
 def test_a_byte_order_mark_is_ignored(tiny):
     path = Path(tiny())
     expected = recipe.load(str(path))

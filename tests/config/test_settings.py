@@ -47,7 +47,7 @@ NATURAL = (
 )
 NAN, INF = float("nan"), float("inf")
 RANGES = [  # section, keys, values, what each must be
-    ("corpus", ("store",), ("", "data/enwik8.h5", ".."), "the name of a store"),
+    ("corpus", ("store",), ("", "data/enwik8", "enwik8.h5", ".."), "the name of a store"),
     ("model", SIZES, (0, -2), COUNT),
     ("model", ("n_layers",), (0, -2, 10**9), "at most 1000"),
     ("model", ("norm_eps", "init_std", "proj_init_std"), (0, -2), POSITIVE),
@@ -196,8 +196,8 @@ transformer | train.average_patience=3 | train.average_patience | "asgd"
 transformer | train.average=asgd train.average_decay=0.99 | train.average_decay | "exponential"
 transformer | train.average=asgd train.average_from=0.1 | train.average_from | "mean"
 transformer | train.average_lr_factor=0.5 | train.average_lr_factor | "mean"
-transformer | train.average=mean | train.min_lr_ratio | which begins there
-transformer | train.average=mean train.schedule=wsd | train.min_lr_ratio | which begins there
+transformer | train.average=mean | train.min_lr_ratio | whose steps have this rate
+transformer | train.average=mean train.schedule=wsd | train.min_lr_ratio | whose steps have this rate
 transformer | train.average=mean train.schedule=constant train.average_from=1.5 | train.average_from | max_steps (11)
 transformer | train.average=mean train.schedule=constant train.average_from=11.0 | train.average_from | max_steps (11)
 

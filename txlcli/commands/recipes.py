@@ -13,6 +13,7 @@ from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
+from txlcli.suggestions import meant_setting
 from txlcli.workflows.training.options import ScaleOptions
 from txlcli.workflows.workspace import StoresDir, Workspace
 
@@ -119,7 +120,9 @@ def _find_keys(word: str | None) -> list[recipe.Key]:
                 matching.append(key)
     if not matching:
         known = [*recipe.SECTIONS, *recipe.setting_names()]
-        raise UnknownNameError("section or setting", str(word), known, listing='"txl recipes keys" lists all')
+        like = meant_setting("", str(word), known)
+        listing = '"txl recipes keys" lists all'
+        raise UnknownNameError("section or setting", str(word), known, like=like, listing=listing)
     return matching
 
 

@@ -55,7 +55,7 @@ def read_text(recipe: str) -> tuple[str, str]:
         try:
             return plain_name(path, otherwise="recipe"), read_file(path, MAX_SETTINGS)
         except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
+            raise RecipeError(f"{recipe}: cannot be read as a text file ({error}){_next_step(path)}") from error
     return packaged(recipe)
 
 
@@ -83,8 +83,18 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecipeError(f"{name}: not a TOML file ({error})") from error
+        quoted = '; a word is in quotes, as in clip = "none"' if "Invalid value" in str(error) else ""
+        raise RecipeError(f"{name}: not a TOML file ({error}){quoted}{_next_step(Path(name))}") from error
     return resolve(table, name, overrides)
+
+
+def _next_step(path: Path) -> str:
+    """Return the part of the message that says what to do with a file which is not a recipe by its name."""
+    if path.suffix == ".toml" or not path.is_file():
+        return ""
+    if path.suffix == ".h5":
+        return f'; give a token store by its name, "{path.stem}"'
+    return f'; a recipe is a TOML file, and a text becomes a token store with "txl prepare {path}"'
 
 
 def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -247,10 +257,10 @@ def _full_names(table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def format_value(value: Any) -> str:
-    """Format the value of a setting for a table or a message."""
+def format_value(value: Any, *, off: str = NO_VALUE) -> str:
+    """Format the value of a setting for a table, or for a message with `off` = "none"."""
     if value is None:
-        return "-"
+        return off
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

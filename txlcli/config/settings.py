@@ -49,8 +49,10 @@ class CorpusSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_plain = re.fullmatch(PLAIN_NAME, self.store) is not None
-        self.require(is_plain, "store", 'the name of a store: letters, digits, ".", "-" and "_"')
+        is_plain = re.fullmatch(PLAIN_NAME, self.store) is not None and not self.store.endswith(".h5")
+        self.require(
+            is_plain, "store", 'the name of a store, without folder and ".h5": letters, digits, ".", "-" and "_"'
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

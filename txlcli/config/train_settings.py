@@ -272,7 +272,7 @@ class TrainSettings(Section):
             self.must_be_default("average_lr_factor", 'unless average = "mean"')
             return
         if self.schedule in ("cosine", "wsd") and self.min_lr_ratio == 0:
-            self.reject("min_lr_ratio", 'greater than 0 with average = "mean", which begins there')
+            self.reject("min_lr_ratio", 'greater than 0 with average = "mean", whose steps have this rate')
         is_step = self.average_from < 1 or (self.average_from % 1 == 0 and self.average_from < self.max_steps)
         self.require(is_step, "average_from", f"a share below 1, or a step before max_steps ({self.max_steps})")
 

@@ -27,6 +27,8 @@ from txlcli.system.input_files import read_text
 from txlcli.system.plain_json import parse_json
 
 LOCKS = ".locks"
+WAIT_OR_RENAME = "wait for it, or choose another `name`"
+"""Next step of a new run whose directory another process has locked."""
 WANDB_FILES = re.compile(
     r"wandb/(debug[\w-]*\.log|latest-run|settings|wandb-resume\.json|(offline-)?run-\d{8}_\d{6}-\w+/"
     r"(run-\w+\.wandb(\.synced)?|logs/debug[\w-]*\.log|files/(wandb-[\w-]+\.json|config\.yaml|output\.log|"
@@ -182,14 +184,17 @@ def aside(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Lock a run for writing while the block runs; its directory need not exist yet, and may be a link."""
+def locked(directory: Path, *, next_step: str = "wait for it") -> Iterator[None]:
+    """Lock a run for writing while the block runs; its directory need not exist yet, and may be a link.
+
+    If another process has locked it, the message advises the `next_step`.
+    """
     if directory.is_symlink():
         directory = directory.resolve()
     lock = directory.parent / LOCKS / directory.name
     with contextlib.suppress(OSError):  # writing to the run reports its own error
         lock.parent.mkdir(parents=True, exist_ok=True)
-    busy = f"{directory} is being written by another process; wait for it, or choose another `name`"
+    busy = f"{directory} is being written by another process; {next_step}"
     with locks.exclusive(lock, busy):
         yield
 
@@ -206,7 +211,7 @@ def claimed(directories: Iterable[Path]) -> Iterator[Path]:
     with contextlib.ExitStack() as lock:
         for directory in directories:
             try:
-                lock.enter_context(locked(directory))
+                lock.enter_context(locked(directory, next_step=WAIT_OR_RENAME))
                 break
             except BusyError as error:
                 busy = error

@@ -192,6 +192,7 @@ def _write(new_run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path,
         "step": 0,
         "imported_from": source.name,
     }
-    with lifecycle.locked(new_run.directory), lifecycle.created(new_run, vocab.to_json(), force=force):
+    lock = lifecycle.locked(new_run.directory, next_step=lifecycle.WAIT_OR_RENAME)
+    with lock, lifecycle.created(new_run, vocab.to_json(), force=force):
         weights_only = checkpoint.Checkpoint(checkpoint.grouped("model", tensors), state)
         checkpoint.save(new_run.directory / run_directory.BEST, weights_only)

@@ -307,7 +307,8 @@ def _report_changes(run: Run, stopped: Run, step: int, reporter: Reporter) -> No
     """Report the settings that changed since a run was stopped, and a learning rate that jumps."""
     for change in run.changes[len(stopped.changes) :]:
         for name, (old, new) in change.settings.items():
-            reporter.say(f"{name} is now {recipe.format_value(new)}; it was {recipe.format_value(old)}")
+            before, now = (recipe.format_value(value, off="none") for value in (old, new))
+            reporter.say(f"{name} is now {now}; it was {before}")
     if run.settings.train.max_steps != stopped.settings.train.max_steps:
         old_lr = scheduled_lr(stopped.settings.train, step)
         new_lr = scheduled_lr(run.settings.train, step + 1)

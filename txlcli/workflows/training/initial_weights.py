@@ -130,8 +130,8 @@ def check_shapes(run: Run, settings: ModelSettings, reporter: Reporter) -> None:
     changes = []
     for name in recipe.differences(functions):
         key = name.removeprefix("model.")
-        old = recipe.format_value(old_keys.get(key))
-        new = recipe.format_value(new_keys.get(key))
+        old = recipe.format_value(old_keys.get(key), off="none")
+        new = recipe.format_value(new_keys.get(key), off="none")
         changes.append(f"{name} is {new}, there it is {old}")
     if parameter_shapes(settings) != parameter_shapes(trained):
         raise RecipeError(

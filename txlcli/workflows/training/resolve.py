@@ -156,7 +156,11 @@ def _unit_of_store(source: str, data_dir: Path) -> str | None:
     if Path(source).stem == source:  # neither a path nor a file's name
         stores = [path.stem for path in stores_in(data_dir)]
         listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {listed(stores[:MAX_LISTED])}"
-        raise UnknownNameError("recipe or store", source, [*stores, *packaged], listing=listing)
+        known = [*stores, *packaged]
+        file = f"{source}.toml"
+        if Path(file).is_file():
+            raise UnknownNameError("recipe or store", source, [*known, file], like=file, listing=listing)
+        raise UnknownNameError("recipe or store", source, known, listing=listing)
     return None
 
 
