@@ -231,7 +231,11 @@ def test_a_wrong_argument_is_rejected_before_anything_is_written(here, words, te
     ("spoil", "message"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged checkpoint ("),
-        (lambda path: path.unlink(), "no such checkpoint; best.safetensors holds weights only, which can"),
+        (
+            lambda path: path.unlink(),
+            "no such checkpoint; best.safetensors holds weights only, which cannot be resumed; begin another run with "
+            "--from runs/byte",
+        ),
         (lambda path: path.write_bytes(path.with_name("best.safetensors").read_bytes()), "holds weights only"),
         (
             lambda path: path.write_bytes(path.parents[1].joinpath("char", path.name).read_bytes()),

@@ -151,6 +151,19 @@ def test_a_mean_is_that_of_all_steps_after_the_one_from_which_it_is_taken(tmp_pa
     assert_close(training.average.weights, mean)
 
 
+def test_a_mean_that_a_longer_schedule_begins_later_is_that_of_the_later_steps_alone(tmp_path):
+    settings = {"average": "mean", "average_from": 0.5, "schedule": "constant", "valid_every": 100}
+    run(new_training(tmp_path, **settings, max_steps=6))
+    training = new_training(tmp_path, **settings, max_steps=14)
+    saved = checkpoint.load(training.saver.last_path)
+    training.model.load_state_dict(saved.group("model"))
+    training.restore(saved)
+    assert training.average.weights == {}
+    iterates, _ = train(training)
+    mean = {name: torch.stack([weight[name] for weight in iterates[2:]]).double().mean(0) for name in iterates[0]}
+    assert_close(training.average.weights, mean)
+
+
 @pytest.mark.parametrize("changed", [ASGD, EXPONENTIAL], ids=["asgd", "exponential"])
 def test_training_continues_with_its_own_weights(tmp_path, changed):
     plain = {key: value for key, value in changed.items() if not key.startswith("average")}

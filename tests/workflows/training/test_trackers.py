@@ -75,7 +75,7 @@ def test_a_tracker_receives_name_settings_and_metrics_and_is_continued_by_a_resu
     for (_, step, values), line in zip(logged, reports("runs/mine"), strict=True):
         assert step == line["step"]
         assert values[f"{line['kind']}/loss_nats"] == line["loss_nats"]
-        assert not set(values) & {f"{line['kind']}/{key}" for key in ("kind", "step", "best", "averaged")}
+        assert not set(values) & {f"{line['kind']}/{key}" for key in ("kind", "step", "best", "averaged", "after")}
     train_recipe(None, TrainOptions(resume="mine", overrides=("train.max_steps=9",)), workspace())
     (again,) = (entry[1] for entry in wandb.seen[len(logged) + 2 :] if entry[0] == "init")
     assert (again["id"], again["resume"]) == (given["id"], "allow")

@@ -92,8 +92,13 @@ class Average:
             state["triggered"] = self.first is not None
         return state
 
-    def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Restore the average from a checkpoint; the model has its weights already."""
+    def restore(self, state: dict[str, Any], weights: dict[str, Tensor], *, step: int) -> None:
+        """Restore the average from the checkpoint of a step; the model has its weights already.
+
+        A mean that the settings now begin after a later step is dropped, and begins there.
+        """
+        if self.first is not None and step < self.first:
+            return
         self._steps = state["steps"]
         self._losses = state.get("losses", [])
         if state.get("triggered"):

@@ -97,7 +97,8 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     if not check_regular(path).is_file():
         other = next(path.parent.glob("*.safetensors"), None)
         if other is not None:
-            reason = f"{other.name} holds weights only, which cannot be resumed"
+            begin = f"begin another run with `begin_from` {path.parent}"
+            reason = f"{other.name} holds weights only, which cannot be resumed; {begin}"
         else:
             reason = "the run has not saved one yet; wait for it, or train anew with `force`"
         raise RunError(f"{path}: no such checkpoint; {reason}")

@@ -478,7 +478,7 @@ class Training:
         if state["scaler"] and self.eager_step.scaler.is_enabled():  # another precision begins with its own scale
             self.eager_step.scaler.load_state_dict(state["scaler"])
         averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}
-        self.average.restore(state["average"], averages)
+        self.average.restore(state["average"], averages, step=self.step)
         self.parallel.restore_optimizer(saved.group("optimizer"))
         self.eager_step.weights.refresh()
         first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)

@@ -309,6 +309,9 @@ def _report_changes(run: Run, stopped: Run, step: int, reporter: Reporter) -> No
         for name, (old, new) in change.settings.items():
             before, now = (recipe.format_value(value, off="none") for value in (old, new))
             reporter.say(f"{name} is now {now}; it was {before}")
+    begins = run.settings.train.schedule_steps
+    if run.settings.train.average == "mean" and stopped.settings.train.schedule_steps < step < begins:
+        reporter.say(f"the mean of the weights is dropped and begins again after step {begins:,}")
     if run.settings.train.max_steps != stopped.settings.train.max_steps:
         old_lr = scheduled_lr(stopped.settings.train, step)
         new_lr = scheduled_lr(run.settings.train, step + 1)

@@ -24,7 +24,7 @@ from txlcli.system.plain_json import parse_json
 
 IDS = "trackers.json"
 PROJECT = "txl"
-LEFT_OUT = ("step", "best", "averaged")
+LEFT_OUT = ("step", "best", "averaged", "after")
 """Keys of a line of metrics.jsonl that are not sent as metrics."""
 
 Log = Callable[[dict[str, float], int], None]
