@@ -342,9 +342,21 @@ def test_an_encoding_that_is_not_as_it_declares_breaks_the_contract(encoding, wo
         check_encoding("own")
 
 
-def test_a_bias_that_is_not_a_declared_term_breaks_the_contract():
-    traits = EncodingTraits(limits_distance=True, score_terms=("a", "b"))
-    with registered_encoding("own", SlopesEncoding, traits), pytest.raises(ContractError, match=r"\(b\) is declared"):
+class ShrinkingDistances(Encoding):
+    """Distances that depend on how far a query sees, projected by the layers."""
+
+    def score_terms(self, reach, *, max_distance, like):
+        distances = like.new_ones(reach, self.settings.d_model) / reach
+        return [ScoreTerms(reach, distances=distances)] * self.settings.n_layers
+
+
+@pytest.mark.parametrize(
+    ("encoding", "terms", "word"),
+    [(SlopesEncoding, "ab", r"\(b\) is declared"), (ShrinkingDistances, "abcd", "depend on .reach.")],
+)
+def test_terms_that_are_not_as_the_traits_declare_break_the_contract(encoding, terms, word):
+    traits = EncodingTraits(limits_distance=True, score_terms=tuple(terms))
+    with registered_encoding("own", encoding, traits), pytest.raises(ContractError, match=word):
         check_encoding("own")
 
 

@@ -139,7 +139,7 @@ def test_semicolons_are_text_unless_all_rows_have_equally_many(plain):
     (plain / "a.csv").write_text(rows)
     told = json_of("prepare", "a.csv", "--column", 1, "--split", "100,0,0")
     assert told["splits"]["train"]["bytes"] == len(rows)
-    (plain / "a.csv").write_text("id;text\n" + "7;one\n" * 200 + "8;one;two\n")
+    (plain / "a.csv").write_text("id;text\n\n" + "7;one\n" * 199 + "8;one;two\n")
     assert "ends on line 202 has 3 fields, the first one 2" in refusal("prepare", "a.csv", "--force", code=1)
 
 

@@ -209,11 +209,12 @@ def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
     assert group["runs"] == names
     assert group["losses"] == {"valid": [pytest.approx(statistics.mean(valid)), pytest.approx(statistics.stdev(valid))]}
     assert "mean +- deviation: valid " in done("runs", "compare", *names).stdout
-    for name, mem_len in zip(names, (0, 5, 5), strict=True):
-        done("eval", name, "--mem-len", mem_len)
+    for name, mem_lens in zip(names, ("0", "5", "0,5"), strict=True):
+        done("eval", name, "--mem-len", mem_lens)
     compared = done("runs", "compare", *names)
-    (row,) = (row for row in cells(compared) if row[0] == "with")
-    assert row[1:] == ["M = 0", "M = 5", "M = 5"]
+    rows = {row[0]: row[1:] for row in cells(compared)}
+    assert rows["with"][:2] == ["M = 0", "M = 5"]
+    assert rows["best of"] == ["-", "-", "2"]
     assert "test has different settings: (M = 0), (M = 5)." in compared.stdout
     assert "many-seed7 exists" in refusal("train", "tiny.toml", "--seeds", 2, "--name", "many", "--seed", 7, code=1)
     assert not Path("runs/many-seed8").exists()

@@ -241,6 +241,9 @@ def test_a_report_that_was_lost_between_others_is_noticed_by_the_one_after_it(ru
     for lost in (0, 1, 2, 3, 6):
         (run.directory / "metrics.jsonl").unlink()
         assert read(run, *reports[:lost], *reports[lost + 1 :]).missing_reports is not None, lost
+    (run.directory / "metrics.jsonl").unlink()
+    earlier = report(14)  # of a version that wrote neither `after` nor the steps since its last report
+    assert read(run, earlier, report(17, after=16), valid(17, 1.25)).missing_reports is None
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "last.safetensors", "best.safetensors"])

@@ -59,7 +59,7 @@ def rank(history: History) -> ReportSection:
     else:
         notes.insert(0, f"The paper has no table of {corpus.name}; results of other papers, {metric}, the best first.")
     others = _rows_of_others(published.OTHERS[corpus.name])
-    grids.append(Grid([*COLUMNS, "protocol", "source"], _ranked(others, run, results), OTHERS_CAPTION))
+    grids.append(Grid([*COLUMNS, "protocol", "source"], _ranked(others, run, results, "noted above", "-"), OTHERS_CAPTION))
     if results and dropped:
         notes.append("Whether systems of other papers drop these symbols is not known.")
     return ReportSection(notes=notes, grids=grids)
@@ -92,14 +92,17 @@ def _published_cells(row: SystemResult, marks: str = "") -> list[str]:
     return [f"  {row.label} {marks}".rstrip(), row.parameters or "-", str(row.valid or "-"), f"{row.test}"]
 
 
-def _ranked(rows: Sequence[Ranked], run: Run, results: Results) -> list[list[str]]:
-    """Return the cells of the rows and of the run, which has a row if it has a comparable result, the best first."""
+def _ranked(rows: Sequence[Ranked], run: Run, results: Results, *more_cells: str) -> list[list[str]]:
+    """Return the cells of the rows and of the run, which has a row if it has a comparable result, the best first.
+
+    `more_cells` are those of the run after its results.
+    """
     ranked = list(rows)
     if results:
         cells = [f"> {run.directory}", _short(run.parameters)]
         for split in SPLITS:
             cells.append(f"{results[split][0]:.2f}" if split in results else "-")
-        cells += ["noted above", "-"][: len(rows[0][1]) - len(cells)]  # protocol and source
+        cells += more_cells
         best, _ = results.get("test") or results["valid"]
         ranked.append((best, cells))
     return [cells for _, cells in sorted(ranked)]

@@ -592,8 +592,10 @@ def test_the_speed_of_steps_excludes_validations_and_saves(tmp_path, valid_every
 @pytest.mark.parametrize("stop", [4, 5, 6, 7])
 def test_reports_cover_the_same_steps_with_saves_a_stop_and_a_resumption(tmp_path, stop, limit):
     lengths = {"max_steps": 11, "valid_every": 7}
-    whole = steps_of(run(new_training(tmp_path / "whole", **lengths), report_every=3))
-    assert [report.step for report in whole] == [3, 6, 7, 9, 11]
+    reports = run(new_training(tmp_path / "whole", **lengths), report_every=3)
+    whole = steps_of(reports)
+    assert [(report.after, report.step) for report in whole] == [(0, 3), (3, 6), (6, 7), (7, 9), (9, 11)]
+    assert [(report.after, report.step) for report in valids_of(reports)] == [(0, 7), (7, 11)]
     saving = steps_of(run(new_training(tmp_path / "saving", **lengths, save_minutes=ALWAYS), report_every=3))
     assert losses_of(saving) == losses_of(whole)
     first = steps_of(run(new_training(tmp_path / "stopped", **lengths), report_every=3, **{limit: stop}))

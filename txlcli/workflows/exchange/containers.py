@@ -209,7 +209,7 @@ def _delimited_format(file: TextFile) -> str:
     """
     for name in DELIMITERS:
         with _reading(file), _open_text(file) as stream:
-            lengths = [len(row) for row in _first_rows(stream, name)]
+            lengths = [len(row) for row in _first_rows(stream, name) if row]
         has_columns = len(lengths) > 1 and lengths[0] > 1
         if has_columns and (name == "CSV" or len(set(lengths)) == 1):
             return name

@@ -550,7 +550,7 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
             read += part.shape[1]
             states = self.read(part, position[:, :read], is_token[:, :read], cache)
             segments.append(list(states) if output_hidden_states else list(states)[-1:])
-        *hidden_states, last = (torch.cat(of_layer, dim=1) for of_layer in zip(*segments, strict=True))
+        *hidden_states, last = (torch.cat(parts, dim=1) for parts in zip(*segments, strict=True))
         last = self.final_norm(last)
         logits = self.softmax(self.output_dropout(last)[:, -logits_to_keep:], self.embedding)
         loss = None
