@@ -198,6 +198,7 @@ def test_a_carried_cache_sees_the_last_positions_of_the_memory_and_its_segment(f
 @torch.no_grad()
 def test_a_model_that_counts_positions_itself_carries_its_cache_if_they_are_a_shift(folders):
     opened = opened_in_float64(folders / "mpt")
+    assert opened.model.settings.n_positions == POSITIONS
     (row,) = evaluated(opened, mem_len=(20,), seg_len=13, positions=33).rows
     inputs, targets = (part[:33] for part in ids_of(folders / "mpt"))
     first = nats_of(opened.model.network, inputs[:26], targets[:26])  # its memory holds all tokens before
@@ -480,6 +481,7 @@ UNUSABLE = {
         {"n_embd": 24, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS, "rotary_dim": 4},
         "positions of a lane",
     ),
+    "bart": ({"d_model": 24, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 29}, "counts itself"),
     "llama4_text": ({**ATTENTION, "num_local_experts": 1, "moe_layers": [], "attention_chunk_size": 17}, "in chunks"),
     "stablelm": ({**ATTENTION, "partial_rotary_factor": 0.25}, "check its config.json"),
     "xlnet": ({"d_model": 24, "n_layer": 1, "n_head": 2, "d_inner": 29}, "not causal"),

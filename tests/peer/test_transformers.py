@@ -106,10 +106,16 @@ def test_hidden_states_are_those_of_all_layers(tmp_path):
     below = [outputs[0].kept, *(output.hidden for output in outputs[:-1])]
     for own, layer in zip([*below, model.final_hidden(outputs[-1].hidden)], states, strict=True):
         assert_close(layer, own)
-    longer = theirs(draw_tokens(B, T), output_hidden_states=True)
+    theirs.config.output_hidden_states = True
+    longer = theirs(draw_tokens(B, T))
     assert [state.shape for state in longer.hidden_states] == len(states) * [(B, T, model.settings.d_model)]
     assert_close(theirs.softmax(longer.hidden_states[-1], theirs.embedding), longer.logits)
-    assert theirs(tokens).hidden_states is None
+    assert theirs(tokens, output_hidden_states=False).hidden_states is None
+
+
+def test_the_vocabulary_cannot_be_enlarged(tmp_path):
+    with pytest.raises(NotImplementedError, match="the vocabulary is fixed"):
+        opened(tmp_path, small_model(), evaluation_of(M)).resize_token_embeddings(V + 1)
 
 
 @torch.no_grad()

@@ -158,14 +158,13 @@ class Layer(nn.Module):
     @property
     def overwrites_feed_forward(self) -> bool:
         """True if the residual may be added to the output of the feed-forward sublayer in place."""
-        sublayer = self.feed_forward  # a registered one may be any module
-        return isinstance(sublayer, FeedForward) and sublayer.output_may_be_overwritten
+        # A registered sublayer may be any module.
+        return isinstance(self.feed_forward, FeedForward) and self.feed_forward.output_may_be_overwritten
 
     @property
     def reads_padded_rows(self) -> bool:
         """True if rows of the input of the feed-forward sublayer may end in zeros."""
-        sublayer = self.feed_forward
-        return isinstance(sublayer, FeedForward) and sublayer.reads_padded_rows
+        return isinstance(self.feed_forward, FeedForward) and self.feed_forward.reads_padded_rows
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""

@@ -37,9 +37,9 @@ def card_of(opened: OpenRun) -> str:
     past = history.read(run)
     valid = past.in_metric(past.best_valid)
     origin = "imported" if past.state == "imported" else "trained"
-    reading = "It has no memory: a text is one segment."
+    context = "It has no memory: a text is one segment."
     if evaluation.mem_len:
-        reading = f"It reads segments of {evaluation.seg_len} tokens with a memory of {evaluation.mem_len}."
+        context = f"It reads segments of {evaluation.seg_len} tokens with a memory of {evaluation.mem_len}."
     use = USE_OF_IDS if opened.vocab.tokenizer == "ids" else USE
     lines = [
         "---",
@@ -52,7 +52,7 @@ def card_of(opened: OpenRun) -> str:
         f"# {run.directory.name}",
         "",
         f"A Transformer-XL language model (Dai et al. 2019) of {run.parameters:,} parameters, {origin} and exported by "
-        f"txl {__version__}. {reading}",
+        f"txl {__version__}. {context}",
         "",
         "## Use",
         "",
