@@ -481,7 +481,7 @@ UNUSABLE = {
         {"n_embd": 24, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS, "rotary_dim": 4},
         "positions of a lane",
     ),
-    "bart": ({"d_model": 24, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 29}, "counts itself"),
+    "bart": ({"d_model": 24, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 29}, "it counts"),
     "llama4_text": ({**ATTENTION, "num_local_experts": 1, "moe_layers": [], "attention_chunk_size": 17}, "in chunks"),
     "stablelm": ({**ATTENTION, "partial_rotary_factor": 0.25}, "check its config.json"),
     "xlnet": ({"d_model": 24, "n_layer": 1, "n_head": 2, "d_inner": 29}, "not causal"),

@@ -58,8 +58,8 @@ def rank(history: History) -> ReportSection:
         notes += [f"{mark} {text}" for mark, text in MARKS.items() if mark in marks]
     else:
         notes.insert(0, f"The paper has no table of {corpus.name}; results of other papers, {metric}, the best first.")
-    others = _rows_of_others(published.OTHERS[corpus.name])
-    grids.append(Grid([*COLUMNS, "protocol", "source"], _ranked(others, run, results, "noted above", "-"), OTHERS_CAPTION))
+    others = _ranked(_rows_of_others(published.OTHERS[corpus.name]), run, results, "noted above", "-")
+    grids.append(Grid([*COLUMNS, "protocol", "source"], others, OTHERS_CAPTION))
     if results and dropped:
         notes.append("Whether systems of other papers drop these symbols is not known.")
     return ReportSection(notes=notes, grids=grids)
