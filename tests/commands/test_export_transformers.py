@@ -70,7 +70,7 @@ def test_the_code_needs_torch_and_transformers_alone(name):
     modules |= {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
     assert {module.partition(".")[0] for module in modules} <= {
         *("torch", "transformers"),
-        *("base64", "json", "math", "pathlib", "re", "shutil"),
+        *("base64", "collections", "json", "math", "pathlib", "re", "shutil"),
     }
 
 
