@@ -55,7 +55,7 @@ def test_an_option_is_suggested_or_the_setting_that_does_it(option, options, mea
 
 @pytest.mark.parametrize(
     ("word", "known", "meant"),
-    [("bpe", TOKENIZERS, "sentencepiece with --sp-type bpe"), ("resume", COMMANDS, "train --resume RUN")],
+    [("bpe", TOKENIZERS, "sentencepiece with `sp_type` bpe"), ("resume", COMMANDS, "train --resume RUN")],
 )
 def test_a_name_is_suggested_with_the_option_it_needs(word, known, meant):
     assert did_you_mean(word, known) == f"; did you mean {meant}?"
