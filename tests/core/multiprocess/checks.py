@@ -139,7 +139,7 @@ def validated(directory, **changed):
     torch.manual_seed(23)
     of_names = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
     own = {name: training.parallel.own_part(one) for name, one in of_names.items()}
-    training.average.restore({"steps": 1000}, own)
+    training.average.restore({"steps": 1000}, own, step=training.step)
     reports = [report for report in run(training) if report.kind == "valid"]
     return {
         "losses": [report.loss_nats for report in reports],
