@@ -69,7 +69,7 @@ def show(result: "PreparedStore") -> None:
     if result.changes:
         changes = [f"{name.replace('_', ' ')}: {count:,}" for name, count in result.changes.items()]
         console.show_line(f"skipped or changed: {', '.join(changes)}")
-    for note in result.all_notes:
+    for note in result.notes:
         console.show_line(f"note: {with_flags(note)}")
     if result.next:
         console.show_line(f"next: {result.next}")

@@ -175,7 +175,6 @@ class TokenStore(StoreFacts):
     @classmethod
     def _read(cls, path: Path, file: h5py.File, verified_elsewhere: bool) -> Self:
         facts = parse_json(file.attrs["facts"].decode())
-        facts["notes"] = tuple(facts["notes"])
         splits = {}
         arrays = {}
         for split in sorted(file["splits"], key=SPLITS.index):
@@ -186,6 +185,7 @@ class TokenStore(StoreFacts):
             if SENTENCE_STARTS in group:
                 sha256 = group.attrs[STARTS_DIGEST].decode()
                 arrays[split, SENTENCE_STARTS] = _describe(path, group, SENTENCE_STARTS, sha256)
+        facts["notes"] = (*facts["notes"], *_notes_on_unknown(splits))
         return cls(
             **facts,
             path=path,
@@ -256,6 +256,16 @@ class TokenStore(StoreFacts):
         if problem is not None:
             raise StoreError(f"{self.path}: {what} is damaged ({problem}); {_again(self.path)}")
         return array.map()
+
+
+def _notes_on_unknown(splits: Mapping[str, SplitInfo]) -> Iterator[str]:
+    """Yield a note on each split that is mostly unknown."""
+    for split, info in splits.items():
+        if 2 * info.unknown > info.tokens:
+            yield (
+                f"{info.unknown:,} of the {info.tokens:,} tokens of {split} are not in the vocabulary; check that it is "
+                "a vocabulary of this text"
+            )
 
 
 def _describe(path: Path, group: h5py.Group, name: str, sha256: str) -> _Array:

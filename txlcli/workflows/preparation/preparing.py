@@ -44,7 +44,7 @@ EXCERPT_CHARACTERS = 100
 
 
 class PreparedStore(TokenStore, Result):
-    """A token store as a result."""
+    """A token store as `txlcli.prepare` returns it, with the methods of a result."""
 
     @property
     def next(self) -> str | None:
@@ -52,18 +52,6 @@ class PreparedStore(TokenStore, Result):
         if "train" not in self.splits:
             return None
         return command_line("train", self.name, data_dir=self.path.parent)
-
-    @property
-    def all_notes(self) -> tuple[str, ...]:
-        """Notes of the store, and one for each split that is mostly unknown."""
-        notes = list(self.notes)
-        for split, info in self.splits.items():
-            if 2 * info.unknown > info.tokens:
-                notes.append(
-                    f"{info.unknown:,} of the {info.tokens:,} tokens of {split} are not in the vocabulary; check that "
-                    "it is a vocabulary of this text"
-                )
-        return tuple(notes)
 
     def excerpt(self, split: str) -> str:
         """Return the beginning of a split as one line."""
@@ -89,7 +77,6 @@ class PreparedStore(TokenStore, Result):
         return {
             "store": str(self.path),
             **super().to_json(),
-            "notes": list(self.all_notes),
             "vocabulary_size": self.vocab.size,
             "fingerprint": self.fingerprint,
             "splits": splits,
@@ -116,7 +103,7 @@ def run(
             f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here"
         )
     plan.reporter.say(f"preparing {plan.description}, into {plan.store}")
-    return PreparedStore.open(run_plan(plan).path)
+    return run_plan(plan)
 
 
 def prepare_again(directory: Path, data_dir: Path, reporter: Reporter) -> TokenStore:
@@ -140,7 +127,7 @@ def clean(data_dir: Path) -> None:
     locks.remove_abandoned(data_dir, WORK_DIRECTORY)
 
 
-def run_plan(plan: PreparationPlan) -> TokenStore:
+def run_plan(plan: PreparationPlan) -> PreparedStore:
     """Carry out a plan. After a failure only downloads are left, which the next attempt continues."""
     directory = plan.store.parent
     busy = f"{plan.store} is being prepared by another process; wait for it, or give another `name`"
@@ -150,10 +137,12 @@ def run_plan(plan: PreparationPlan) -> TokenStore:
             plan.check_free()
             if isinstance(plan.tokens, PieceFiles):
                 joined = plan.tokens.joined(work, plan.id_type.vocab_size)
-                return write_store(plan, joined, work)
-            if plan.tokens:
-                return write_store(plan, plan.tokens, work)
-            return _prepare_text(plan, work)
+                write_store(plan, joined, work)
+            elif plan.tokens:
+                write_store(plan, plan.tokens, work)
+            else:
+                _prepare_text(plan, work)
+            return PreparedStore.open(plan.store)
     except CorpusError as error:
         message = str(error)
         if plan.source is None:
@@ -165,8 +154,8 @@ def run_plan(plan: PreparationPlan) -> TokenStore:
         ) from error
 
 
-def _prepare_text(plan: PreparationPlan, work: Path) -> TokenStore:
-    """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store.
+def _prepare_text(plan: PreparationPlan, work: Path) -> None:
+    """Prepare a store from text: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store.
 
     `work` is a temporary directory.
     """
@@ -201,7 +190,6 @@ def _prepare_text(plan: PreparationPlan, work: Path) -> TokenStore:
     ):
         for split, of_split in counts.items():
             writer.add(split, of_split, numbered.ids(split, vocab, step), numbered.starts(split))
-    return TokenStore.open(plan.store)
 
 
 def _changes(

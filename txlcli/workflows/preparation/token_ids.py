@@ -9,7 +9,7 @@ import numpy as np
 from txlcli.corpora.corpus import SHARES, Slices, Splits, size_of
 from txlcli.corpora.directory import cut
 from txlcli.corpora.locate import list_names, missing_note, text_files
-from txlcli.data.token_store import SplitCounts, TokenStore, writing
+from txlcli.data.token_store import SplitCounts, writing
 from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles
@@ -19,7 +19,7 @@ from txlcli.workflows.preparation.sources import digest
 from txlcli.workflows.reporter import Step
 
 
-def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> TokenStore:
+def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> None:
     """Write the store, after a first pass that finds the largest id if the size of the vocabulary is not known.
 
     `work` is a temporary directory.
@@ -57,7 +57,6 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> TokenS
                 starts = np.array(tokens.documents.starts(splits[split])) // size
             counts_of_split = SplitCounts(tokens=count, words=0, bytes=n_bytes)
             writer.add(split, counts_of_split, _ids(splits[split], tokens, vocab, step), starts)
-    return TokenStore.open(plan.store)
 
 
 def _count_ids(plan: PreparationPlan, tokens: TokenFiles, splits: Splits, total: int) -> int:
