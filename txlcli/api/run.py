@@ -210,7 +210,8 @@ class LoadedRun:
         """
         if isinstance(text, str) and os.path.isfile(text):  # no error if it is too long
             raise UsageError(
-                f'`text` is the name of a file; give pathlib.Path("{text}") to score it, or its name as bytes'
+                f'`text` is the name of a file; give pathlib.Path("{text}") to score the file, or bytes to score its '
+                "name"
             )
         if isinstance(text, os.PathLike):
             source = UserText(os.fspath(text), label=os.fspath(text))

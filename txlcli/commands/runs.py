@@ -227,6 +227,9 @@ def _compared_cells(run: RunSummary) -> dict[str, str]:
     bits_per_byte = "-"
     if run.bits_per_byte is not None:
         bits_per_byte = metrics.format_measure(run.bits_per_byte)
+    best_of = "-"
+    if run.test_readings is not None and run.test_readings > 1:
+        best_of = str(run.test_readings)
     return {
         "recipe": run.recipe or "-",
         "parameters": console.cell(run.parameters, ",.0f"),
@@ -238,7 +241,7 @@ def _compared_cells(run: RunSummary) -> dict[str, str]:
         "last train": with_metric(run, run.last_train),
         "test": with_metric(run, run.test),
         "  with": run.test_setting or "-",
-        "  best of": str(run.test_readings) if (run.test_readings or 1) > 1 else "-",
+        "  best of": best_of,
         BITS_PER_BYTE: bits_per_byte,
         "tokens/s": console.cell(run.tokens_per_s, ",.0f"),
         "settings changed": ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
@@ -251,7 +254,8 @@ def _describe_seeds(group: SeedGroup) -> str:
     for split, (mean, deviation) in group.losses.items():
         spread.append(f"{split} {metrics.format_measure(mean)} +- {metrics.format_measure(deviation)}")
     if "test" in group.losses and len(group.test_settings) > 1:
-        spread.append(f"test has different settings: {', '.join(f'({name})' for name in group.test_settings)}")
+        settings = ", ".join(f"({setting})" for setting in group.test_settings)
+        spread.append(f"test has different settings: {settings}")
     return f"{len(group.runs)} seeds ({', '.join(group.runs)}), mean +- deviation: {'; '.join(spread)}."
 
 

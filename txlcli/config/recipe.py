@@ -89,7 +89,7 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
 
 
 def _next_step(path: Path) -> str:
-    """Return the part of the message that says what to do with a file which is not a recipe by its name."""
+    """Return the end of the message about a file that is not a recipe by its name; empty for others."""
     if path.suffix == ".toml" or not path.is_file():
         return ""
     if path.suffix == ".h5":

@@ -263,8 +263,8 @@ def _notes_on_unknown(splits: Mapping[str, SplitInfo]) -> Iterator[str]:
     for split, info in splits.items():
         if 2 * info.unknown > info.tokens:
             yield (
-                f"{info.unknown:,} of the {info.tokens:,} tokens of {split} are not in the vocabulary; check that it is "
-                "a vocabulary of this text"
+                f"{info.unknown:,} of the {info.tokens:,} tokens of {split} are not in the vocabulary; check that it "
+                "is a vocabulary of this text"
             )
 
 

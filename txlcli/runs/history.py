@@ -84,7 +84,8 @@ class History:
 
     def _has_gap(self, kind: str) -> bool:
         """True if a report of a kind continues one that is missing; those of earlier versions do not say which."""
-        reports = [{"step": 0, "after": 0}, *self.reports_of(kind)]
+        start = {"step": 0, "after": 0}
+        reports = [start, *self.reports_of(kind)]
         return any(
             "after" in before and report.get("after", 0) > before["step"]
             for before, report in itertools.pairwise(reports)
@@ -191,7 +192,7 @@ def describe_setting(result: Record) -> str:
         described = f"N = {result['attn_len']}"
         if result.get("stride", 1) != 1:
             described += f", S = {result['stride']}"
-    elif result.get("attn_len_max", 0) is None:
+    elif result.get("attn_len_max", 0) is None:  # no limit
         described = "recurrent state"
     else:
         described = f"M = {result.get('mem_len')}"

@@ -33,10 +33,16 @@ class EncodingCheck(ArchitectureCheck):
         far = self.score_terms(reach)
         near = self.score_terms(L)
         rule = "the trait score_terms has (b) with position keys and (d) with a bias, which `txl attention` compares"
-        for term, fields in (("b", ("position_key",)), ("d", ("position_bias", "distance_bias"))):
-            is_added = any(getattr(terms, name) is not None for terms in far for name in (*fields, "distances"))
-            is_declared = term in ENCODING_TRAITS[self.name].score_terms
-            self.require(is_added == is_declared, rule, f"({term}) is {'' if is_declared else 'not '}declared")
+        declared = ENCODING_TRAITS[self.name].score_terms
+        has_keys = False
+        has_bias = False
+        for terms in far:
+            is_projected = terms.distances is not None  # to both of them
+            has_keys |= is_projected or terms.position_key is not None
+            has_bias |= is_projected or terms.position_bias is not None or terms.distance_bias is not None
+        for term, is_added in (("b", has_keys), ("d", has_bias)):
+            found = f"({term}) is added, and not declared" if is_added else f"({term}) is declared, and not added"
+            self.require(is_added == (term in declared), rule, found)
         rule = "the term of a distance does not depend on `reach`"
         for own, other in zip(far, near, strict=True):
             self.require_equal_terms(own.position_key, other.position_key, 1, rule)

@@ -157,8 +157,10 @@ class Layer(nn.Module):
 
     @property
     def overwrites_feed_forward(self) -> bool:
-        """True if the residual may be added to the output of the feed-forward sublayer in place."""
-        # A registered sublayer may be any module.
+        """True if the residual may be added to the output of the feed-forward sublayer in place.
+
+        A registered sublayer may be any module: only a `FeedForward` declares this.
+        """
         return isinstance(self.feed_forward, FeedForward) and self.feed_forward.output_may_be_overwritten
 
     @property

@@ -95,7 +95,7 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
         if missing:
             raise ValueError(f"it has no group for {shortened(', '.join(missing))}")
         if any("lr_factor" not in group for group in optimizer.param_groups):
-            raise ValueError("it has a group without lr_factor, since parameter_group has not made it")
+            raise ValueError("it has a group without lr_factor; make all groups with parameter_group")
     except ValueError as error:
         raise RecipeError(
             f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason_of(error)}; use another, such '

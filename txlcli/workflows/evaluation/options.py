@@ -162,15 +162,13 @@ class EvalOptions(PlotOptions):
         if self.adapts:
             self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
         if self.losses is not None:
-            self.exclude(
-                "cache", "dynamic", "protocols", because="`losses` are those of the model alone, by one protocol"
-            )
+            because = "`losses` are those of the model alone, by one protocol"
+            self.exclude("cache", "dynamic", "protocols", because=because)
         if self.words is not None:
             if not self.text and self.store is None:
                 raise UsageError("`words` needs the `text` that it divides; give a file, or - for stdin")
-            self.exclude(
-                "cache", "dynamic", "protocols", because="`words` are those of the model alone, by one protocol"
-            )
+            because = "`words` are those of the model alone, by one protocol"
+            self.exclude("cache", "dynamic", "protocols", because=because)
         if self.html is not None:
             because = "`html` shows the model and its memory"
             self.exclude("attn_len", "cache", "dynamic", "protocols", because=because)

@@ -32,7 +32,7 @@ TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, tor
 POSITION_NAMES = ("max_position_embeddings", "max_seq_len")
 """Names of the number of positions in a configuration; the second is MPT's."""
 NO_LIMIT = -1
-"""Number of positions in the configuration of a model that has any, such as XLNet."""
+"""Number of positions in the configuration of a model without a limit, such as XLNet."""
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """Names of the argument for the cache, in this release of Transformers and in others."""
 
@@ -137,12 +137,7 @@ class ExternalModel(LanguageModel):
             raise ExternalModelError(
                 f"{title}: Transformers cannot compute the model ({reason_of(error)}); check its config.json"
             ) from error
-        n_positions = None
-        for name in POSITION_NAMES:
-            n_positions = getattr(self._text_config, name, n_positions)
-        if n_positions == NO_LIMIT:
-            n_positions = None
-        self.settings = _examine(self, n_positions)
+        self.settings = _examine(self, _count_positions(self._text_config))
 
     @property
     def device(self) -> torch.device:
@@ -251,6 +246,15 @@ class ExternalModel(LanguageModel):
         view = copy.copy(self)
         view.backend = chosen
         return view
+
+
+def _count_positions(config: Any) -> int | None:
+    """Return the number of positions that a model was made for, by its configuration; None if there is no limit."""
+    for name in POSITION_NAMES:
+        count: int | None = getattr(config, name, None)
+        if count is not None:
+            return None if count == NO_LIMIT else count
+    return None
 
 
 def _layers_without_keys(cache: Any) -> bool:

@@ -91,7 +91,7 @@ def _compare(first: str, other: str, measured: Mapping[str, Recl]) -> Claim:
     first_length = f"{measured[first].bound}{measured[first].recl_tokens}"
     other_length = f"{measured[other].bound}{measured[other].recl_tokens}"
     held: bool | None = measured[first].recl_tokens > measured[other].recl_tokens
-    if first_length == other_length and not first_length.isdigit():
+    if first_length == other_length and measured[first].bound:
         held = None  # the same bound of both
     first_name = PAPER_ROWS[first].model.removeprefix("- ")
     other_name = PAPER_ROWS[other].model.removeprefix("- ")

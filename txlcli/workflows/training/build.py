@@ -307,7 +307,8 @@ def _report_changes(run: Run, stopped: Run, step: int, reporter: Reporter) -> No
     """Report the settings that changed since a run was stopped, and a learning rate that jumps."""
     for change in run.changes[len(stopped.changes) :]:
         for name, (old, new) in change.settings.items():
-            before, now = (recipe.format_value(value, off="none") for value in (old, new))
+            before = recipe.format_value(old, off="none")
+            now = recipe.format_value(new, off="none")
             reporter.say(f"{name} is now {now}; it was {before}")
     begins = run.settings.train.schedule_steps
     if run.settings.train.average == "mean" and stopped.settings.train.schedule_steps < step < begins:

@@ -81,7 +81,7 @@ class TxlTokenizer(PreTrainedTokenizer):
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if self.line_end is None:
             return text.split()
-        # a symbol of a line end that the text itself has before a line end is the same one
+        # The symbol of a line end, written in the text before a line end, is that same line end.
         text = re.sub(rf"(?<!\S){re.escape(self.line_end)}[^\S\n]*\n", "\n", text)
         return text.replace("\n", f" {self.line_end} ").split()
 
