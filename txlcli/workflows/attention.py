@@ -152,8 +152,8 @@ def check_options(run: Run, options: AttentionOptions) -> None:
         )
     if ARCHITECTURES[settings.arch].reader != "keys":
         raise UsageError(
-            f'{run.directory} has arch = "{settings.arch}", whose reader is not "keys", the one that `txl attention` '
-            'uses; give a run of another architecture, or register this one with reader="keys"'
+            f'{run.directory} has arch = "{settings.arch}", which is not read by the reader "keys"; give a run of '
+            'another architecture, or register this one with reader="keys"'
         )
     layers = settings.n_layers
     heads = settings.n_heads
