@@ -146,7 +146,7 @@ def filling_steps(train):
 def path_of(training, captures):
     """Return which path the steps take, and why it is not the default one."""
     facts = {"path": training.stepper.path, "graphs": captures.graphs, "replays": captures.replays}
-    fell_back = [*training.eager_step.notes, *captures.failures]
+    fell_back = [*training.stepper.notes, *captures.failures]
     return facts | ({"fell_back": fell_back} if fell_back else {})
 
 

@@ -75,7 +75,7 @@ def captured(directory, failing=None, **changed):
         "weights": _flat_weights(training).tolist(),
         "difference": _difference_of_weights(training),
         "path": training.stepper.path,
-        "notes": training.eager_step.notes,
+        "notes": training.stepper.notes,
     }
 
 
@@ -175,7 +175,7 @@ def state_bytes(directory, **changed):
     """Return the bytes of optimizer state that each process holds after a step, without step counters."""
     training = _training(directory, **changed)
     run(training, until=1)
-    state = training.eager_step.optimizer.state
+    state = training.stepper.optimizer.state
     kept = [tensor for tensors in state.values() for tensor in tensors.values() if tensor.dim()]
     own = sum(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().nbytes for tensor in kept)
     of_all = [None] * WORLD.size

@@ -15,7 +15,6 @@ from tests.core.training.test_optimizer import train_settings
 from tests.extensions import registered_optimizer
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.training.distributed import SINGLE_PROCESS
-from txlcli.core.training.flat import FlatMatrices
 from txlcli.core.training.large_updates import LargeUpdates
 from txlcli.core.training.optimizer import OPTIMIZERS, make_optimizer
 from txlcli.core.training.parallel import DataParallel
@@ -129,7 +128,7 @@ def taken_steps(optimizer, count, **changed):
     torch.manual_seed(1)
     model = make_model(model_settings(), V).on(attention="reference").train()
     parallel = DataParallel(model, settings, SINGLE_PROCESS)
-    step = Step(parallel, FlatMatrices(parallel, torch.bfloat16))
+    step = Step(parallel, torch.bfloat16)
     with_rates_on_the_device(step.optimizer)
     lanes = 2 // settings.accumulate
     memories = [model.first_memory(lanes, 7) for _ in range(settings.accumulate)]

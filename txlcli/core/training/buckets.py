@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.distributed import even_parts
 from txlcli.core.training.flat import move_to, padded_numel, views_of
 
@@ -60,10 +59,6 @@ class Buffers(NamedTuple):
     copies: Tensor
     """Weights that passes read: copies in 16 bits, or the same buffer as `masters`."""
 
-    def part(self, at: slice) -> "Buffers":
-        """Return a part of each buffer."""
-        return Buffers(*(buffer[at] for buffer in self))
-
 
 @dataclass
 class Bucket:
@@ -83,87 +78,78 @@ class Bucket:
     """Gradients that the backward pass at work has not computed yet."""
 
 
-class BucketLayout:
-    """The buckets of a model, in the order in which a backward pass completes their gradients.
+def make_buckets(
+    by_name: Mapping[str, Tensor],
+    matrices: Iterable[Tensor],
+    owners: Mapping[str, int],
+    *,
+    copied: torch.dtype | None,
+    sent: torch.dtype,
+) -> tuple[list[Bucket], Buffers | None]:
+    """Return the buckets of a model, in the order in which a backward pass completes their gradients.
 
-    The matrices that passes read as copies are adjacent in one set of buffers, parts of which belong to buckets.
+    The matrices that passes read as copies are adjacent in one set of buffers, of which each bucket has a part; these
+    buffers are returned, too, if there are copies.
 
     Args:
-        model: has the parameters. Their values move to the buffers if other processes or copies need them there.
-        matrices: parameters that passes read as copies.
+        by_name: the parameters. Their values move to the buffers if other processes or copies need them there.
+        matrices: parameters that passes read as copies, in the dtype `copied`.
         owners: the process that updates each parameter, by name; empty if each process updates all of them.
-        copied: dtype of the copies.
+        copied: dtype of the copies; None if there are none.
         sent: dtype of the gradients that are sent.
     """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        matrices: Iterable[Tensor],
-        owners: Mapping[str, int],
-        *,
-        copied: torch.dtype,
-        sent: torch.dtype,
-    ) -> None:
-        self._model = model
-        self._parameters = dict(model.named_parameters())
-        self._owners = owners
-        self._sent = sent
-        are_copied = set(matrices)
-        groups = list[list[str]]()
-        for names in bucket_names({name: parameter.shape for name, parameter in self._parameters.items()}):
-            by_owner = sorted(names, key=self._owner)
-            groups.append([name for name in by_owner if self._parameters[name] in are_copied])
-            groups.append([name for name in by_owner if self._parameters[name] not in are_copied])
-        in_order = [self._parameters[name] for name in chain(*groups)]
-        self.matrices = [parameter for parameter in in_order if parameter in are_copied]
-        """In the order of their buffers."""
-        self.of_matrices = self._make_buffers(self.matrices, copied)
-        self.buckets = list[Bucket]()
-        begin = 0
-        for names in filter(None, groups):
-            parameters = [self._parameters[name] for name in names]
-            if parameters[0] in are_copied:
-                end = begin + sum(map(padded_numel, parameters))
-                buffers = self.of_matrices.part(slice(begin, end))
-                begin = end
-            else:
-                buffers = self._make_buffers(parameters, model.dtype)
-            self.buckets.append(self._make_bucket(names, buffers))
-
-    def _owner(self, name: str) -> int:
-        return self._owners.get(name, 0)
-
-    def _make_buffers(self, parameters: Sequence[Tensor], copied: torch.dtype) -> Buffers:
-        """Return buffers for parameters, with copies in a dtype, to which their values move if others read them."""
-        size = sum(map(padded_numel, parameters))
-        gradients = torch.zeros(size, device=self._model.device, dtype=self._model.dtype)
-        sent = gradients
-        if self._sent != gradients.dtype:
-            sent = torch.zeros_like(gradients, dtype=self._sent)
-        masters = gradients[:0]
-        copies = masters
-        if copied != gradients.dtype or self._owners:
-            masters = torch.zeros_like(gradients)
-            copies = masters
-            move_to(masters, parameters)
-        if copied != gradients.dtype:
-            copies = torch.zeros_like(gradients, dtype=copied)
-        return Buffers(gradients, sent, masters, copies)
-
-    def _make_bucket(self, names: list[str], buffers: Buffers) -> Bucket:
-        """Return the bucket of parameters that are ordered by owner."""
-        parameters: list[Tensor] = [self._parameters[name] for name in names]
-        leaves = parameters
-        if buffers.copies.dtype != buffers.gradients.dtype:
-            leaves = [view.detach().requires_grad_() for view in views_of(buffers.copies, parameters)]
-        of_owner = {}
-        begin = 0
-        for owner, own in groupby(names, self._owner):
-            end = begin + sum(padded_numel(self._parameters[name]) for name in own)
-            of_owner[owner] = slice(begin, end)
+    are_copied = set(matrices)
+    groups = list[list[str]]()
+    for names in bucket_names({name: parameter.shape for name, parameter in by_name.items()}):
+        by_owner = sorted(names, key=lambda name: owners.get(name, 0))
+        groups.append([name for name in by_owner if by_name[name] in are_copied])
+        groups.append([name for name in by_owner if by_name[name] not in are_copied])
+    of_matrices = None
+    if copied is not None:
+        in_order = [by_name[name] for name in chain(*groups)]
+        in_order = [parameter for parameter in in_order if parameter in are_copied]
+        of_matrices = _make_buffers(in_order, copied, sent, moves=True)
+    buckets = []
+    begin = 0
+    for names in filter(None, groups):
+        parameters = [by_name[name] for name in names]
+        if of_matrices is not None and parameters[0] in are_copied:
+            end = begin + sum(map(padded_numel, parameters))
+            buffers = Buffers(*(buffer[begin:end] for buffer in of_matrices))
             begin = end
-        layers = set[int]()
-        if all(name.startswith("layers.") for name in names):
-            layers = {_layer(name) for name in names}
-        return Bucket(parameters, leaves, buffers, of_owner, layers)
+        else:
+            buffers = _make_buffers(parameters, parameters[0].dtype, sent, moves=bool(owners))
+        buckets.append(_make_bucket(names, parameters, buffers, owners))
+    return buckets, of_matrices
+
+
+def _make_buffers(parameters: Sequence[Tensor], copied: torch.dtype, sent: torch.dtype, *, moves: bool) -> Buffers:
+    """Return buffers for parameters, to which their values move if `moves`: others read them then."""
+    gradients = parameters[0].new_zeros(sum(map(padded_numel, parameters)))
+    masters = gradients[:0]
+    if moves:
+        masters = torch.zeros_like(gradients)
+        move_to(masters, parameters)
+    return Buffers(
+        gradients,
+        sent=gradients if sent == gradients.dtype else torch.zeros_like(gradients, dtype=sent),
+        masters=masters,
+        copies=masters if copied == gradients.dtype else torch.zeros_like(gradients, dtype=copied),
+    )
+
+
+def _make_bucket(names: Sequence[str], parameters: list[Tensor], buffers: Buffers, owners: Mapping[str, int]) -> Bucket:
+    """Return the bucket of parameters that are ordered by owner."""
+    leaves = parameters
+    if buffers.copies.dtype != buffers.gradients.dtype:
+        leaves = [view.detach().requires_grad_() for view in views_of(buffers.copies, parameters)]
+    of_owner = {}
+    begin = 0
+    for owner, own in groupby(zip(names, parameters, strict=True), lambda pair: owners.get(pair[0], 0)):
+        end = begin + sum(padded_numel(parameter) for _, parameter in own)
+        of_owner[owner] = slice(begin, end)
+        begin = end
+    layers = set[int]()
+    if all(name.startswith("layers.") for name in names):
+        layers = {_layer(name) for name in names}
+    return Bucket(parameters, leaves, buffers, of_owner, layers)

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.train_settings import TrainSettings
-from txlcli.core.kernels.compilation import path_in_words
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
 from txlcli.core.kernels.device import forked_generators, product_dtype, send
 from txlcli.core.kernels.private import foreach
@@ -21,7 +20,6 @@ from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import tail_capacity
 from txlcli.core.training.distributed import failure_of
 from txlcli.core.training.exchange import Exchange
-from txlcli.core.training.flat import FlatMatrices, StepWeights
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
@@ -31,39 +29,39 @@ Gradients = tuple[Tensor, Tensor, list[Tensor | None]]
 """Results of the first graph: losses (2,), norm (0-d), the gradient of each parameter."""
 
 
-class CapturedStep:
-    """Takes the steps of a `Step` by replaying two graphs, if they launch the same kernels on the same memory.
+class CapturedStep(Step):
+    """Takes steps by replaying two graphs, if they launch the same kernels on the same memory.
 
-    Other steps run eagerly, as do all if CUDA cannot capture them; then `Step.notes` say why. Jittered segments are
-    padded to one length. An adaptive softmax has a fixed number of rows for each tail band, given its share of
-    the tokens of the text in `tail_shares`.
+    Other steps run eagerly, as do all if CUDA cannot capture them; then `notes` say why. Jittered segments are padded
+    to one length. An adaptive softmax has a fixed number of rows for each tail band, given its share of the tokens of
+    the text in `tail_shares`.
     """
 
-    def __init__(self, step: Step, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
-        self.step = step
-        self._world = step.parallel.world
+    def __init__(self, parallel: DataParallel, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
+        dtype = product_dtype(parallel.settings.precision, parallel.model.dtype)
+        super().__init__(parallel, dtype if dtype != parallel.model.dtype else None)
+        self._world = parallel.world
         self._capture_graph = capture_graph
         self._tail_shares = tail_shares
-        self._parameters = list(step.model.parameters())
-        self._seg_len = torch.zeros((), dtype=torch.int64, device=step.model.device)
+        self._parameters = list(self.model.parameters())
+        self._seg_len = torch.zeros((), dtype=torch.int64, device=self.model.device)
         self._gradient_graph: Replay[Gradients] | None = None
         self._memories: list[Memory] = []
         """Memories that the first graph reads and writes."""
         self._update_graph: Replay[None] | None = None
         self._may_capture_gradients = True
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
-        is_capturable = OPTIMIZERS[step.settings.optimizer].capturable
-        self._may_capture_update = is_capturable and not step.scaler.is_enabled()
+        is_capturable = OPTIMIZERS[self.settings.optimizer].capturable
+        self._may_capture_update = is_capturable and not self.scaler.is_enabled()
         self._is_replayed = False
         """True if the gradients of the step at work come from the graph."""
         self._has_updated = False
         """True if an update after a replay has run eagerly."""
         if self._may_capture_update:
-            for group in step.optimizer.param_groups:
-                group["lr"] = torch.zeros((), device=step.model.device)
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.zeros((), device=self.model.device)
 
     def gradients(self, batches: Sequence[Batch], memories: list[Memory]) -> Tensor:
-        """See `Step.gradients`."""
         replayed = self._replayable(batches, memories)
         if self._may_capture_gradients and self._gradient_graph is None:
             is_delayed = self._world.any_of(replayed is None)  # all processes capture their graphs in the same step
@@ -71,18 +69,36 @@ class CapturedStep:
                 self._capture_gradients(replayed, memories)
         self._is_replayed = replayed is not None and self._gradient_graph is not None
         if replayed is None or self._gradient_graph is None:
-            return self.step.gradients(batches, memories)
-        losses, self.step.grad_norm, gradients = self._gradient_graph(*_tensors(replayed, memories))
+            return super().gradients(batches, memories)
+        losses, self.grad_norm, gradients = self._gradient_graph(*_tensors(replayed, memories))
         for memory, own in zip(memories, self._memories, strict=True):
             memory[:] = own
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         return losses.clone()
 
+    def norm(self) -> Tensor:
+        if self._is_replayed and not self.scaler.is_enabled():
+            return self.grad_norm.clone()
+        return super().norm()
+
+    def _clip_and_update(self) -> None:
+        """Clip and update as the second graph does, which reads the norm and the gradients where the first left them.
+
+        The first update after a replay runs eagerly, so that libraries initialize themselves.
+        """
+        update = super()._clip_and_update
+        if self._is_replayed and self._may_capture_update:
+            if self._has_updated and self._update_graph is None:
+                self._update_graph = self._capture(update, [], warm_up=0)
+                self._may_capture_update = self._update_graph is not None
+            self._has_updated = True
+            update = self._update_graph or update
+        update()
+
     def rehearse(self, batches: Sequence[Batch], memories: list[Memory]) -> None:
-        """See `Step.rehearse`; a step that has been captured works."""
-        if self._gradient_graph is None:
-            self.step.rehearse(batches, memories)
+        if not self.is_captured:  # a step that has been captured works
+            super().rehearse(batches, memories)
 
     def _replayable(self, batches: Sequence[Batch], memories: list[Memory]) -> list[Batch] | None:
         """Return micro-batches as the graph reads them; None for a step that is not replayed.
@@ -90,13 +106,13 @@ class CapturedStep:
         That is one at the beginning of an epoch, where memories are not full, a shorter segment at its end, a jittered
         segment of unusual length, and one with more targets in a tail of the softmax than it has rows.
         """
-        settings = self.step.settings
+        settings = self.settings
         length = batches[0].targets.shape[1]
         is_whole = length == settings.seg_len
         if settings.seg_len_jitter:
             is_whole = length <= settings.padded_segment
         is_reread = batches[0].inputs.shape[1] == settings.reread_len + length
-        is_full = all(self.step.memory_is_full(memory) for memory in memories)
+        is_full = all(self.memory_is_full(memory) for memory in memories)
         if not (self._may_capture_gradients and is_whole and is_reread and is_full):
             return None
         replayed = []
@@ -109,7 +125,7 @@ class CapturedStep:
 
     def _padded(self, batch: Batch) -> Batch | None:
         """Return a micro-batch with the sizes of the graph; None if a tail of the softmax has too few rows for it."""
-        settings = self.step.settings
+        settings = self.settings
         length = batch.targets.shape[1]
         inputs = batch.inputs
         targets = batch.targets
@@ -137,12 +153,12 @@ class CapturedStep:
         """Return `Batch.tail_rows`; None if a tail has more targets than rows."""
         if not self._tail_shares:
             return []
-        settings = self.step.settings
+        settings = self.settings
         part = "full" if settings.seg_len_jitter else settings.loss_part  # else weights leave out the rest
         counted = targets[:, counted_positions(targets.shape[1], part)].flatten()
         count = len(counted)
         rows = []
-        for tail, share in zip(self.step.model.softmax.rows_of_tails(counted), self._tail_shares, strict=True):
+        for tail, share in zip(self.model.softmax.rows_of_tails(counted), self._tail_shares, strict=True):
             room = tail_capacity(count * share, count) - len(tail)
             if room < 0:
                 return None
@@ -157,25 +173,24 @@ class CapturedStep:
             self._memories.append([tensor.clone() for tensor in memory])
         compute = functools.partial(self._compute, own, self._memories)
         inputs = _tensors(own, self._memories)
-        with forked_generators(self.step.model.device):
-            if isinstance(self.step.weights, Exchange):
-                self._gradient_graph = self._capture_with_exchange(self.step.weights, compute, inputs)
+        with forked_generators(self.model.device):
+            if isinstance(self.weights, Exchange):
+                self._gradient_graph = self._capture_with_exchange(self.weights, compute, inputs)
             else:
                 self._gradient_graph = self._capture(compute, inputs)
         self._may_capture_gradients = self._gradient_graph is not None
-        self.step.model.forget_gradients()
+        self.model.forget_gradients()
 
     def _compute(self, batches: list[Batch], memories: list[Memory]) -> Gradients:
         """Compute what the first graph does; the memories become those after the segment."""
-        step = self.step
-        step.model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
+        self.model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
         new_memories = [list(memory) for memory in memories]
-        losses = step.gradients(batches, new_memories)
+        losses = super().gradients(batches, new_memories)
         for own, new in zip(memories, new_memories, strict=True):
             self._check_shapes(own, new)
             foreach.copy_(own, new)
         # In fp16 the norm is computed after the graph, by the scaler; the loss stands in its place and is not read.
-        norm = losses[0] if step.scaler.is_enabled() else step.norm()
+        norm = losses[0] if self.scaler.is_enabled() else super().norm()
         return losses, norm, [parameter.grad for parameter in self._parameters]
 
     def _capture_with_exchange(
@@ -185,7 +200,7 @@ class CapturedStep:
 
         They capture it without the exchange before: whatever fails in one of them leaves none waiting.
         """
-        rehearse = functools.partial(Replay, compute, inputs, self.step.model.device, self._capture_graph)
+        rehearse = functools.partial(Replay, compute, inputs, self.model.device, self._capture_graph)
         with exchange.paused():
             reason = self._world.in_turn("rehearsal", functools.partial(failure_of, rehearse))
         if not self._is_possible(reason):
@@ -195,7 +210,7 @@ class CapturedStep:
 
     def _check_shapes(self, before: Memory, after: Memory) -> None:
         """Check that a full memory keeps its shapes, since a graph reads and writes it in one place."""
-        name = type(self.step.model).__name__
+        name = type(self.model).__name__
         for old, new in zip(before, after, strict=True):
             if old.shape != new.shape:
                 raise TrainingError(
@@ -211,7 +226,7 @@ class CapturedStep:
         graph = None
         reason = None
         try:
-            graph = Replay(function, inputs, self.step.model.device, self._capture_graph, warm_up=warm_up)
+            graph = Replay(function, inputs, self.model.device, self._capture_graph, warm_up=warm_up)
         except UsageError as error:
             reason = str(error)
         return graph if self._is_possible(reason) else None
@@ -220,60 +235,26 @@ class CapturedStep:
         """Return True if no process has a reason against a graph; note the first one."""
         reason = self._world.first_reason(reason)
         if reason is not None:
-            self.step.notes.append(reason)
+            self.notes.append(reason)
         return reason is None
 
     @property
-    def path(self) -> str:
-        """See `Step.path`."""
-        step = self.step
-        is_captured = self._gradient_graph is not None
-        return path_in_words(step.model.attention_kernels, compiled=step.has_compiled, captured=is_captured)
+    def is_captured(self) -> bool:
+        return self._gradient_graph is not None
 
     @property
     def may_step_down(self) -> bool:
-        """See `Step.may_step_down`."""
-        return self.step.may_step_down or (self._gradient_graph is not None and self._world.size == 1)
+        return super().may_step_down or (self.is_captured and self._world.size == 1)
 
     def step_down(self, error: Exception) -> None:
         """See `Step.step_down`. If memory ran out, graphs are dropped: they hold the memory of another step."""
-        has_graph = self._gradient_graph is not None and self._world.size == 1
-        if not (has_graph and isinstance(error, torch.OutOfMemoryError)):
-            self.step.step_down(error)  # raises the error if nothing can be left out
+        if not (self.is_captured and self._world.size == 1 and isinstance(error, torch.OutOfMemoryError)):
+            super().step_down(error)  # raises the error if nothing can be left out
         self._gradient_graph = None
         self._update_graph = None
         self._has_updated = False
-        self.step.model.forget_gradients()
+        self.model.forget_gradients()
         torch.cuda.empty_cache()
-
-    def norm(self) -> Tensor:
-        """See `Step.norm`."""
-        if self._is_replayed and not self.step.scaler.is_enabled():
-            return self.step.grad_norm.clone()
-        return self.step.norm()
-
-    def update(self, rate_of: Callable[[float], float]) -> None:
-        """See `Step.update`."""
-        self.step.set_rates(rate_of)
-        self._update_weights()
-        self.step.model.forget_gradients()
-
-    def _update_weights(self) -> None:
-        """Clip and update as the second graph does, which reads the norm and the gradients where the first left them.
-
-        The first update after a replay runs eagerly, so that libraries initialize themselves.
-        """
-        if not (self._is_replayed and self._may_capture_update):
-            self.step.clip_and_update()
-            return
-        if self._has_updated and self._update_graph is None:
-            self._update_graph = self._capture(self.step.clip_and_update, [], warm_up=0)
-            self._may_capture_update = self._update_graph is not None
-        self._has_updated = True
-        if self._update_graph is None:
-            self.step.clip_and_update()
-        else:
-            self._update_graph()
 
 
 def _tensors(batches: list[Batch], memories: list[Memory]) -> list[Tensor]:
@@ -291,29 +272,21 @@ def _tensors(batches: list[Batch], memories: list[Memory]) -> list[Tensor]:
 
 def make_step(
     parallel: DataParallel, capture_graph: CaptureGraph | None = None, tail_shares: Sequence[float] = ()
-) -> tuple[Step, CapturedStep | None]:
-    """Return the step of a training run, and what replays it on CUDA, if its kernels are the same every time.
+) -> Step:
+    """Return what takes the steps of a training run: by graphs on CUDA, if its kernels are the same every time.
 
     `capture_graph` makes the graphs; by default CUDA's, on CUDA.
     """
     if capture_graph is None and parallel.model.device.type == "cuda":
         capture_graph = graphs_of_one_pool()
-    reason = None if capture_graph is None else _eager_reason(parallel)
-    if capture_graph is None or reason is not None:
-        step = Step(parallel, _weights(parallel))
-        if reason is not None:
-            step.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
-        return step, None
-    dtype = product_dtype(parallel.settings.precision, parallel.model.dtype)
-    step = Step(parallel, _weights(parallel, dtype if dtype != parallel.model.dtype else None))
-    return step, CapturedStep(step, capture_graph, tail_shares)
-
-
-def _weights(parallel: DataParallel, copies: torch.dtype | None = None) -> StepWeights:
-    """Return what passes read: the parameters, or copies of the matrices in another dtype."""
-    if parallel.world.size > 1 and parallel.settings.parallel != "fsdp":
-        return Exchange(parallel, copies)
-    return StepWeights(parallel) if copies is None else FlatMatrices(parallel, copies)
+    if capture_graph is None:
+        return Step(parallel)
+    reason = _eager_reason(parallel)
+    if reason is None:
+        return CapturedStep(parallel, capture_graph, tail_shares)
+    step = Step(parallel)
+    step.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
+    return step
 
 
 def _eager_reason(parallel: DataParallel) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from txlcli.core.kernels.private import foreach
-from txlcli.core.training.buckets import Bucket, BucketLayout
+from txlcli.core.training.buckets import Bucket, make_buckets
 from txlcli.core.training.flat import StepWeights, clip_factor, large_updates, matrices_of, swapped_in, views_of
 from txlcli.core.training.parallel import DataParallel
 
@@ -34,8 +34,6 @@ class Exchange(StepWeights):
         dtype: of copies of the matrices, which passes read instead of these; without, there are none.
     """
 
-    can_pause = True
-
     def __init__(self, parallel: DataParallel, dtype: torch.dtype | None = None) -> None:
         super().__init__(parallel)
         self._world = parallel.world
@@ -47,19 +45,15 @@ class Exchange(StepWeights):
         """Layers before which the model has called `before_layer`."""
         self._with_gradient = set[Tensor]()
         """Parameters that have a gradient in the step at work."""
-        self._is_active = False
-        """True while the passes of a micro-batch run."""
         self._is_first = True
         self._is_last = True
-        self._n_complete = 0
-        """Number of buckets that are complete."""
         self._parameters = dict(self._model.named_parameters())
         self._own = set(parallel.own_weights().values())
         matrices = [module.weight for module in matrices_of(self._model)] if dtype else []
         sent = torch.bfloat16 if parallel.settings.exchange_precision == "bf16" else self._model.dtype
-        layout = BucketLayout(self._model, matrices, self._owners, copied=dtype or self._model.dtype, sent=sent)
-        self._buckets = layout.buckets
-        self._of_matrices = layout.of_matrices
+        self._buckets, of_matrices = make_buckets(self._parameters, matrices, self._owners, copied=dtype, sent=sent)
+        self._n_complete = len(self._buckets)
+        """Number of buckets that are complete in the micro-batch at work."""
         self._leaves = dict[Tensor, Tensor]()
         """The copy that passes read in place of each parameter that has one."""
         for bucket in self._buckets:
@@ -67,11 +61,10 @@ class Exchange(StepWeights):
                 self._leaves |= zip(bucket.parameters, bucket.leaves, strict=True)
             for leaf in bucket.leaves:
                 leaf.register_post_accumulate_grad_hook(partial(self._on_gradient, bucket))
-        self._update_large = None
-        if layout.matrices and not self._owners:
-            buffer = self._of_matrices.masters
-            copies = self._of_matrices.copies
-            self._update_large = large_updates(parallel, layout.matrices, buffer=buffer, copies=copies)
+        if of_matrices is not None and not self._owners:
+            buffer = of_matrices.masters
+            self._large = large_updates(parallel, list(self._leaves), buffer=buffer, copies=of_matrices.copies)
+            self._large_gradients = of_matrices.gradients
         self.refresh()
 
     def _own_part(self, bucket: Bucket) -> slice:
@@ -93,18 +86,16 @@ class Exchange(StepWeights):
             bucket.missing = len(bucket.leaves)
             for leaf in bucket.leaves:
                 leaf.grad = None  # a step that has failed leaves some
-        self._is_active = True
         with swapped_in(self._model, self._leaves), self._called_before_layers():
             yield
         while self._n_complete < len(self._buckets):  # some weights take no part in some steps
             self._complete_bucket(self._buckets[self._n_complete])
-        self._is_active = False
         if is_last:
             self._receive_gradients()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """See `StepWeights.paused`."""
+        """Send nothing to other processes inside this block, where a step may fail in one of them."""
         self._is_paused = True
         try:
             yield
@@ -174,8 +165,6 @@ class Exchange(StepWeights):
 
     def _on_gradient(self, bucket: Bucket, _: Tensor) -> None:
         """Note that a gradient of the bucket is complete; send all buckets that are, in the same order everywhere."""
-        if not self._is_active:
-            return
         bucket.missing -= 1
         while self._n_complete < len(self._buckets) and not self._buckets[self._n_complete].missing:
             self._complete_bucket(self._buckets[self._n_complete])
@@ -264,18 +253,12 @@ class Exchange(StepWeights):
         return torch.linalg.vector_norm(of_all)
 
     @torch.no_grad()
-    def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
-        """Clip all gradients by their norm (0-d), step the optimizer, and cast the matrices."""
-        factor = clip_factor(self._parallel.settings.clip, norm)
-        if self._update_large is not None and self._update_large.can_step:
-            self._update_large.step(self._of_matrices.gradients, factor)
+    def clip(self, norm: Tensor) -> None:
+        if self._parallel.settings.clip is None:
             return
-        if self._parallel.settings.clip is not None:
-            own = [bucket.buffers.gradients[self._own_part(bucket)] for bucket in self._buckets]
-            foreach.mul_([gradients for gradients in own if gradients.numel()], factor)
-        scaler.step(self._parallel.optimizer)
-        scaler.update()
-        self.refresh()
+        own = [bucket.buffers.gradients[self._own_part(bucket)] for bucket in self._buckets]
+        factor = clip_factor(self._parallel.settings.clip, norm)
+        foreach.mul_([gradients for gradients in own if gradients.numel()], factor)
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes."""

@@ -87,8 +87,10 @@ def large_updates(
 class StepWeights:
     """The parameters of a model. Forward and backward passes read them themselves, and products cast them."""
 
-    can_pause = False
-    """True if several processes can compute gradients, and send nothing."""
+    _large: LargeUpdates | None = None
+    """Updates the matrices and other large parameters by kernels of its own."""
+    _large_gradients: Tensor
+    """Gradients of the matrices that `_large` reads."""
 
     def __init__(self, parallel: DataParallel) -> None:
         self._parallel = parallel
@@ -97,10 +99,6 @@ class StepWeights:
     def _model(self) -> LanguageModel:
         """The view of the model that computes, which may be another one in the next step."""
         return self._parallel.model
-
-    def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Send nothing to other processes inside this block, where a step may fail in one of them; see `can_pause`."""
-        return contextlib.nullcontext()
 
     def in_use(self, *, is_first: bool, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Let the passes of a micro-batch, the first or the last of its step or another, run inside this block."""
@@ -115,15 +113,20 @@ class StepWeights:
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
         return self._parallel.total_norm(gradients)
 
-    def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
-        """Clip all gradients by their norm (0-d), and step the optimizer."""
+    def update_large(self, norm: Tensor) -> bool:
+        """Clip all gradients by their norm (0-d) and update all parameters; return False if there are no kernels."""
+        if self._large is None or not self._large.can_step:
+            return False
+        self._large.step(self._large_gradients, clip_factor(self._parallel.settings.clip, norm))
+        return True
+
+    def clip(self, norm: Tensor) -> None:
+        """Clip all gradients by their norm (0-d), for the optimizer."""
         if self._parallel.settings.clip is not None:
             nn.utils.clip_grads_with_norm_(self._model.parameters(), self._parallel.settings.clip, norm)
-        scaler.step(self._parallel.optimizer)
-        scaler.update()
 
     def refresh(self) -> None:
-        """Take note of parameters that something else than `update` has changed."""
+        """Take note of parameters that the optimizer, or something else, has changed."""
 
 
 class _Matrix(NamedTuple):
@@ -155,11 +158,12 @@ class FlatMatrices(StepWeights):
         gradients = views_of(self._gradients, weights)
         of_copies = views_of(self._gradients_of_copies, weights)
         self._matrices = list(map(_Matrix, weights, leaves, gradients, of_copies))
-        self._update_large = large_updates(parallel, weights, buffer=self._masters, copies=self._copies)
+        self._large = large_updates(parallel, weights, buffer=self._masters, copies=self._copies)
         settings = parallel.settings
-        # `update` casts the gradients of the copies, unless they are added up or unscaled before.
-        is_clipped = settings.clip is not None or self._update_large is not None
+        # `clip` casts the gradients of the copies, unless they are added up or unscaled before.
+        is_clipped = settings.clip is not None or self._large is not None
         self._casts_late = is_clipped and settings.accumulate == 1 and settings.precision != "fp16"
+        self._large_gradients = self._gradients_of_copies if self._casts_late else self._gradients
         self.refresh()
 
     @contextlib.contextmanager
@@ -174,7 +178,7 @@ class FlatMatrices(StepWeights):
             self._gradients_of_copies.zero_()
         foreach.copy_([matrix.gradient_of_copy for matrix in given], [matrix.leaf.grad for matrix in given])
         if self._casts_late:
-            pass  # the values follow with `update`
+            pass  # the values follow with `clip`
         elif is_first:
             self._gradients.copy_(self._gradients_of_copies)
         else:
@@ -206,17 +210,11 @@ class FlatMatrices(StepWeights):
         return [own.get(each, each.grad) for each in self._model.parameters() if each.grad is not None]
 
     @torch.no_grad()
-    def update(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
-        """Clip all gradients by their norm (0-d), step the optimizer, and cast the matrices."""
-        factor = clip_factor(self._parallel.settings.clip, norm)
-        if self._update_large is not None and self._update_large.can_step:
-            self._update_large.step(self._gradients_of_copies if self._casts_late else self._gradients, factor)
-            return
+    def clip(self, norm: Tensor) -> None:
         if not self._casts_late:
-            super().update(scaler, norm)
-        else:
-            # A factor with an axis makes the product float32.
-            torch.mul(self._gradients_of_copies, factor[None], out=self._gradients)
-            foreach.mul_([each for each in self._unclipped() if each.dtype != self._copies.dtype], factor)
-            self._parallel.optimizer.step()
-        self.refresh()
+            super().clip(norm)
+            return
+        factor = clip_factor(self._parallel.settings.clip, norm)
+        # A factor with an axis makes the product float32.
+        torch.mul(self._gradients_of_copies, factor[None], out=self._gradients)
+        foreach.mul_([each for each in self._unclipped() if each.dtype != self._copies.dtype], factor)

@@ -91,8 +91,7 @@ class Training:
         self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
         self.parallel = _parallel(_view_for_training(model, settings, world), settings, world)
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
-        self.eager_step, captured = make_step(self.parallel, capture_graph, tail_shares)
-        self.stepper = captured or self.eager_step
+        self.stepper = make_step(self.parallel, capture_graph, tail_shares)
         """Takes the steps, by replaying CUDA graphs or without."""
         self.average = Average(self.parallel.own_weights(), settings)
         self.validations = Validations(settings)
@@ -194,7 +193,7 @@ class Training:
         if self.checks_every_step and not loss.isfinite():
             raise self._failed(f"the loss is not finite at step {self.step + 1}")
         grad_norm = self.stepper.norm()
-        if may_skip and not self.eager_step.scaler.is_enabled() and not grad_norm.isfinite():
+        if may_skip and not self.stepper.scaler.is_enabled() and not grad_norm.isfinite():
             self._skip("gradient")
             return None
         self._skipped_in_a_row = 0
@@ -212,12 +211,12 @@ class Training:
         if not self.stepper.may_step_down:  # the memory before is not kept, so that the backward pass can free it
             return self.stepper.gradients(batches, self.memories)
         before = self.memories
-        while True:
+
+        def compute() -> Tensor:
             self.memories = [list(memory) for memory in before]
-            try:
-                return self.stepper.gradients(batches, self.memories)
-            except Exception as error:
-                self.stepper.step_down(error)
+            return self.stepper.gradients(batches, self.memories)
+
+        return self._on_fast_path(compute)
 
     def _on_fast_path(self, compute: Callable[[], Result]) -> Result:
         """Call a function; if a part of the fast path fails, call it again without this part."""
@@ -302,12 +301,12 @@ class Training:
 
     def _check_gradients(self, max_norm: Tensor) -> None:
         """Raise if the largest gradient norm of some steps is not finite; with fp16, only if no scale helps."""
-        if self.eager_step.is_stuck:
+        if self.stepper.is_stuck:
             raise self._failed(
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with `precision` bf16 or fp32",
             )
-        if not self.eager_step.scaler.is_enabled() and not max_norm.isfinite():
+        if not self.stepper.scaler.is_enabled() and not max_norm.isfinite():
             when = "at step" if self.checks_every_step else "at a step up to"
             raise self._failed(f"the gradient is not finite {when} {self.step}")
 
@@ -411,7 +410,7 @@ class Training:
                 memories = self.empty_memories()  # as `update` does
             memory = [layer[:1] for layer in memories[0]]
             inputs, targets = self._read(slice(first_lane, first_lane + 1), position)
-            loss = self._on_fast_path(functools.partial(self.eager_step.loss, inputs, targets, memory))
+            loss = self._on_fast_path(functools.partial(self.stepper.loss, inputs, targets, memory))
             if not self.world.any_of(not loss.isfinite()):
                 return True
             position = self.segments.next_position(position)
@@ -447,11 +446,11 @@ class Training:
             "place": self.position._asdict(),
             **self.validations.state(),
             "average": {"kind": self.settings.average, **self.average.state()},
-            "scaler": self.eager_step.scaler.state_dict(),
+            "scaler": self.stepper.scaler.state_dict(),
             "interval": self._interval.state(),
         }
         if self.device.type == "cuda":
-            state["compiled"] = self.eager_step.compiles
+            state["compiled"] = self.stepper.compiles
         return state
 
     def restore(self, saved: Checkpoint) -> None:
@@ -475,12 +474,12 @@ class Training:
             raise ValueError(f"its epoch has no segment {self.position.segment}")
         interval = state.get("interval", {"after": self.step})  # checkpoints of earlier versions have none
         self._interval = Interval(self.device, self._clock, **interval)
-        if state["scaler"] and self.eager_step.scaler.is_enabled():  # another precision begins with its own scale
-            self.eager_step.scaler.load_state_dict(state["scaler"])
+        if state["scaler"] and self.stepper.scaler.is_enabled():  # another precision begins with its own scale
+            self.stepper.scaler.load_state_dict(state["scaler"])
         averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}
         self.average.restore(state["average"], averages, step=self.step)
         self.parallel.restore_optimizer(saved.group("optimizer"))
-        self.eager_step.weights.refresh()
+        self.stepper.weights.refresh()
         first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
         memory = checkpoint.restored_memory(saved.group("memory"), first)
         self.memories = checkpoint.memories_of(memory, self._parts, self.device)

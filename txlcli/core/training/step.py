@@ -19,7 +19,8 @@ from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.distributed import failure_of
-from txlcli.core.training.flat import StepWeights
+from txlcli.core.training.exchange import Exchange
+from txlcli.core.training.flat import FlatMatrices, StepWeights
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import TxlError
 
@@ -61,13 +62,17 @@ class Step:
     """Takes training steps: `gradients`, `norm` and `update`, one after another.
 
     The methods after these choose when layers are compiled, and leave out a part of the fast path that fails.
+
+    Args:
+        parallel: the model and its optimizer.
+        copies: dtype of copies of the matrices, which passes read; None if they read the matrices themselves.
     """
 
-    def __init__(self, parallel: DataParallel, weights: StepWeights | None = None) -> None:
+    def __init__(self, parallel: DataParallel, copies: torch.dtype | None = None) -> None:
         self.parallel = parallel
         self.settings = parallel.settings
         self.optimizer = parallel.optimizer
-        self.weights = weights or StepWeights(parallel)
+        self.weights = _weights(parallel, copies)
         self.scaler = torch.amp.GradScaler(self.model.device.type, enabled=self.settings.precision == "fp16")
         """Scales the loss in fp16, and skips steps with non-finite gradients."""
         self.grad_norm = torch.zeros((), device=self.model.device)
@@ -148,22 +153,23 @@ class Step:
 
         `rate_of` returns the learning rate of a parameter group, given its factor.
         """
-        self.set_rates(rate_of)
-        self.clip_and_update()
-        self.model.forget_gradients()
-
-    def set_rates(self, rate_of: Callable[[float], float]) -> None:
-        """Set the learning rate of each parameter group."""
         for group in self.optimizer.param_groups:
             rate = rate_of(group["lr_factor"])
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+        self._clip_and_update()
+        self.model.forget_gradients()
 
-    def clip_and_update(self) -> None:
+    def _clip_and_update(self) -> None:
         """Clip the gradients by their norm, and step the optimizer."""
-        self.weights.update(self.scaler, self.grad_norm)
+        if self.weights.update_large(self.grad_norm):
+            return
+        self.weights.clip(self.grad_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.weights.refresh()
 
     @property
     def is_stuck(self) -> bool:
@@ -204,9 +210,10 @@ class Step:
 
         What fails in one of them is left out in all of them, and none waits for a process that has failed.
         """
-        world = self.parallel.world
-        if world.size == 1 or not self.weights.can_pause:
+        exchange = self.weights
+        if not isinstance(exchange, Exchange):
             return
+        world = self.parallel.world
         while True:
             is_compiled = self._should_compile(batches[0], memories[0])
             path = (self.model.attention_kernels, is_compiled)
@@ -214,8 +221,9 @@ class Step:
                 return
             self._rehearsed.add(path)
             began = time.perf_counter()
-            compute = functools.partial(self.gradients, batches, [list(memory) for memory in memories])
-            with self.weights.paused(), forked_generators(self.model.device):
+            copies = [list(memory) for memory in memories]
+            compute = functools.partial(Step.gradients, self, batches, copies)  # not by a graph
+            with exchange.paused(), forked_generators(self.model.device):
                 reason = world.in_turn(f"step by {path}", functools.partial(failure_of, compute))
             self.model.forget_gradients()
             reason = world.first_reason(reason)
@@ -263,11 +271,19 @@ class Step:
         self.model.forget_gradients()
 
     @property
-    def has_compiled(self) -> bool:
-        """True if compiled layers have computed steps, and do so still."""
-        return self.compiles and self._has_compiled
+    def is_captured(self) -> bool:
+        """True if steps are replayed by a CUDA graph."""
+        return False
 
     @property
     def path(self) -> str:
         """How steps have been computed up to now; see `path_in_words`."""
-        return path_in_words(self.model.attention_kernels, compiled=self.has_compiled, captured=False)
+        compiled = self.compiles and self._has_compiled
+        return path_in_words(self.model.attention_kernels, compiled=compiled, captured=self.is_captured)
+
+
+def _weights(parallel: DataParallel, copies: torch.dtype | None) -> StepWeights:
+    """Return what passes read: the parameters, or copies of the matrices in another dtype."""
+    if parallel.world.size > 1 and parallel.settings.parallel != "fsdp":
+        return Exchange(parallel, copies)
+    return StepWeights(parallel) if copies is None else FlatMatrices(parallel, copies)
