@@ -48,12 +48,12 @@ class Tape(TorchDispatchMode):
 
 
 def call_again(run, device, *, warm_up=0):
-    """Stand in for `cuda_graph.capture` on a device without kernels: a replay calls the function again."""
+    """Stand in for a `cuda_graph.GraphPool` on a device without kernels: a replay calls the function again."""
     return run
 
 
 def capture(run, device, *, warm_up=2):
-    """Stand in for `cuda_graph.capture`: like it, call `run` before recording, whose results must not be kept."""
+    """Stand in for a `cuda_graph.GraphPool`: like it, call `run` before recording, whose results must not be kept."""
     assert device.type == "cpu"
     for _ in range(warm_up):
         run()

@@ -16,7 +16,7 @@ from tests.gpu.stage import Skip, cause
 from txlcli.config import recipe
 from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels import compilation
-from txlcli.core.kernels.cuda_graph import graphs_of_one_pool
+from txlcli.core.kernels.cuda_graph import GraphPool
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.profiling import StepProfiler
@@ -103,7 +103,7 @@ class Captures:
 
 def captures_of(device):
     """Return what captures the graphs of a training run by default; on a CPU a stand-in calls the function again."""
-    return Captures(graphs_of_one_pool() if device.type == "cuda" else tape.call_again)
+    return Captures(GraphPool() if device.type == "cuda" else tape.call_again)
 
 
 def forget_compiled(device):

@@ -17,7 +17,7 @@ from tests.core import builders, tape
 from tests.core.attention_cases import attend, draw, draw_inputs
 from tests.core.builders import draw_tokens, make_decoder, read_parts, small_model
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.cuda_graph import capture, graphs_of_one_pool
+from txlcli.core.kernels.cuda_graph import GraphPool
 from txlcli.core.kernels.modes import DTYPES, autocast, float32_products
 from txlcli.core.kernels.normalizer import SpareGradient, token_losses, total_loss
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
@@ -231,7 +231,7 @@ def hides_that_it_waits(tensor):
 
 @pytest.mark.parametrize("run", [fails, waits, hides_that_it_waits])
 def test_after_a_failed_capture_everything_goes_on_and_its_pool_takes_another_graph(run):
-    capture = graphs_of_one_pool()
+    capture = GraphPool()
     ones = torch.ones(1 << 20, device=CUDA)
     stream = torch.cuda.current_stream()
     before = capture(partial(functional.dropout, ones), CUDA)
@@ -253,13 +253,13 @@ def test_memory_of_a_failed_capture_is_free():
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
     with pytest.raises(UsageError, match="cannot capture"):
-        capture(lambda: waits(torch.cat([ones] * 50)), CUDA, warm_up=0)
+        GraphPool()(lambda: waits(torch.cat([ones] * 50)), CUDA, warm_up=0)
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == reserved
 
 
 def test_a_pool_whose_graphs_are_gone_takes_others():
-    capture = graphs_of_one_pool()
+    capture = GraphPool()
     ones = torch.ones(3, device=CUDA)
     replay = capture(lambda: ones + 1, CUDA)
     twos = replay()

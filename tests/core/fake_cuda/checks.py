@@ -26,7 +26,7 @@ from tests.core.fake_cuda import graphs, triton_device
 from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending, world_of
 from tests.core.fake_devices import outcomes
 from tests.core.tape import call_again
-from txlcli.core.kernels.cuda_graph import graphs_of_one_pool
+from txlcli.core.kernels.cuda_graph import GraphPool
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.recl import context_losses
@@ -226,7 +226,7 @@ def detected_waits():
 
 def failed_captures():
     """Return what is said of functions that fail in a capture; another graph is captured in the pool after each."""
-    capture, reasons = graphs_of_one_pool(), []
+    capture, reasons = GraphPool(), []
 
     def wait(tensor):
         tensor.sum().item()

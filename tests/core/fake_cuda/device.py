@@ -148,7 +148,7 @@ class Watch(OneDevice):
             raise RuntimeError(f"no kernel of {name} for this")
 
     def capture(self, run, device, *, warm_up=0):
-        """Stand in for `cuda_graph.capture` as `tape.call_again` does."""
+        """Stand in for a `cuda_graph.GraphPool` as `tape.call_again` does."""
 
         def replay():
             self.replays, self._in_graph = self.replays + 1, True

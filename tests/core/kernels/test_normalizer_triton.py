@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton interprets its kernels with TRITON_INTERPRET=1 only", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton's interpreter runs the kernels")
 
-from txlcli.core.kernels.normalizer_triton import TritonRows
+from txlcli.core.kernels.normalizer_triton import row_losses
 
 
 def cast(tensors, dtype=torch.float32):
@@ -43,7 +43,7 @@ def test_losses_and_gradients_equal_all_logits_in_float64(tokens_and_ids, tokens
     expected = from_all_logits(*tensors, chosen)
     gradients = torch.autograd.grad((expected * weights).sum(), tensors)
     column = torch.stack([chosen, chosen.flip(0)], dim=1)[:, 0]  # targets need not be neighbours in memory
-    options = {"rows": TritonRows(), "size": part_size(tokens)}
+    options = {"rows": row_losses, "size": part_size(tokens)}
     losses = of_tokens(*given, column, **options)
     assert losses.dtype == torch.float32
     assert largest_difference([losses], [expected]) < LARGEST[dtype][0]
@@ -55,7 +55,7 @@ def test_losses_and_gradients_equal_all_logits_in_float64(tokens_and_ids, tokens
 def test_logits_beyond_the_range_of_exp_and_nans_are_handled():
     tensors, chosen = random_inputs(5, 300)
     given = cast(60 * tensor for tensor in tensors)
-    options = {"rows": TritonRows(), "size": part_size(2)}
+    options = {"rows": row_losses, "size": part_size(2)}
     losses = of_tokens(*given, chosen, **options)
     losses.sum().backward()
     expected = from_all_logits(*(tensor.double() for tensor in given), chosen)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from tests.core import tape
 from tests.core.builders import POSITIONS, assert_close, draw_tokens, make_decoder, read_parts, small_model
 from tests.core.tape import Graphs
-from txlcli.core.kernels.cuda_graph import capture, captured_or_called
+from txlcli.core.kernels.cuda_graph import GraphPool, captured_or_called
 from txlcli.core.reading.decoder import MAX_PHASES
 from txlcli.errors import UsageError
 
@@ -59,9 +59,9 @@ def test_what_cannot_be_captured_is_called_each_time_and_a_warning_says_why():
     run = torch.zeros(3).clone
     message = r"^CUDA cannot capture the kernels of a step as a graph \(.*\): launched one by one, they take longer$"
     with pytest.raises(UsageError, match=message):
-        capture(run, CUDA)
+        GraphPool()(run, CUDA)
     with pytest.warns(UserWarning, match=message):
-        assert captured_or_called(capture)(run, CUDA) is run
+        assert captured_or_called(GraphPool())(run, CUDA) is run
 
 
 def both_ways(model, count, lengths=(L,), **how):

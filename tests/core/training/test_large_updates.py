@@ -14,6 +14,7 @@ from tests.core.builders import V, draw_tokens, model_settings
 from tests.core.training.test_optimizer import train_settings
 from tests.extensions import registered_optimizer
 from txlcli.core.architectures.registry import make_model
+from txlcli.core.model.losses import Objective
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.large_updates import LargeUpdates
 from txlcli.core.training.optimizer import OPTIMIZERS, make_optimizer
@@ -81,7 +82,6 @@ def in_one_pass(settings, dtype, steps):
         [getattr(module, name) for name in MATRICES],
         buffer=module.buffer,
         copies=copies,
-        sizes=SIZES,
         large=4000,
     )
     update.rehearse()  # changes nothing
@@ -134,7 +134,7 @@ def taken_steps(optimizer, count, **changed):
     memories = [model.first_memory(lanes, 7) for _ in range(settings.accumulate)]
     for number in range(count):
         parts = draw_tokens(2, 6, seed=number).split(lanes)
-        batches = [Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], progress=0.0) for tokens in parts]
+        batches = [Batch(tokens[:, :-1], tokens[:, 1:], Objective(mem_len=settings.mem_len)) for tokens in parts]
         step.gradients(batches, memories)
         step.norm()
         step.update(lambda factor: 0.01 * factor)
@@ -170,7 +170,8 @@ def test_restored_state_stays_in_the_buffers_of_the_kernels():
         each.weights.refresh()  # the interpreter rounds towards zero
         tokens = draw_tokens(2, 6, seed=3)
         memories = [each.model.first_memory(2, 7)]
-        each.gradients([Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], progress=0.0)], memories)
+        goal = Objective(mem_len=each.settings.mem_len)
+        each.gradients([Batch(tokens[:, :-1], tokens[:, 1:], goal)], memories)
         each.norm()
         each.update(lambda factor: 0.01 * factor)
     assert all(map(torch.equal, model.parameters(), other.parameters()))

@@ -3,11 +3,10 @@
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from txlcli.core.kernels.private import close_pool
 from txlcli.errors import UsageError
@@ -22,33 +21,14 @@ class CaptureGraph(Protocol):
     def __call__(
         self, run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
     ) -> Callable[[], Result]:
-        """See `capture`."""
+        """See `GraphPool`."""
 
 
-def capture(run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP) -> Callable[[], Result]:
-    """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
-
-    If CUDA cannot capture the function, raise a UsageError; everything can then continue without a graph. What the
-    function itself raises before, in a warm-up, is raised as it is.
-
-    Args:
-        run: launches kernels, and waits for none.
-        device: of its tensors.
-        warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
-    """
-    return _Pool()(run, device, warm_up=warm_up)
-
-
-def graphs_of_one_pool() -> CaptureGraph:
-    """Return a function that captures graphs which share memory for intermediate results, as `capture` does.
+class GraphPool:
+    """Captures functions as CUDA graphs that share memory for intermediate results, if all are captured on one stream.
 
     The result of one must be read before another is replayed.
     """
-    return _Pool()
-
-
-class _Pool:
-    """Captures graphs that share memory. They can do so only if all are captured on one stream."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -58,7 +38,16 @@ class _Pool:
     def __call__(
         self, run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
     ) -> Callable[[], Result]:
-        """See `capture`."""
+        """Capture a function: return one that replays its kernels and returns the same result each time.
+
+        If CUDA cannot capture the function, raise a UsageError; everything can then continue without a graph. What the
+        function itself raises before, in a warm-up, is raised as it is.
+
+        Args:
+            run: launches kernels, and waits for none.
+            device: of its tensors.
+            warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
+        """
         cache_enabled = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a graph would read cached casts after autocast has freed them
         try:
@@ -143,37 +132,6 @@ def _end_capture_of_generator() -> None:
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
         graph.capture_begin(capture_error_mode="thread_local")
         graph.capture_end()
-
-
-class Replay(Generic[Result]):
-    """A captured function that reads its inputs from the same memory at every call, and writes its result there.
-
-    Args:
-        function: reads `fixed_inputs`, and may change them.
-        fixed_inputs: tensors on the device.
-        device: of these tensors.
-        capture_graph: makes the graph; raises a UsageError if it cannot.
-        warm_up: calls of the function before it is captured; see `capture`.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[], Result],
-        fixed_inputs: Sequence[Tensor],
-        device: torch.device,
-        capture_graph: CaptureGraph,
-        *,
-        warm_up: int = WARM_UP,
-    ) -> None:
-        self._inputs = fixed_inputs
-        self._replay = capture_graph(function, device, warm_up=warm_up)
-
-    def __call__(self, *inputs: Tensor) -> Result:
-        """Copy the inputs to the memory that the graph reads, and replay it."""
-        for own, given in zip(self._inputs, inputs, strict=True):
-            if own is not given:
-                own.copy_(given)
-        return self._replay()
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -2,11 +2,12 @@
 
 Logits are computed for some tokens at a time. In training, the gradient of the sum of all losses is computed with them,
 so that no logits are kept: the backward pass only multiplies the gradients by a number. The operations on logits have
-two implementations: PyTorch's in `normalizer_rows`, and the kernels of `normalizer_triton`.
+two implementations: `row_losses` by PyTorch, and `normalizer_triton.row_losses` by kernels.
 
-Axes: T tokens, w width, n ids.
+Axes: T tokens, t of them at a time, w width, n ids.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,6 @@ from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import autocast_dtype
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.modes import memory_is_unlimited
-from txlcli.core.kernels.normalizer_rows import RowOperations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,8 @@ class SpareGradient:
         return SpareGradient()
 
 
+RowLosses = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, tuple[Tensor, Tensor] | None]]
+"""`row_losses`, or another function that does the same."""
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """Of hidden states (T, w), a table (n, w), its bias (n,), and log normalizers of other logits (T,)."""
 
@@ -80,7 +82,7 @@ def token_losses(
     *,
     others: Tensor | None = None,
     spare: SpareGradient,
-    rows: RowOperations | None = None,
+    rows: RowLosses | None = None,
     size: PartSize | None = None,
 ) -> Tensor:
     """Return the cross entropy of each target, (T,), float32 at least; a backward pass computes the logits again.
@@ -112,7 +114,7 @@ def total_loss(
     others: Tensor | None = None,
     weights: Tensor,
     spare: SpareGradient,
-    rows: RowOperations | None = None,
+    rows: RowLosses | None = None,
     size: PartSize | None = None,
 ) -> Tensor:
     """Return the sum (0-d) of the losses with these weights (T,), float32 at least; see `token_losses`.
@@ -127,7 +129,7 @@ def total_loss(
     return total
 
 
-def _work(hidden: Tensor, spare: SpareGradient, rows: RowOperations | None, size: PartSize | None) -> "_Work":
+def _work(hidden: Tensor, spare: SpareGradient, rows: RowLosses | None, size: PartSize | None) -> "_Work":
     """Return how the losses of hidden states are computed; see `token_losses`."""
     if size is None:
         size = ALL_TOKENS if memory_is_unlimited() else DEFAULT_SIZE
@@ -135,13 +137,40 @@ def _work(hidden: Tensor, spare: SpareGradient, rows: RowOperations | None, size
     return _Work(dtype, rows or _fast_rows(hidden.device, dtype), size, spare)
 
 
-def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowOperations:
-    """Return the row operations of a device, for logits of a dtype."""
+def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowLosses:
+    """Return the operations on logits of a dtype on a device."""
     if not runs_triton(device, dtype):
-        return RowOperations()
-    from txlcli.core.kernels.normalizer_triton import TritonRows  # noqa: PLC0415 - PyTorch for CPUs has no Triton
+        return row_losses
+    from txlcli.core.kernels import normalizer_triton  # noqa: PLC0415 - PyTorch for CPUs has no Triton
 
-    return TritonRows()
+    return normalizer_triton.row_losses
+
+
+def row_losses(
+    logits: Tensor, chosen: Tensor, total: Tensor, weights: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """Return the cross entropy of each token, (t,), and gradients of its weighted sum; the logits are overwritten.
+
+    Args:
+        logits: (t, n).
+        chosen: (t,) ids of the targets; -1, or any other id without a logit, for a logit of 0.
+        total: (t,) log normalizers of other logits; those of all logits afterwards.
+        weights: (t,) of the tokens; None, if no gradient is needed.
+    Returns:
+        The losses, and the gradients of the logits (t, n) in their dtype, and their sums over tokens (n,).
+    """
+    inside = (chosen >= 0) & (chosen < logits.shape[1])
+    column = torch.where(inside, chosen, 0)[:, None]
+    of_chosen = torch.where(inside, logits.gather(1, column)[:, 0], 0.0).to(total.dtype)
+    largest = logits.amax(dim=-1, keepdim=True).to(total.dtype)
+    exponentials = torch.sub(logits, largest, out=logits if logits.dtype == total.dtype else None).exp_()
+    torch.logaddexp(total, exponentials.sum(dim=-1).log_().add_(largest[:, 0]), out=total)
+    losses = total - of_chosen
+    if weights is None:
+        return losses, None
+    grad = exponentials.mul_(weights[:, None] * (largest - total[:, None]).exp_())
+    grad.scatter_add_(1, column, torch.where(inside, -weights, 0.0)[:, None])
+    return losses, (grad.to(logits.dtype), grad.sum(dim=0))
 
 
 @dataclass(frozen=True)
@@ -150,7 +179,7 @@ class _Work:
 
     dtype: torch.dtype
     """Of products."""
-    rows: RowOperations
+    rows: RowLosses
     size: PartSize
     spare: SpareGradient
 
@@ -178,7 +207,7 @@ class _Work:
             read = hidden[part].to(self.dtype)
             logits = linear(read, weight, added)
             of_part = None if weights is None else weights[part]
-            losses[part], of_logits = self.rows.losses(logits, chosen[part], total[part], of_part)
+            losses[part], of_logits = self.rows(logits, chosen[part], total[part], of_part)
             if gradients is not None and of_logits is not None:
                 grad, sums = of_logits
                 grad_hidden, grad_table, grad_bias = gradients

@@ -17,8 +17,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from txlcli.core.kernels.normalizer_rows import RowOperations
-
 LOG2_E = constexpr(1.4426950408889634)
 LN_2 = constexpr(0.6931471805599453)
 
@@ -78,7 +76,7 @@ IDS_OF_TILE = 1024
 
 @torch.library.custom_op("txl::accumulate", mutates_args=("total",))
 def accumulate(logits: Tensor, chosen: Tensor, total: Tensor) -> Tensor:
-    """Add logits to the log normalizers, and return the losses (t,); see `RowOperations`."""
+    """Add logits to the log normalizers, and return the losses (t,); see `normalizer.row_losses`."""
     losses = torch.empty_like(total)
     if logits.numel():
         accumulate_kernel[len(logits),](
@@ -111,13 +109,11 @@ def _sums(logits: Tensor, *_: Any) -> Tensor:
 logits_backward.register_fake(_sums)
 
 
-class TritonRows(RowOperations):
-    """Row operations by Triton; sums are in float32."""
-
-    def losses(
-        self, logits: Tensor, chosen: Tensor, total: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        losses = accumulate(logits, chosen, total)
-        if weights is None:
-            return losses, None
-        return losses, (logits, logits_backward(logits, chosen, total, weights).sum(dim=0))
+def row_losses(
+    logits: Tensor, chosen: Tensor, total: Tensor, weights: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """Do what `normalizer.row_losses` does; sums are in float32."""
+    losses = accumulate(logits, chosen, total)
+    if weights is None:
+        return losses, None
+    return losses, (logits, logits_backward(logits, chosen, total, weights).sum(dim=0))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ALIGNMENT = 64
+"""Each matrix begins at a multiple of this many numbers, so that kernels read it in wide units."""
 CHUNK = 4096
 """Most elements that a program of a kernel updates."""
 UNIT = 16
@@ -33,6 +35,17 @@ class FlatParameters:
     """(c, 3) first number of each chunk, the first after it, and the number of its parameter."""
     firsts: Tensor
     """(p + 1,) number of the first chunk of each parameter, and of all chunks."""
+
+
+def padded_numel(tensor: Tensor) -> int:
+    """Return the number of elements that a tensor takes in a flat buffer."""
+    return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+
+
+def views_of(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the views of a flat buffer that have the shapes of these tensors, which fill it."""
+    parts = flat.split([padded_numel(tensor) for tensor in tensors])
+    return [part[: tensor.numel()].view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def chunks_of(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:

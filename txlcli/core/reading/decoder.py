@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from txlcli.core.backend import Attend, Rotation, ScoreTerms
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
-from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
+from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphPool, captured_or_called
 from txlcli.core.kernels.device import check_free_memory, product_dtype, row_multiple, send
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.layer import Layer, Past, rotated
@@ -187,7 +187,7 @@ class Decoder(Reader):
     def _set_up(self, capture_graph: CaptureGraph | None) -> None:
         self.model.encoding.check_positions(self.seg_len)
         if capture_graph is None and self.device.type == "cuda" and self.model.attention_backend != "reference":
-            capture_graph = captured_or_called(graphs_of_one_pool())
+            capture_graph = captured_or_called(GraphPool())
         self._capture_graph = capture_graph
         self.replays_tokens = capture_graph is not None
         """True to read single tokens by a graph: launching kernels takes longer than running them."""

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from txlcli.core.kernels.updates import padded_numel, views_of
 from txlcli.core.training.distributed import even_parts
-from txlcli.core.training.flat import move_to, padded_numel, views_of
+from txlcli.core.training.flat import move_to
 
 LAYER_BUCKETS = 5
 """Largest number of groups of layers. Each group, the tables and all other parameters are one bucket each, or two: the

@@ -5,6 +5,7 @@ Axes: B batch, E tokens that are read again, L segment, M memory.
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.train_settings import TrainSettings
-from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, Replay, Result, graphs_of_one_pool
+from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, GraphPool, Result
 from txlcli.core.kernels.device import forked_generators, product_dtype, send
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
@@ -45,10 +46,12 @@ class CapturedStep(Step):
         self._tail_shares = tail_shares
         self._parameters = list(self.model.parameters())
         self._seg_len = torch.zeros((), dtype=torch.int64, device=self.model.device)
-        self._gradient_graph: Replay[Gradients] | None = None
+        self._gradient_graph: Callable[[], Gradients] | None = None
         self._memories: list[Memory] = []
         """Memories that the first graph reads and writes."""
-        self._update_graph: Replay[None] | None = None
+        self._inputs: list[Tensor] = []
+        """All tensors that the first graph reads."""
+        self._update_graph: Callable[[], None] | None = None
         self._may_capture_gradients = True
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
         is_capturable = OPTIMIZERS[self.settings.optimizer].capturable
@@ -70,9 +73,12 @@ class CapturedStep(Step):
         self._is_replayed = replayed is not None and self._gradient_graph is not None
         if replayed is None or self._gradient_graph is None:
             return super().gradients(batches, memories)
-        losses, self.grad_norm, gradients = self._gradient_graph(*_tensors(replayed, memories))
-        for memory, own in zip(memories, self._memories, strict=True):
-            memory[:] = own
+        for own, given in zip(self._inputs, _tensors(replayed, memories), strict=True):
+            if own is not given:
+                own.copy_(given)
+        losses, self.grad_norm, gradients = self._gradient_graph()
+        for memory, after in zip(memories, self._memories, strict=True):
+            memory[:] = after
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         return losses.clone()
@@ -90,7 +96,7 @@ class CapturedStep(Step):
         update = super()._clip_and_update
         if self._is_replayed and self._may_capture_update:
             if self._has_updated and self._update_graph is None:
-                self._update_graph = self._capture(update, [], warm_up=0)
+                self._update_graph = self._capture(update, warm_up=0)
                 self._may_capture_update = self._update_graph is not None
             self._has_updated = True
             update = self._update_graph or update
@@ -125,32 +131,23 @@ class CapturedStep(Step):
 
     def _padded(self, batch: Batch) -> Batch | None:
         """Return a micro-batch with the sizes of the graph; None if a tail of the softmax has too few rows for it."""
-        settings = self.settings
-        length = batch.targets.shape[1]
-        inputs = batch.inputs
-        targets = batch.targets
-        since_reset = batch.since_reset
-        if settings.seg_len_jitter:
-            padding = (0, settings.padded_segment - length)
+        inputs, targets, goal = batch
+        if self.settings.seg_len_jitter:
+            length = targets.shape[1]
+            padding = (0, self.settings.padded_segment - length)
             inputs = F.pad(inputs, padding)
             targets = F.pad(targets, padding)
-            if since_reset is not None:
-                since_reset = F.pad(since_reset, padding)
+            goal = replace(goal, seg_len=self._seg_len.fill_(length))
+            if goal.since_reset is not None:
+                goal = replace(goal, since_reset=F.pad(goal.since_reset, padding))
         rows = self._tail_rows(targets)
         if rows is None:
             return None
-        seg_len = self._seg_len.fill_(length) if settings.seg_len_jitter else None
-        return Batch(
-            inputs=inputs,
-            targets=send(targets, inputs.device),
-            progress=batch.progress,
-            seg_len=seg_len,
-            since_reset=since_reset,
-            tail_rows=[send(tail, inputs.device) for tail in rows],
-        )
+        on_device = [send(tail, inputs.device) for tail in rows]
+        return Batch(inputs, send(targets, inputs.device), replace(goal, tail_rows=on_device or None))
 
     def _tail_rows(self, targets: Tensor) -> list[Tensor] | None:
-        """Return `Batch.tail_rows`; None if a tail has more targets than rows."""
+        """Return `Objective.tail_rows`; None if a tail has more targets than rows."""
         if not self._tail_shares:
             return []
         settings = self.settings
@@ -167,17 +164,17 @@ class CapturedStep(Step):
 
     def _capture_gradients(self, batches: list[Batch], memories: list[Memory]) -> None:
         """Capture the first graph, on copies of these tensors."""
-        own = [batch.clone() for batch in batches]
+        own = list(map(_copied, batches))
         self._memories = []
         for memory in memories:
             self._memories.append([tensor.clone() for tensor in memory])
+        self._inputs = _tensors(own, self._memories)
         compute = functools.partial(self._compute, own, self._memories)
-        inputs = _tensors(own, self._memories)
         with forked_generators(self.model.device):
             if isinstance(self.weights, Exchange):
-                self._gradient_graph = self._capture_with_exchange(self.weights, compute, inputs)
+                self._gradient_graph = self._capture_with_exchange(self.weights, compute)
             else:
-                self._gradient_graph = self._capture(compute, inputs)
+                self._gradient_graph = self._capture(compute, warm_up=WARM_UP)
         self._may_capture_gradients = self._gradient_graph is not None
         self.model.forget_gradients()
 
@@ -194,19 +191,19 @@ class CapturedStep(Step):
         return losses, norm, [parameter.grad for parameter in self._parameters]
 
     def _capture_with_exchange(
-        self, exchange: Exchange, compute: Callable[[], Gradients], inputs: list[Tensor]
-    ) -> Replay[Gradients] | None:
+        self, exchange: Exchange, compute: Callable[[], Gradients]
+    ) -> Callable[[], Gradients] | None:
         """Return the first graph of several processes; None if CUDA cannot capture it in one of them.
 
         They capture it without the exchange before: whatever fails in one of them leaves none waiting.
         """
-        rehearse = functools.partial(Replay, compute, inputs, self.model.device, self._capture_graph)
+        rehearse = functools.partial(self._capture_graph, compute, self.model.device)
         with exchange.paused():
             reason = self._world.in_turn("rehearsal", functools.partial(failure_of, rehearse))
         if not self._is_possible(reason):
             return None
         exchange.connect()
-        return self._capture(compute, inputs, warm_up=0)
+        return self._capture(compute, warm_up=0)
 
     def _check_shapes(self, before: Memory, after: Memory) -> None:
         """Check that a full memory keeps its shapes, since a graph reads and writes it in one place."""
@@ -219,14 +216,12 @@ class CapturedStep(Step):
                     "return False"
                 )
 
-    def _capture(
-        self, function: Callable[[], Result], inputs: list[Tensor], warm_up: int = WARM_UP
-    ) -> Replay[Result] | None:
+    def _capture(self, function: Callable[[], Result], *, warm_up: int) -> Callable[[], Result] | None:
         """Return the graph of a function; None if CUDA cannot capture it in one of the processes."""
         graph = None
         reason = None
         try:
-            graph = Replay(function, inputs, self.model.device, self._capture_graph, warm_up=warm_up)
+            graph = self._capture_graph(function, self.model.device, warm_up=warm_up)
         except UsageError as error:
             reason = str(error)
         return graph if self._is_possible(reason) else None
@@ -260,14 +255,24 @@ class CapturedStep(Step):
 def _tensors(batches: list[Batch], memories: list[Memory]) -> list[Tensor]:
     """Return all tensors that the first graph reads, but the length of a segment.
 
-    `Batch.progress` is a constant of the graph: steps that depend on it are not captured (`_eager_reason`).
+    `Objective.progress` is a constant of the graph: steps that depend on it are not captured (`_eager_reason`).
     """
     tensors = list(chain(*memories))
-    for batch in batches:
-        tensors += [batch.inputs, batch.targets, *batch.tail_rows]
-        if batch.since_reset is not None:
-            tensors.append(batch.since_reset)
+    for inputs, targets, goal in batches:
+        tensors += [inputs, targets, *(goal.tail_rows or ())]
+        if goal.since_reset is not None:
+            tensors.append(goal.since_reset)
     return tensors
+
+
+def _copied(batch: Batch) -> Batch:
+    """Return a micro-batch with copies of these tensors."""
+    goal = batch.goal
+    if goal.tail_rows is not None:
+        goal = replace(goal, tail_rows=[tail.clone() for tail in goal.tail_rows])
+    if goal.since_reset is not None:
+        goal = replace(goal, since_reset=goal.since_reset.clone())
+    return Batch(batch.inputs.clone(), batch.targets.clone(), goal)
 
 
 def make_step(
@@ -278,7 +283,7 @@ def make_step(
     `capture_graph` makes the graphs; by default CUDA's, on CUDA.
     """
     if capture_graph is None and parallel.model.device.type == "cuda":
-        capture_graph = graphs_of_one_pool()
+        capture_graph = GraphPool()
     if capture_graph is None:
         return Step(parallel)
     reason = _eager_reason(parallel)

@@ -183,15 +183,21 @@ def gather_memories(world: World, memories: Sequence[Memory]) -> dict[str, Tenso
     return gathered
 
 
-def restored_memory(saved: Mapping[str, Tensor], first: Memory) -> Memory:
-    """Return the memory of all lanes from its tensors, by the number of a layer.
+def restored_memories(
+    saved: Mapping[str, Tensor], first: Memory, parts: Iterable[range], device: torch.device
+) -> list[Memory]:
+    """Return the memory of the lanes of each micro-batch, given that of all lanes by the number of a layer.
 
     Raises a ValueError if it has other shapes than `first`, the memory before the first token.
     """
     memory = [saved[str(number)] for number in range(len(saved))]
     if list(map(_fixed_sizes, memory)) != list(map(_fixed_sizes, first)):
         raise ValueError("its memory has other shapes than the model's")
-    return memory
+    memories = []
+    for part in parts:
+        lanes = slice(part.start, part.stop)
+        memories.append([tensor[lanes].to(device, copy=True) for tensor in memory])
+    return memories
 
 
 def _fixed_sizes(memory: Tensor) -> tuple[object, ...]:
@@ -199,15 +205,6 @@ def _fixed_sizes(memory: Tensor) -> tuple[object, ...]:
     is_state = memory.is_floating_point()  # else tokens (B, l)
     width = memory.shape[-1] if is_state else None
     return is_state, memory.dim(), len(memory), width
-
-
-def memories_of(memory: Memory, parts: Iterable[range], device: torch.device) -> list[Memory]:
-    """Return copies on a device of the memory of some lanes, for each micro-batch, given the memory of all lanes."""
-    memories = []
-    for part in parts:
-        lanes = slice(part.start, part.stop)
-        memories.append([tensor[lanes].to(device, copy=True) for tensor in memory])
-    return memories
 
 
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:

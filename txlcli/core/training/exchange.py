@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, distributed
 
 from txlcli.core.kernels.private import foreach
+from txlcli.core.kernels.updates import views_of
 from txlcli.core.training.buckets import Bucket, make_buckets
-from txlcli.core.training.flat import StepWeights, clip_factor, large_updates, matrices_of, swapped_in, views_of
+from txlcli.core.training.flat import StepWeights, clip_factor, large_updates, matrices_of, swapped_in
 from txlcli.core.training.parallel import DataParallel
 
 FEW = 4

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.private import foreach, swap_parameter
+from txlcli.core.kernels.updates import padded_numel, views_of
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.linear import Linear
 from txlcli.core.training.distributed import failure_of
@@ -17,8 +18,6 @@ from txlcli.core.training.large_updates import LargeUpdates
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 
-ALIGNMENT = 64
-"""Each matrix begins at a multiple of this many numbers, so that kernels read it in wide units."""
 CLIP_EPS = 1e-6
 """Added to a norm that divides, as torch.nn.utils does."""
 
@@ -26,17 +25,6 @@ CLIP_EPS = 1e-6
 def matrices_of(model: LanguageModel) -> list[Linear]:
     """Return the matrices of a model that may be read as copies, in the same order for each of its views."""
     return [module for module in model.modules() if isinstance(module, Linear)]
-
-
-def padded_numel(tensor: Tensor) -> int:
-    """Return the number of elements that a tensor takes in a flat buffer."""
-    return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
-
-
-def views_of(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the views of a flat buffer that have the shapes of these tensors, which fill it."""
-    parts = flat.split([padded_numel(tensor) for tensor in tensors])
-    return [part[: tensor.numel()].view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def move_to(flat: Tensor, parameters: Sequence[Tensor]) -> None:
@@ -74,8 +62,7 @@ def large_updates(
     waits = settings.precision == "fp16"  # the scaler skips steps
     if update is None or waits or not runs_triton(buffer.device, buffer.dtype):
         return None
-    sizes = [padded_numel(weight) for weight in weights]
-    large = LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies, sizes=sizes)
+    large = LargeUpdates(parallel.optimizer, update, weights, buffer=buffer, copies=copies)
     problem = parallel.world.first_reason(failure_of(large.rehearse))  # of Triton's compiler, or of the driver
     if problem is None:
         return large

@@ -3,8 +3,7 @@
 Axes: n numbers of a buffer, p parameters in it.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from txlcli.core.kernels.private import foreach
-from txlcli.core.kernels.updates import FlatParameters, chunks_of
+from txlcli.core.kernels.updates import FlatParameters, chunks_of, padded_numel
 
 UpdateLarge = Callable[[FlatParameters, Tensor, Tensor, dict[str, Any]], None]
 """Updates parameters, given their gradients (n,), the factor (0-d) of these, and their group in the optimizer."""
@@ -29,10 +28,9 @@ class LargeUpdates:
     Args:
         optimizer: keeps exp_avg and exp_avg_sq of every parameter, and perhaps the number of its steps.
         update: the rule.
-        matrices: parameters in the buffer, one after another.
+        matrices: parameters in the buffer, as `views_of` reads it.
         buffer: (n,) with their numbers.
         copies: (n,) of them in the dtype of products.
-        sizes: numbers of each matrix in the buffer, with padding.
         large: numbers from which another parameter has kernels of its own.
     """
 
@@ -44,7 +42,6 @@ class LargeUpdates:
         *,
         buffer: Tensor,
         copies: Tensor,
-        sizes: Sequence[int],
         large: int = LARGE,
     ) -> None:
         self._update = update
@@ -53,7 +50,7 @@ class LargeUpdates:
         self._groups = dict[Tensor, dict[str, Any]]()
         for group in optimizer.param_groups:
             self._groups |= dict.fromkeys(group["params"], group)
-        self._of_matrices = self._flat(matrices, buffer, copies, sizes)
+        self._of_matrices = self._flat(matrices, buffer, copies, list(map(padded_numel, matrices)))
         self._of_tables = dict[Tensor, FlatParameters]()
         for parameter in self._groups:
             if parameter.numel() >= large and parameter not in set(matrices):
@@ -97,10 +94,15 @@ class LargeUpdates:
             factor: (0-d) of all gradients.
         """
         self._update_large(gradients, factor)
-        with self._hidden():
-            others = [parameter.grad for parameter in self._groups if parameter.grad is not None]
-            foreach.mul_(others, factor)
+        updated = {parameter: parameter.grad for parameter in [*self._matrices, *self._of_tables]}
+        for parameter in updated:
+            parameter.grad = None  # the optimizer's own step leaves it out
+        try:
+            foreach.mul_([parameter.grad for parameter in self._groups if parameter.grad is not None], factor)
             self._optimizer.step()
+        finally:
+            for parameter, gradient in updated.items():
+                parameter.grad = gradient
 
     def _update_large(self, gradients: Tensor, factor: Tensor) -> None:
         """Update the matrices, given their gradients (n,), and the other large parameters."""
@@ -131,15 +133,3 @@ class LargeUpdates:
         self._update(flat, gradients, zero, {**group, "lr": zero})
         for state in filter(torch.is_tensor, (flat.steps, flat.means, flat.squares)):
             state.zero_()
-
-    @contextlib.contextmanager
-    def _hidden(self) -> Iterator[None]:
-        """Let these parameters have no gradient inside this block, so that an optimizer updates the others only."""
-        gradients = {parameter: parameter.grad for parameter in [*self._matrices, *self._of_tables]}
-        for parameter in gradients:
-            parameter.grad = None
-        try:
-            yield
-        finally:
-            for parameter, gradient in gradients.items():
-                parameter.grad = gradient

@@ -18,6 +18,7 @@ from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.kernels.device import send
 from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average
@@ -249,11 +250,20 @@ class Training:
         """Return the segments of the lanes of a micro-batch at the position."""
         lanes = slice(part.start, part.stop)
         inputs, targets = self._read(lanes, self.position)
+        settings = self.settings
         since_reset = None
-        if self.settings.reset_at_documents:
+        if settings.reset_at_documents:
             since_reset = send(torch.from_numpy(self.segments.since_reset(self.position, lanes)), self.device)
-        progress = self.step / self.settings.max_steps
-        return Batch(inputs=inputs, targets=targets, progress=progress, since_reset=since_reset)
+        goal = Objective(
+            mem_len=settings.mem_len,
+            part=settings.loss_part,
+            progress=self.step / settings.max_steps,
+            reread_len=settings.reread_len,
+            since_reset=since_reset,
+            activation_penalty=settings.activation_penalty,
+            slowness_penalty=settings.slowness_penalty,
+        )
+        return Batch(inputs, targets, goal)
 
     def _read(self, lanes: slice, position: StreamPosition) -> tuple[Tensor, Tensor]:
         """Return the inputs (lanes, E + L) and targets (lanes, L) at a position."""
@@ -481,8 +491,7 @@ class Training:
         self.parallel.restore_optimizer(saved.group("optimizer"))
         self.stepper.weights.refresh()
         first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
-        memory = checkpoint.restored_memory(saved.group("memory"), first)
-        self.memories = checkpoint.memories_of(memory, self._parts, self.device)
+        self.memories = checkpoint.restored_memories(saved.group("memory"), first, self._parts, self.device)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 
     @property

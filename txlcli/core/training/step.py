@@ -8,7 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,33 +29,14 @@ MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """The segments of one micro-batch in one step."""
 
     inputs: Tensor
     """(B, E + L)."""
     targets: Tensor
     """(B, L)."""
-    progress: float
-    """Fraction of the training steps that are done; auxiliary losses depend on it."""
-    seg_len: Tensor | None = None
-    """Number of targets that are not padding (0-d), if the segment is padded."""
-    since_reset: Tensor | None = None
-    """`Objective.since_reset`, (B, E + L)."""
-    tail_rows: Sequence[Tensor] = ()
-    """`Objective.tail_rows`, if a CUDA graph reads them."""
-
-    def clone(self) -> "Batch":
-        """Return copies of all tensors but the length of a segment."""
-        return Batch(
-            inputs=self.inputs.clone(),
-            targets=self.targets.clone(),
-            progress=self.progress,
-            seg_len=self.seg_len,
-            since_reset=None if self.since_reset is None else self.since_reset.clone(),
-            tail_rows=[tail.clone() for tail in self.tail_rows],
-        )
+    goal: Objective
 
 
 class Step:
@@ -108,39 +89,18 @@ class Step:
                 self._is_compiled = self._should_compile(batch, memory)
                 with autocast(self.model.device, self.settings.precision), self._layers(compiled=self._is_compiled):
                     compute = self.parallel.with_all_weights(self.model.objective)
-                    loss, reported, memory[:] = compute(batch.inputs, batch.targets, memory, self._objective(batch))
+                    loss, reported, memory[:] = compute(batch.inputs, batch.targets, memory, batch.goal)
                 share = len(batch.targets) / self.settings.batch_size
-                losses.append(self._backward(loss, reported, share=share))
+                with float32_products(self.model.device, self.settings.precision):
+                    # No reference to the old memory is left, so this frees it layer by layer.
+                    self.scaler.scale(loss).backward(torch.full_like(loss, share * self.parallel.gradient_factor))
+                of_batch = torch.stack([reported, loss - reported]).detach()
+                losses.append(of_batch * share if share < 1 else of_batch)
         self._has_compiled |= self._is_compiled
         self._is_compiled = False
         total = sum(losses[1:], losses[0])
         self.weights.add_up(total)
         return total
-
-    def _backward(self, loss: Tensor, reported: Tensor, *, share: float) -> Tensor:
-        """Add the gradients of a micro-batch, a share of the batch; return its part of the losses of `gradients`.
-
-        No reference to the old memory is left, so the backward pass frees it layer by layer.
-        """
-        with float32_products(self.model.device, self.settings.precision):
-            self.scaler.scale(loss).backward(torch.full_like(loss, share * self.parallel.gradient_factor))
-        losses = torch.stack([reported, loss - reported]).detach()
-        if share < 1:
-            losses = losses * share
-        return losses
-
-    def _objective(self, batch: Batch) -> Objective:
-        return Objective(
-            mem_len=self.settings.mem_len,
-            part=self.settings.loss_part,
-            progress=batch.progress,
-            seg_len=batch.seg_len,
-            tail_rows=batch.tail_rows or None,
-            reread_len=self.settings.reread_len,
-            since_reset=batch.since_reset,
-            activation_penalty=self.settings.activation_penalty,
-            slowness_penalty=self.settings.slowness_penalty,
-        )
 
     def norm(self) -> Tensor:
         """Return the total norm of all gradients (0-d), for `update`."""
