@@ -5,7 +5,7 @@ import torch
 from tests.core.builders import V, model_settings
 from txlcli.core.architectures.registry import parameter_shapes
 from txlcli.core.training.buckets import bucket_names
-from txlcli.core.training.parallel_zero import assign_owners
+from txlcli.core.training.parallel import assign_owners
 
 
 def shapes(**changed):

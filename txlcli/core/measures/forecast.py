@@ -21,7 +21,7 @@ from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.optimizer import OPTIMIZERS
-from txlcli.core.training.parallel_zero import FLOAT_BYTES, largest_share_bytes
+from txlcli.core.training.parallel import FLOAT_BYTES, largest_share_bytes
 
 CPU = torch.device("cpu")
 PARTS = {

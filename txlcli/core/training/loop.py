@@ -25,8 +25,7 @@ from txlcli.core.training.averaging import Average
 from txlcli.core.training.captured_step import make_step
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
-from txlcli.core.training.parallel import DataParallel
-from txlcli.core.training.parallel_zero import ZeroParallel
+from txlcli.core.training.parallel import DataParallel, ZeroParallel
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import scheduled_lr
@@ -186,21 +185,18 @@ class Training:
         self.model.train()
         self.stepper.rehearse(batches, self.memories)
         losses = self._gradients(batches)
-        loss = losses[0]
-        may_skip = self.settings.skip_nonfinite > 0
-        if may_skip and not loss.isfinite():
+        checks = self.checks_every_step or self.settings.skip_nonfinite > 0
+        if checks and not losses[0].isfinite():
             self._skip("loss")
             return None
-        if self.checks_every_step and not loss.isfinite():
-            raise self._failed(f"the loss is not finite at step {self.step + 1}")
         grad_norm = self.stepper.norm()
-        if may_skip and not self.stepper.scaler.is_enabled() and not grad_norm.isfinite():
+        if checks and not self.stepper.scaler.is_enabled() and not grad_norm.isfinite():
             self._skip("gradient")
             return None
         self._skipped_in_a_row = 0
         self.step += 1
         if self.checks_every_step:
-            self._check_gradients(grad_norm)
+            self._check_scale()
         self.stepper.update(self._rate_of_group)
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
@@ -235,7 +231,10 @@ class Training:
         return rate
 
     def _skip(self, what: str) -> None:
-        """Pass over the segment without an update; the next step begins without memory."""
+        """Pass over the segment without an update; the next step begins without memory.
+
+        More of these in a row than train.skip_nonfinite end the training.
+        """
         self.step += 1
         self._skipped += 1
         self._skipped_in_a_row += 1
@@ -243,7 +242,9 @@ class Training:
         self.memories = self.empty_memories()
         self.position = self.segments.next_position(self.position)
         if self._skipped_in_a_row > self.settings.skip_nonfinite:
-            steps = f"{self._skipped_in_a_row} steps in a row up to step {self.step}"
+            steps = f"step {self.step}"
+            if self._skipped_in_a_row > 1:
+                steps = f"{self._skipped_in_a_row} steps in a row up to {steps}"
             raise self._failed(f"the {what} is not finite at {steps}")
 
     def _batch(self, part: range) -> Batch:
@@ -302,23 +303,22 @@ class Training:
             self._interval = Interval(self.device, self._clock, after=self.step)
 
     def _checked_means(self) -> tuple[float, float, float]:
-        """Return the means of the interval, which must be finite."""
+        """Return the means of the interval; its losses and gradients must be finite."""
         means = self._interval.means()
         if not math.isfinite(means[0]):
             raise self._failed(f"the loss is not finite at step {self.step}")
-        self._check_gradients(self._interval.max_grad_norm)
+        self._check_scale()
+        if not self.stepper.scaler.is_enabled() and not self._interval.max_grad_norm.isfinite():
+            raise self._failed(f"the gradient is not finite at a step up to {self.step}")
         return means
 
-    def _check_gradients(self, max_norm: Tensor) -> None:
-        """Raise if the largest gradient norm of some steps is not finite; with fp16, only if no scale helps."""
+    def _check_scale(self) -> None:
+        """Raise if gradients overflow in fp16 at any scale of the loss."""
         if self.stepper.is_stuck:
             raise self._failed(
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with `precision` bf16 or fp32",
             )
-        if not self.stepper.scaler.is_enabled() and not max_norm.isfinite():
-            when = "at step" if self.checks_every_step else "at a step up to"
-            raise self._failed(f"the gradient is not finite {when} {self.step}")
 
     def _validate(
         self, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None

@@ -27,7 +27,7 @@ from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import Repetitions, peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.optimizer import check_optimizer
-from txlcli.core.training.parallel_zero import FLOAT_BYTES
+from txlcli.core.training.parallel import FLOAT_BYTES
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
