@@ -33,16 +33,6 @@ class ScoreShape(NamedTuple):
     """n."""
 
 
-class BufferRequest(NamedTuple):
-    """Purpose of a buffer, which can be reused for an equal request only."""
-
-    fill: float
-    """Value of the columns that no product writes."""
-    shape: ScoreShape
-    dtype: torch.dtype
-    device: torch.device
-
-
 class ScoreBuffer:
     """Scores by distance, padded so that the same memory can be read by key.
 
@@ -53,7 +43,9 @@ class ScoreBuffer:
     """
 
     def __init__(self, like: Tensor, shape: ScoreShape, *, fill: float) -> None:
-        self.request = BufferRequest(fill, shape, like.dtype, like.device)
+        self.fill = fill
+        self.purpose = (shape, like.dtype, like.device)
+        """A buffer can be used again for the same fill and purpose only."""
         rows, seg_len, key_len, reach = shape
         width = key_len + seg_len - 1
         columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
@@ -125,7 +117,7 @@ class ScoreBuffers:
     def acquire(self, like: Tensor, shape: ScoreShape, *, fill: float) -> ScoreBuffer:
         """Return a buffer that has no other user until it is released; see `ScoreBuffer`."""
         idle = self._idle.pop(fill, None)
-        if idle is not None and idle.request == BufferRequest(fill, shape, like.dtype, like.device):
+        if idle is not None and idle.purpose == (shape, like.dtype, like.device):
             return idle
         with torch.inference_mode(False):  # training may use it later
             return ScoreBuffer(like, shape, fill=fill)
@@ -133,4 +125,4 @@ class ScoreBuffers:
     def release(self, buffer: ScoreBuffer) -> None:
         """Make a buffer available to the next request."""
         if buffer.by_distance.device.type == "cpu":
-            self._idle[buffer.request.fill] = buffer
+            self._idle[buffer.fill] = buffer

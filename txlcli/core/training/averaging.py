@@ -93,7 +93,7 @@ class Average:
         return state
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor], *, step: int) -> None:
-        """Restore the average from the checkpoint of a step; the model has its weights already.
+        """Restore the average, whose weights are where the model has its own, from the checkpoint of a step.
 
         A mean that the settings now begin after a later step is dropped, and begins there.
         """
@@ -104,4 +104,4 @@ class Average:
         if state.get("triggered"):
             self.first = 0
         if weights:
-            self.weights = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
+            self.weights = {name: weights[name] for name in self._parameters}

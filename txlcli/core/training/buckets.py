@@ -71,6 +71,8 @@ class Bucket:
     buffers: Buffers
     of_owner: dict[int, slice]
     """The part of the buffers that each owner updates."""
+    own: slice
+    """The part that this process updates."""
     layers: set[int]
     """Layers that the bucket belongs to; none if other parts of the model read it, too."""
     received: list[distributed.Work] = field(default_factory=list)
@@ -83,6 +85,7 @@ def make_buckets(
     by_name: Mapping[str, Tensor],
     matrices: Iterable[Tensor],
     owners: Mapping[str, int],
+    rank: int,
     *,
     copied: torch.dtype | None,
     sent: torch.dtype,
@@ -96,6 +99,7 @@ def make_buckets(
         by_name: the parameters. Their values move to the buffers if other processes or copies need them there.
         matrices: parameters that passes read as copies, in the dtype `copied`.
         owners: the process that updates each parameter, by name; empty if each process updates all of them.
+        rank: of this process.
         copied: dtype of the copies; None if there are none.
         sent: dtype of the gradients that are sent.
     """
@@ -120,7 +124,7 @@ def make_buckets(
             begin = end
         else:
             buffers = _make_buffers(parameters, parameters[0].dtype, sent, moves=bool(owners))
-        buckets.append(_make_bucket(names, parameters, buffers, owners))
+        buckets.append(_make_bucket(names, parameters, buffers, owners, rank))
     return buckets, of_matrices
 
 
@@ -139,7 +143,9 @@ def _make_buffers(parameters: Sequence[Tensor], copied: torch.dtype, sent: torch
     )
 
 
-def _make_bucket(names: Sequence[str], parameters: list[Tensor], buffers: Buffers, owners: Mapping[str, int]) -> Bucket:
+def _make_bucket(
+    names: Sequence[str], parameters: list[Tensor], buffers: Buffers, owners: Mapping[str, int], rank: int
+) -> Bucket:
     """Return the bucket of parameters that are ordered by owner."""
     leaves = parameters
     if buffers.copies.dtype != buffers.gradients.dtype:
@@ -150,7 +156,8 @@ def _make_bucket(names: Sequence[str], parameters: list[Tensor], buffers: Buffer
         end = begin + sum(padded_numel(parameter) for _, parameter in own)
         of_owner[owner] = slice(begin, end)
         begin = end
+    own_part = of_owner.get(rank, slice(0)) if owners else slice(None)
     layers = set[int]()
     if all(name.startswith("layers.") for name in names):
         layers = {_layer(name) for name in names}
-    return Bucket(parameters, leaves, buffers, of_owner, layers)
+    return Bucket(parameters, leaves, buffers, of_owner, own_part, layers)

@@ -19,7 +19,6 @@ from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import tail_capacity
-from txlcli.core.training.distributed import failure_of
 from txlcli.core.training.exchange import Exchange
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
@@ -197,10 +196,9 @@ class CapturedStep(Step):
 
         They capture it without the exchange before: whatever fails in one of them leaves none waiting.
         """
-        rehearse = functools.partial(self._capture_graph, compute, self.model.device)
-        with exchange.paused():
-            reason = self._world.in_turn("rehearsal", functools.partial(failure_of, rehearse))
-        if not self._is_possible(reason):
+        reason = exchange.rehearse("rehearsal", functools.partial(self._capture_graph, compute, self.model.device))
+        if reason is not None:
+            self.notes.append(reason)
             return None
         exchange.connect()
         return self._capture(compute, warm_up=0)
@@ -224,14 +222,11 @@ class CapturedStep(Step):
             graph = self._capture_graph(function, self.model.device, warm_up=warm_up)
         except UsageError as error:
             reason = str(error)
-        return graph if self._is_possible(reason) else None
-
-    def _is_possible(self, reason: str | None) -> bool:
-        """Return True if no process has a reason against a graph; note the first one."""
         reason = self._world.first_reason(reason)
-        if reason is not None:
-            self.notes.append(reason)
-        return reason is None
+        if reason is None:
+            return graph
+        self.notes.append(reason)
+        return None
 
     @property
     def is_captured(self) -> bool:

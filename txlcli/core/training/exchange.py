@@ -7,7 +7,6 @@ last. A CUDA graph captures the exchange with the step, on the stream of the pro
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import compress
 
 import torch
 from torch import Tensor, distributed
@@ -15,6 +14,7 @@ from torch import Tensor, distributed
 from txlcli.core.kernels.private import foreach
 from txlcli.core.kernels.updates import views_of
 from txlcli.core.training.buckets import Bucket, make_buckets
+from txlcli.core.training.distributed import failure_of
 from txlcli.core.training.flat import StepWeights, clip_factor, large_updates, matrices_of, swapped_in
 from txlcli.core.training.parallel import DataParallel
 
@@ -52,7 +52,9 @@ class Exchange(StepWeights):
         self._own = set(parallel.own_weights().values())
         matrices = [module.weight for module in matrices_of(self._model)] if dtype else []
         sent = torch.bfloat16 if parallel.settings.exchange_precision == "bf16" else self._model.dtype
-        self._buckets, of_matrices = make_buckets(self._parameters, matrices, self._owners, copied=dtype, sent=sent)
+        self._buckets, of_matrices = make_buckets(
+            self._parameters, matrices, self._owners, self._world.rank, copied=dtype, sent=sent
+        )
         self._n_complete = len(self._buckets)
         """Number of buckets that are complete in the micro-batch at work."""
         self._leaves = dict[Tensor, Tensor]()
@@ -67,12 +69,6 @@ class Exchange(StepWeights):
             self._large = large_updates(parallel, list(self._leaves), buffer=buffer, copies=of_matrices.copies)
             self._large_gradients = of_matrices.gradients
         self.refresh()
-
-    def _own_part(self, bucket: Bucket) -> slice:
-        """Return the part of the buffers of a bucket that this process updates."""
-        if not self._owners:
-            return slice(None)
-        return bucket.of_owner.get(self._world.rank, slice(0))
 
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
@@ -94,14 +90,17 @@ class Exchange(StepWeights):
         if is_last:
             self._receive_gradients()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Send nothing to other processes inside this block, where a step may fail in one of them."""
+    def rehearse(self, name: str, function: Callable[[], object]) -> str | None:
+        """Call a function in all processes, without sending anything, and return why it fails in one of them, or None.
+
+        None of them waits for one that has failed.
+        """
         self._is_paused = True
         try:
-            yield
+            reason = self._world.in_turn(name, partial(failure_of, function))
         finally:
             self._is_paused = False
+        return self._world.first_reason(reason)
 
     @torch.no_grad()
     def connect(self) -> None:
@@ -118,8 +117,7 @@ class Exchange(StepWeights):
         """Cast the matrices that this process updates once more, after a change."""
         for bucket in self._buckets:
             if bucket.leaves is not bucket.parameters:
-                own = self._own_part(bucket)
-                bucket.buffers.copies[own].copy_(bucket.buffers.masters[own])
+                bucket.buffers.copies[bucket.own].copy_(bucket.buffers.masters[bucket.own])
 
     @torch.no_grad()
     def _receive_weights(self) -> None:
@@ -175,26 +173,28 @@ class Exchange(StepWeights):
         """Add the gradients of a micro-batch to those of earlier ones, and send the sum after the last."""
         self._n_complete += 1
         target = bucket.buffers.gradients if self._accumulates else bucket.buffers.sent
-        has_gradient = [leaf.grad is not None for leaf in bucket.leaves]
-        gradients = [leaf.grad for leaf in bucket.leaves if leaf.grad is not None]
-        self._with_gradient.update(compress(bucket.parameters, has_gradient))
+        gradients = []
+        for parameter, leaf in zip(bucket.parameters, bucket.leaves, strict=True):
+            if leaf.grad is not None:
+                gradients.append(leaf.grad)
+                self._with_gradient.add(parameter)
         if self._is_first and len(gradients) < len(bucket.leaves):
             target.zero_()
         if gradients:
-            self._accumulate(target, gradients, partial(_views, bucket.leaves, has_gradient))
+            self._accumulate(bucket, target, gradients)
         for leaf in bucket.leaves:
             leaf.grad = None
         if self._is_last:
             self._send_gradients(bucket)
 
-    def _accumulate(self, target: Tensor, gradients: list[Tensor], views: Callable[[Tensor], list[Tensor]]) -> None:
-        """Add gradients to a flat buffer, given its views, or replace its content if they are the first."""
-        dtype = gradients[0].dtype
+    def _accumulate(self, bucket: Bucket, target: Tensor, gradients: list[Tensor]) -> None:
+        """Add the gradients of a bucket to a flat buffer, or replace its content if they are the first."""
         added = gradients
-        added_to = views(target)
+        added_to = _views(bucket, target)
+        dtype = gradients[0].dtype
         if dtype != target.dtype and len(gradients) > FEW:  # one kernel would cast each
             joined = torch.zeros_like(target, dtype=dtype)
-            foreach.copy_(views(joined), gradients)
+            foreach.copy_(_views(bucket, joined), gradients)
             added = [joined]
             added_to = [target]
         if self._is_first:
@@ -222,11 +222,10 @@ class Exchange(StepWeights):
         """Wait for all sums, and give them to the parameters that this process updates."""
         self._wait(self._works)
         for bucket in self._buckets:
-            own = self._own_part(bucket)
             gradients = bucket.buffers.gradients
             sent = bucket.buffers.sent
             if sent.dtype != gradients.dtype:
-                gradients[own].copy_(sent[own])
+                gradients[bucket.own].copy_(sent[bucket.own])
             for parameter, view in zip(bucket.parameters, views_of(gradients, bucket.parameters), strict=True):
                 if parameter in self._with_gradient and parameter in self._own:
                     parameter.grad = view
@@ -238,7 +237,7 @@ class Exchange(StepWeights):
         norm = self.total_norm()
         zero_or_nan = norm - norm
         for bucket in self._buckets:
-            bucket.buffers.gradients[self._own_part(bucket)] += zero_or_nan
+            bucket.buffers.gradients[bucket.own] += zero_or_nan
 
     def total_norm(self) -> Tensor:
         """Return the norm of all gradients together (0-d); with owners, each process knows the norms of its own."""
@@ -257,7 +256,7 @@ class Exchange(StepWeights):
     def clip(self, norm: Tensor) -> None:
         if self._parallel.settings.clip is None:
             return
-        own = [bucket.buffers.gradients[self._own_part(bucket)] for bucket in self._buckets]
+        own = [bucket.buffers.gradients[bucket.own] for bucket in self._buckets]
         factor = clip_factor(self._parallel.settings.clip, norm)
         foreach.mul_([gradients for gradients in own if gradients.numel()], factor)
 
@@ -267,6 +266,7 @@ class Exchange(StepWeights):
             super().add_up(tensor)
 
 
-def _views(leaves: list[Tensor], has_gradient: list[bool], flat: Tensor) -> list[Tensor]:
+def _views(bucket: Bucket, flat: Tensor) -> list[Tensor]:
     """Return the views of a flat buffer that belong to leaves with a gradient."""
-    return list(compress(views_of(flat, leaves), has_gradient))
+    views = zip(bucket.leaves, views_of(flat, bucket.leaves), strict=True)
+    return [view for leaf, view in views if leaf.grad is not None]

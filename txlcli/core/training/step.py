@@ -18,7 +18,6 @@ from txlcli.core.kernels.device import forked_generators
 from txlcli.core.kernels.modes import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
-from txlcli.core.training.distributed import failure_of
 from txlcli.core.training.exchange import Exchange
 from txlcli.core.training.flat import FlatMatrices, StepWeights
 from txlcli.core.training.parallel import DataParallel
@@ -173,7 +172,6 @@ class Step:
         exchange = self.weights
         if not isinstance(exchange, Exchange):
             return
-        world = self.parallel.world
         while True:
             is_compiled = self._should_compile(batches[0], memories[0])
             path = (self.model.attention_kernels, is_compiled)
@@ -183,10 +181,9 @@ class Step:
             began = time.perf_counter()
             copies = [list(memory) for memory in memories]
             compute = functools.partial(Step.gradients, self, batches, copies)  # not by a graph
-            with exchange.paused(), forked_generators(self.model.device):
-                reason = world.in_turn(f"step by {path}", functools.partial(failure_of, compute))
+            with forked_generators(self.model.device):
+                reason = exchange.rehearse(f"step by {path}", compute)
             self.model.forget_gradients()
-            reason = world.first_reason(reason)
             if reason is not None:
                 self._leave_out(reason, is_compiled=is_compiled)
             elif is_compiled:
