@@ -76,14 +76,12 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Check that the device has fast matrix products in this precision."""
     if precision not in DTYPES:
         raise UnknownNameError("precision", precision, DTYPES)
-    if precision == "tf32" and device.type != "cuda":
-        raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
-    if precision == "tf32":
-        check_tf32(torch.cuda.get_device_capability(device))
     if device.type == "mps" and precision != "fp32":
         raise UsageError(f"precision {precision} needs a CPU or a CUDA device; use fp32 with `device` mps")
-    if precision == "fp16" and device.type != "cuda":
-        raise UsageError("precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU")
+    if precision in ("tf32", "fp16") and device.type != "cuda":
+        raise UsageError(f"precision {precision} needs a CUDA device; use fp32 or bf16 on the CPU")
+    if precision == "tf32":
+        check_tf32(torch.cuda.get_device_capability(device))
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
 

@@ -205,13 +205,11 @@ class CapturedStep(Step):
 
     def _check_shapes(self, before: Memory, after: Memory) -> None:
         """Check that a full memory keeps its shapes, since a graph reads and writes it in one place."""
-        name = type(self.model).__name__
         for old, new in zip(before, after, strict=True):
             if old.shape != new.shape:
                 raise TrainingError(
-                    f"the contract of memory (docs/extending.md) is broken: a full memory of {name} changes from "
-                    f"{tuple(old.shape)} to {tuple(new.shape)} in one segment; let its method memory_keeps_length "
-                    "return False"
+                    f"a full memory of {type(self.model).__name__} changes from {tuple(old.shape)} to "
+                    f"{tuple(new.shape)} in one segment; let its method memory_keeps_length return False"
                 )
 
     def _capture(self, function: Callable[[], Result], *, warm_up: int) -> Callable[[], Result] | None:

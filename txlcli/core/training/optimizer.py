@@ -334,8 +334,7 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
         else:
             others[name] = parameter
     if not matrices and not isinstance(model, ModelPart):
-        message = 'train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"'
-        raise RecipeError(message, setting="train.optimizer")
+        raise ValueError("it is for matrices, and the model has none in its layers")
     muon = torch.optim.Muon(
         [parameter_group("matrices of the layers", matrices)],
         lr=settings.lr,
