@@ -118,11 +118,6 @@ def test_generated_text_is_escaped_on_a_terminal_only(monkeypatch, capsys, text,
     assert terminal.getvalue() == shown + text
 
 
-def test_an_error_has_the_beginning_and_the_length_of_a_word_that_fills_a_page(capsys):
-    console.complain(f"{'x' * 1000} is not a word; {'y' * 999}")
-    assert capsys.readouterr().err == f"error: {'x' * 60}... (1,000 characters) is not a word; {'y' * 999}\n"
-
-
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])
 @pytest.mark.parametrize(("columns", "number"), [(60, 4), (80, 6), (200, 9)])
 def test_a_table_fits_the_terminal_and_says_which_columns_it_lacks(monkeypatch, kind, columns, number):

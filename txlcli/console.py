@@ -8,7 +8,6 @@ import codecs
 import errno
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 MAX_WIDTH = 10_000
 MAX_HEIGHT = 100
 """Columns and lines of the console for tables, unless stdout is a terminal with fewer columns."""
-_LONG_WORD = re.compile(r"\S{1000,}")
 
 
 def plain(file: TextIO, width: int | None = None, height: int | None = None) -> "Console":
@@ -66,9 +64,8 @@ def warn(message: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Write `error: ...` to stderr; of a word that fills a page, the beginning and the length."""
-    short = _LONG_WORD.sub(lambda word: f"{word[0][:60]}... ({len(word[0]):,} characters)", message)
-    _write_message(f"error: {on_one_line(with_flags(short))}")
+    """Write `error: ...` to stderr."""
+    _write_message(f"error: {on_one_line(with_flags(message))}")
 
 
 def _write_message(line: str) -> None:

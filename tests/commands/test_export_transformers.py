@@ -58,7 +58,7 @@ def test_the_card_has_the_protocol_of_each_result_of_its_weights(here):
     rows = [line.split(" | ")[2] for line in Path("out/README.md").read_text().splitlines() if "| novel test" in line]
     recurrence = "M = 5, L = 5, same_length = m"
     part = f"{recurrence}, the first tokens only"
-    assert rows == [recurrence, "windows of 6 tokens, stride 2", part, part.replace("m,", "m, dynamic,")]
+    assert rows == [recurrence, "N = 6, S = 2", part, part.replace("m,", "m, dynamic,")]
     assert "earlier weights" not in Path("out/README.md").read_text()
 
 

@@ -351,7 +351,7 @@ def test_losses_that_cannot_be_paired_are_rejected(here):
         (("a.h5", "b.h5"), "different tokens"),
         (("short.h5", "short.h5"), "at least 2,000"),
         (("a.h5", "data/novel.h5"), "not a file of losses"),
-        (("a.h5", "none.h5"), "not a readable file of losses"),
+        (("a.h5", "none.h5"), "not a file of losses (no such file)"),
         (("a.h5", "tiny.toml"), "unknown run"),
     ):
         assert telling in refusal("runs", "difference", *files)

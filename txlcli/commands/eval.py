@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import Json, ScoredModel
+from txlcli.commands.options import Json, ScoredModel, write_figure
 from txlcli.paper import metrics
 from txlcli.report import figures
 from txlcli.runs import run_directory
@@ -94,9 +94,7 @@ def _show(result: "EvalResult", options: EvalOptions, *, json: bool) -> None:
         write_losses(options.losses, result)
     if options.words is not None:
         words.write(options.words, result.scoring, result.rows)
-    if options.plot is not None:
-        figures.plot_evaluation(options.plot, result)
-        console.say(f"figure written to {options.plot}")
+    write_figure(options.plot, figures.plot_evaluation, result)
     if options.html is not None and result.ended_by is None:
         write_text(options.html, pages.text_page(annotate(result)))
         console.say(f"page written to {options.html}")

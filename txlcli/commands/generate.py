@@ -13,7 +13,7 @@ from txlcli.errors import CorpusInputError, TxlError, UsageError, VocabularyErro
 from txlcli.system.input_files import MAX_SETTINGS
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.user_text import STDIN, ReadText, UserText
+from txlcli.workflows.user_text import STDIN, UserText
 from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
@@ -62,29 +62,21 @@ def generate(
         show(workflow.prepare(run_name, options, workspace), raw=raw)
 
 
-def _read_stdin() -> ReadText:
-    """Return the text on stdin; what `generate` has no options for must be converted first."""
-    try:
-        return UserText(STDIN, label="the prompt").read(max_bytes=MAX_SETTINGS)
-    except CorpusInputError as error:
-        reason, _, _ = str(error).partition(";")
-        raise VocabularyError(f"the prompt on {reason}; give it as text in UTF-8") from error
-
-
 def _read_prompt(prompt: str, reporter: Reporter) -> str:
     """Return the prompt of the command line, or of stdin for "-", without the end of its last line."""
-    is_stdin = prompt == STDIN
-    if is_stdin:
-        read = _read_stdin()
-    else:  # undecodable bytes of a command line are lone surrogates
-        read = ReadText(prompt.encode("utf-8", "surrogateescape"))
+    data = prompt.encode(errors="surrogateescape")  # undecodable bytes of a command line are lone surrogates
+    source = UserText(prompt, None if prompt == STDIN else data, label="the prompt")
     try:
+        read = source.read(max_bytes=MAX_SETTINGS)
         text = read.data.decode("utf-8-sig")
+    except CorpusInputError as error:  # its advice is of options that `generate` does not have
+        reason, _, _ = str(error).partition(";")
+        raise VocabularyError(f"the prompt on {reason}; give it as text in UTF-8") from error
     except UnicodeDecodeError as error:
         raise VocabularyError(f"the prompt is not UTF-8 at byte {error.start}; convert it first") from error
     for note in read.notes:
         reporter.say(note)
-    if is_stdin:
+    if prompt == STDIN:
         text = text.removesuffix("\n").removesuffix("\r")
     return text
 

@@ -190,3 +190,10 @@ def _metavar(type_: FieldType) -> str | None:
     if type_.is_list:
         letter = f"{letter},{letter},..."
     return "|".join([letter, *type_.words])
+
+
+def write_figure(path: Path | None, plot: Callable[[Path, Any], None], result: object) -> None:
+    """Plot a result to the file that the user named, if any, and say so."""
+    if path is not None:
+        plot(path, result)
+        console.say(f"figure written to {path}")

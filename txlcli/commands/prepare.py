@@ -108,13 +108,9 @@ def _show_list(data_dir: Path, json: bool) -> None:
         return
     rows = []
     for store in stores:
-        cells = [store.name, store.corpus, store.tokenizer, f"{store.vocab.size:,}"]
-        for split in SPLITS:
-            tokens = "-"
-            if split in store.splits:
-                tokens = f"{store.splits[split].tokens:,}"
-            cells.append(tokens)
-        rows.append(cells)
+        tokens = {split: f"{info.tokens:,}" for split, info in store.splits.items()}
+        sizes = [tokens.get(split, "-") for split in SPLITS]
+        rows.append([store.name, store.corpus, store.tokenizer, f"{store.vocab.size:,}", *sizes])
     console.show_table(f"token stores in {data_dir}", ("store", "corpus", "tokenizer", "V", *SPLITS), rows)
     for store in stores:
         conventions = "; ".join(f"{key}: {value}" for key, value in store.conventions.items())

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import Json, Run
+from txlcli.commands.options import Json, Run, write_figure
 from txlcli.paper.metrics import bits
 from txlcli.report import figures
 from txlcli.workflows.probe_options import ProbeOptions
@@ -33,9 +33,7 @@ def probe(
 
     result = workflow.run(run_name, options, workspace)
     console.show_result(result, show, json=json)
-    if options.plot is not None:
-        figures.plot_probes(options.plot, result)
-        console.say(f"figure written to {options.plot}")
+    write_figure(options.plot, figures.plot_probes, result)
 
 
 def show(result: "ProbeResult") -> None:

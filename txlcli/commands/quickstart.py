@@ -9,6 +9,7 @@ from typer import Option
 from txlcli import console
 from txlcli.commands import eval as eval_
 from txlcli.commands.generate import show as show_generated
+from txlcli.commands.options import write_figure
 from txlcli.commands.prepare import show as show_store
 from txlcli.config import recipe
 from txlcli.errors import RunError
@@ -92,9 +93,7 @@ def quickstart(
     sample = GenerateOptions(prompt=PROMPT, tokens=TOKENS)
     _announce("generate", run, options=sample, data_dir=data_dir)
     show_generated(generate.prepare(run, sample, workspace))
-    figure = Path(run) / FIGURE
-    figures.plot_evaluation(figure, evaluation)
-    console.say(f"figure written to {figure}")
+    write_figure(Path(run) / FIGURE, figures.plot_evaluation, evaluation)
     _summarize(evaluation, workspace)
 
 

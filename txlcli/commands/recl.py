@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 from txlcli import console
-from txlcli.commands.options import Json, argument
+from txlcli.commands.options import Json, argument, write_figure
 from txlcli.report import figures
 from txlcli.runs import run_directory
 from txlcli.workflows.recl_options import ReclOptions
@@ -34,12 +34,8 @@ def recl(
 
     result = workflow.run(run_names, options, workspace)
     console.show_result(result, show, json=json)
-    if options.plot is not None:
-        figures.plot_gains(options.plot, result)
-        console.say(f"figure written to {options.plot}")
-    if options.plot_ppl is not None:
-        figures.plot_perplexities(options.plot_ppl, result)
-        console.say(f"figure written to {options.plot_ppl}")
+    write_figure(options.plot, figures.plot_gains, result)
+    write_figure(options.plot_ppl, figures.plot_perplexities, result)
 
 
 def show(result: "ReclResult") -> None:

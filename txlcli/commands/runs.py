@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Runs, argument, with_options
+from txlcli.commands.options import Json, Run, Runs, argument, with_options, write_figure
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
@@ -171,8 +171,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
     """
     histories = [history.read(run) for run in run_directory.find_each(run_names, where.runs_dir)]
     result = history.compare(histories)
-    if options.plot is not None:
-        _plot(options.plot, histories)
+    write_figure(options.plot, figures.plot_curves, histories)
     console.show_result(result, _show_comparison, json=json)
 
 
@@ -186,14 +185,8 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
     Example: txl runs plot stdlib
     """
     runs = run_directory.find_each(run_names, where.runs_dir)
-    path = options.plot or runs[0].directory / CURVES
-    _plot(path, [history.read(run) for run in runs])
-
-
-def _plot(path: Path, histories: list[history.History]) -> None:
-    """Plot the curves of runs, and tell the user of those that are not complete."""
-    figures.plot_curves(path, histories)
-    console.say(f"figure written to {path}")
+    histories = [history.read(run) for run in runs]
+    write_figure(options.plot or runs[0].directory / CURVES, figures.plot_curves, histories)
     for past in histories:
         if past.missing_reports is not None:
             console.say(f"{past.run.directory}: {past.missing_reports}")
@@ -224,9 +217,6 @@ def _show_comparison(result: Comparison) -> None:
 
 def _compared_cells(run: RunSummary) -> dict[str, str]:
     """Return the facts of a run that are compared, in words, by their name in the table; "-" for those it lacks."""
-    bits_per_byte = "-"
-    if run.bits_per_byte is not None:
-        bits_per_byte = metrics.format_measure(run.bits_per_byte)
     best_of = "-"
     if run.test_readings is not None and run.test_readings > 1:
         best_of = str(run.test_readings)
@@ -242,7 +232,7 @@ def _compared_cells(run: RunSummary) -> dict[str, str]:
         "test": with_metric(run, run.test),
         "  with": run.test_setting or "-",
         "  best of": best_of,
-        BITS_PER_BYTE: bits_per_byte,
+        BITS_PER_BYTE: console.cell(run.bits_per_byte, ".3f"),
         "tokens/s": console.cell(run.tokens_per_s, ",.0f"),
         "settings changed": ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
     }

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from txlcli import console
 from txlcli.commands.eval import UNTRUSTED
-from txlcli.commands.options import Json, argument
+from txlcli.commands.options import Json, argument, write_figure
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.report import figures
@@ -44,9 +44,7 @@ def speed(
     from txlcli.workflows import speed as workflow
 
     result = workflow.run(subject, options, workspace)
-    if options.plot is not None:
-        figures.plot_times(options.plot, result)
-        console.say(f"figure written to {options.plot}")
+    write_figure(options.plot, figures.plot_times, result)
     console.show_result(result, show, json=json)
 
 

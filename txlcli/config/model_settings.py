@@ -291,13 +291,12 @@ class TransformerSettings(ModelSettings):
     @property
     def parts(self) -> Block:
         """Parts of a layer: those of the block with the single settings in their place."""
-        block = BLOCKS[self.block]
-        return Block(
-            norm_type=block.norm_type if self.norm_type == OF_BLOCK else self.norm_type,
-            feed_forward=block.feed_forward if self.feed_forward == OF_BLOCK else self.feed_forward,
-            qk_norm=block.qk_norm if self.qk_norm == OF_BLOCK else self.qk_norm,
-            biases=block.biases if self.biases == OF_BLOCK else self.biases,
-        )
+        parts = dict(vars(BLOCKS[self.block]))
+        for name in parts:
+            own = getattr(self, name)
+            if own != OF_BLOCK:
+                parts[name] = own
+        return Block(**parts)
 
     @property
     def inner_width(self) -> int:
@@ -327,8 +326,7 @@ class TransformerSettings(ModelSettings):
         self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
         if self.norm == "post":  # GTrXL's identity map reordering
             self.require(self.gating == "residual", "gating", '"residual" unless norm = "pre" or "pre_released"')
-        if self.gating != "gru":
-            self.must_be_default("gate_bias", 'unless gating = "gru"')
+        self.belongs_to("gating", ["gru"], "gate_bias")
         arch = f'with arch = "{self.arch}"'
         if self.recurrent_state:
             self.must_be_default("memory_start", f"{arch} (its state is its memory)")

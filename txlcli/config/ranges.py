@@ -7,7 +7,7 @@ import inspect
 import math
 import os
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin
@@ -363,11 +363,15 @@ class Section:
 
     def must_be_default(self, key: str, why: str) -> None:
         """Raise a RecipeError unless a setting has its default; `why` is the end of "must be left out ..."."""
-        if self.is_default(key):
-            return
-        default = getattr(type(self), key, dataclasses.MISSING)
-        off = ' (or "none")' if default is None else ""
-        self.reject(key, f"left out{off} {why}")
+        off = ' (or "none")' if getattr(type(self), key) is None else ""
+        self.require(self.is_default(key), key, f"left out{off} {why}")
+
+    def belongs_to(self, key: str, values: Sequence[str], *others: str) -> None:
+        """Raise a RecipeError unless `key` has one of these values, or the other settings have their defaults."""
+        if getattr(self, key) not in values:
+            users = " or ".join(f'"{value}"' for value in values)
+            for other in others:
+                self.must_be_default(other, f"unless {key} = {users}")
 
     def is_default(self, key: str) -> bool:
         """Return True if a setting has its default value; one without a default never does."""

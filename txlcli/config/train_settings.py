@@ -244,32 +244,22 @@ class TrainSettings(Section):
             # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
             self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
             self.require(self.compile != "on", "compile", '"auto" or "off" with parallel = "fsdp"')
-            self.must_be_default("exchange_precision", 'with parallel = "fsdp"')
-            self.must_be_default("reset_at_documents", 'with parallel = "fsdp"')
+            for key in ("exchange_precision", "reset_at_documents", "valid_attn_len"):
+                self.must_be_default(key, 'with parallel = "fsdp"')
 
     def _check_schedule(self) -> None:
         """Reject settings of other schedules."""
-        if self.schedule != "cosine":
-            self.must_be_default("cosine_from", 'unless schedule = "cosine"')
-            self.must_be_default("cosine_until", 'unless schedule = "cosine"')
-        if self.schedule == "constant":
-            users = '"cosine" or "inverse_sqrt" or "plateau" or "wsd"'
-            self.must_be_default("min_lr_ratio", f"unless schedule = {users}")
-        if self.schedule != "wsd":
-            self.must_be_default("decay_share", 'unless schedule = "wsd"')
-        if self.schedule != "plateau":
-            self.must_be_default("plateau_factor", 'unless schedule = "plateau"')
-            self.must_be_default("plateau_patience", 'unless schedule = "plateau"')
+        self.belongs_to("schedule", ["cosine"], "cosine_from", "cosine_until")
+        self.belongs_to("schedule", ["cosine", "inverse_sqrt", "plateau", "wsd"], "min_lr_ratio")
+        self.belongs_to("schedule", ["wsd"], "decay_share")
+        self.belongs_to("schedule", ["plateau"], "plateau_factor", "plateau_patience")
 
     def _check_average(self) -> None:
         """Reject settings of other averages, and a mean that would begin too late or of weights that do not move."""
-        if self.average != "asgd":
-            self.must_be_default("average_patience", 'unless average = "asgd"')
-        if self.average != "exponential":
-            self.must_be_default("average_decay", 'unless average = "exponential"')
+        self.belongs_to("average", ["asgd"], "average_patience")
+        self.belongs_to("average", ["exponential"], "average_decay")
+        self.belongs_to("average", ["mean"], "average_from", "average_lr_factor")
         if self.average != "mean":
-            self.must_be_default("average_from", 'unless average = "mean"')
-            self.must_be_default("average_lr_factor", 'unless average = "mean"')
             return
         if self.schedule in ("cosine", "wsd") and self.min_lr_ratio == 0:
             self.reject("min_lr_ratio", 'greater than 0 with average = "mean", whose steps have this rate')
@@ -280,10 +270,9 @@ class TrainSettings(Section):
         """Reject settings of other optimizers, those without effect, and betas out of range."""
         if self.weight_decay == 0:
             self.must_be_default("decay_norms", "with weight_decay = 0")
-        keys_of_optimizers = set().union(*OPTIMIZERS.values())
-        for key in sorted(keys_of_optimizers - OPTIMIZERS[self.optimizer]):
-            users = [f'"{name}"' for name, keys in OPTIMIZERS.items() if key in keys]
-            self.must_be_default(key, f"unless optimizer = {' or '.join(users)}")
+        for key in sorted(set().union(*OPTIMIZERS.values())):
+            users = [name for name, keys in OPTIMIZERS.items() if key in keys]
+            self.belongs_to("optimizer", users, key)
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self.require(in_range, "betas", "two numbers of at least 0 and less than 1")
 
@@ -297,8 +286,6 @@ class TrainSettings(Section):
             key = "seg_len" if self.valid_seg_len is None else "valid_seg_len"
             is_covered = self.valid_stride <= self.valid_attn_len
             self.require(is_covered, key, f"at most valid_attn_len ({self.valid_attn_len})")
-            if self.parallel == "fsdp":
-                self.must_be_default("valid_attn_len", 'with parallel = "fsdp"')
             self.must_be_default("reset_at_documents", "with valid_attn_len, whose windows have no documents")
         elif self.valid_seg_len is not None:
             longest = self.read_len + self.mem_len

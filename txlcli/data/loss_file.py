@@ -75,15 +75,12 @@ def read(path: Path) -> Losses:
     try:
         with reading(check_regular(path)) as file:
             if file.attrs.get("format") != FORMAT:
-                raise UsageError(f"{path}: not a file of losses; write one with txl eval --losses")
+                raise ValueError("it has another format")
             losses = {name: read_array(file, name) for name in file}
             tokens = losses.pop("tokens")
-            run = file.attrs["run"].decode()
+            if not losses or any(values.shape != tokens.shape for values in losses.values()):
+                raise ValueError("it has no loss of every token")
+            return Losses(file.attrs["run"].decode(), tokens, losses)
     except READ_ERRORS as error:
         reason = error if path.exists() else "no such file"
-        raise UsageError(
-            f"{path}: not a readable file of losses ({reason}); write one with txl eval --losses"
-        ) from error
-    if not losses or any(values.shape != tokens.shape for values in losses.values()):
-        raise UsageError(f"{path}: has no loss of every token; write it again with txl eval --losses")
-    return Losses(run, tokens, losses)
+        raise UsageError(f"{path}: not a file of losses ({reason}); write one with txl eval --losses") from error

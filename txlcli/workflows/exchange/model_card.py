@@ -98,30 +98,25 @@ def _results(evals: Iterable[Record], metric: str) -> list[str]:
         escaped = [cell.replace("|", "\\|") for cell in (*protocol, result)]
         table.append(f"| {' | '.join(escaped)} |")
     explained = (
-        "Each row is a pass of `txl eval` over the text; M is the memory and L the segment, in tokens. A window "
-        "predicts as many tokens as its stride."
+        "Each row is a pass of `txl eval` over the text; M is the memory, L the segment and N a window, in tokens. A "
+        "window predicts its last S tokens, without S one. In-sample: settings were chosen on this text."
     )
     return [*table, "", explained]
 
 
 def _protocol(line: Record) -> str:
     """Return how a text was read for a recorded result."""
-    if line.get("stride"):
-        parts = [f"windows of {line['attn_len']} tokens, stride {line['stride']}"]
-    else:
-        parts = [f"M = {line.get('mem_len')}, L = {line.get('seg_len')}, same_length = {line.get('same_length')}"]
+    parts = [history.describe_setting(line)]
+    if not line.get("stride"):
+        parts.append(f"L = {line.get('seg_len')}, same_length = {line.get('same_length')}")
         if line.get("documents"):
             parts.append("each document from an empty memory")
         elif line.get("lanes", 1) > 1:
             parts.append(f"{line['lanes']} lanes")
     if line.get("method", history.MODEL_ALONE) != history.MODEL_ALONE:
         parts.append(line["method"])
-    if "temperature" in line:
-        parts.append(f"temperature {line['temperature']:g}")
     if not line.get("whole", True):
         parts.append("the first tokens only")
-    if line.get("in_sample"):
-        parts.append("in-sample: settings were chosen on this text")
     if line.get("may_be_learned"):
         parts.append("the text may be training data")
     return ", ".join(parts)
