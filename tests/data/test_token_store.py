@@ -130,7 +130,7 @@ def test_a_permission_error_is_not_reported_as_damage(tmp_path, monkeypatch):
 
 def test_other_files_are_rejected(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
-    with pytest.raises(StoreError, match="is damaged or not an HDF5 file"):
+    with pytest.raises(StoreError, match="is damaged or not a token store"):
         TokenStore.open(tmp_path / "text.h5")
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
         file["data"] = [1, 2, 3]

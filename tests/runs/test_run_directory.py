@@ -95,7 +95,7 @@ def test_a_file_of_the_user_in_a_run_is_never_removed(runs_dir, file):
 def test_a_name_that_a_file_has_is_rejected(runs_dir, force):
     runs_dir.mkdir()
     (runs_dir / "mine").write_text("years of work")
-    assert "is a file" in refusal(create, runs_dir, "mine", force=force)
+    assert "is a link or a file" in refusal(create, runs_dir, "mine", force=force)
     assert (runs_dir / "mine").read_text() == "years of work"
 
 

@@ -79,15 +79,15 @@ def read(path: Path) -> tuple[CompressionHeader, NDArray[np.uint32]]:
     if not content.startswith(MAGIC):
         raise CompressedFileError(f'{path}: no file of this version of "txl compress"; give the file that it wrote')
     checked = content[:-CHECKSUM_BYTES]
-    if bytes.fromhex(digest(checked)) != content[-CHECKSUM_BYTES:]:
-        raise CompressedFileError(f"{path}: truncated or altered (its checksum differs); restore it from a copy")
     start = len(MAGIC) + LENGTH_BYTES
     stop = start + int.from_bytes(checked[len(MAGIC) : start], "little")
     try:
+        if bytes.fromhex(digest(checked)) != content[-CHECKSUM_BYTES:]:
+            raise ValueError("its checksum differs")
         header = from_json(CompressionHeader, parse_json(checked[start:stop]))
         if header.tokens > MAX_TOKENS_PER_BYTE * header.bytes:
             raise ValueError(f"{header.tokens:,} tokens are too many for {header.bytes:,} bytes")
         words = np.frombuffer(checked[stop:], dtype="<u4").astype(np.uint32)
         return header, words
     except (ValueError, LookupError, RecipeError) as error:
-        raise CompressedFileError(f"{path}: its header cannot be read ({error}); restore it from a copy") from error
+        raise CompressedFileError(f"{path}: truncated or altered ({error}); restore it from a copy") from error

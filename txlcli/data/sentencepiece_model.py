@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from txlcli.errors import CorpusInputError, UsageError
+from txlcli.errors import CorpusInputError, UsageError, VocabularyError, reason_of
 
 BOUNDARY = 0
 UNKNOWN = 1
@@ -30,21 +30,20 @@ SAMPLE = "a  b \ufb01 a\u0301 "
 """Text that models change which remove blanks, or normalize characters."""
 
 
-def check(model: bytes) -> None:
-    """Raise a ValueError if a model, which another program may have written, cannot be loaded or changes text."""
-    try:
-        normalized = sentencepiece.SentencePieceProcessor(model_proto=model).normalize(SAMPLE)
-    except RuntimeError as error:
-        raise ValueError(f"not a SentencePiece model that can be used: {str(error)[:200]}") from error
-    if normalized.replace(SPACE, " ").lstrip(" ") != SAMPLE:
-        raise ValueError("the SentencePiece model removes blanks or changes characters")
-
-
 class SentencePieceModel:
-    """A trained model. Each text has exactly one encoding, which decodes to that text."""
+    """A trained model. Each text has exactly one encoding, which decodes to that text.
+
+    Raises a VocabularyError if a model, which another program may have written, cannot be loaded or changes text.
+    """
 
     def __init__(self, model: bytes) -> None:
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            normalized = self._processor.normalize(SAMPLE)
+        except RuntimeError as error:
+            raise VocabularyError(f"not a SentencePiece model that can be used: {reason_of(error)}") from error
+        if normalized.replace(SPACE, " ").lstrip(" ") != SAMPLE:
+            raise VocabularyError("the SentencePiece model removes blanks or changes characters")
         size = self._processor.vocab_size()
         self.symbols: list[str] = [self._processor.id_to_piece(number) for number in range(size)]
 

@@ -162,15 +162,12 @@ class TokenStore(StoreFacts):
         try:
             with reading(path) as file:
                 if file.attrs.get("format") != FORMAT.encode() or file.attrs["version"] != VERSION:
-                    raise StoreError(
-                        f"{path} is an HDF5 file, but not a token store of this version of txl; prepare it again with "
-                        "this txl, or move it away"
-                    )
+                    raise ValueError("an HDF5 file, but not a token store of this version of txl")
                 return cls._read(path, file, verified_elsewhere)
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except READ_ERRORS as error:
-            raise StoreError(f"{path} is damaged or not an HDF5 file ({reason_of(error)}); {_again(path)}") from error
+            raise StoreError(f"{path} is damaged or not a token store ({reason_of(error)}); {_again(path)}") from error
 
     @classmethod
     def _read(cls, path: Path, file: h5py.File, verified_elsewhere: bool) -> Self:

@@ -67,18 +67,9 @@ class Vocab:
     @classmethod
     def of_model(cls, model: bytes) -> "Vocab":
         """Create a vocabulary of a SentencePiece model that restores every text, as txl trains them."""
-        from txlcli.data import sentencepiece_model
+        from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 
-        try:
-            sentencepiece_model.check(model)
-        except ValueError as error:
-            raise VocabularyError(str(error)) from error
-        vocab = cls(
-            "sentencepiece",
-            boundary=sentencepiece_model.BOUNDARY,
-            unknown=sentencepiece_model.UNKNOWN,
-            model=model,
-        )
+        vocab = cls("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
         fixed = ["<eos>", "<unk>", *(f"<0x{value:02X}>" for value in range(256))]
         if list(vocab.symbols[: len(fixed)]) != fixed:
             raise VocabularyError(
@@ -308,11 +299,7 @@ class Vocab:
             dropped = bytes(list(facts["dropped"]))
             vocab = cls.of_bytes(bytes(list(facts["bytes"])), dropped)
         elif kind == "sentencepiece":
-            from txlcli.data import sentencepiece_model
-
-            model = base64.b64decode(facts["model"], validate=True)
-            sentencepiece_model.check(model)
-            vocab = cls(kind, model=model, **named)
+            vocab = cls(kind, model=base64.b64decode(facts["model"], validate=True), **named)
         elif kind == "ids":
             vocab = cls._from_ids(facts["size"], facts.get("names"))
         elif kind not in ("char", "word"):

@@ -53,12 +53,10 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
 
     A run with files of the user is never replaced. A directory with nothing but drafts of a killed start is free.
     """
-    if directory.is_symlink():
-        raise RunError(f"{directory} is a link; remove it, or choose another `name`")
-    if not directory.exists():
+    if not os.path.lexists(directory):
         return
-    if not directory.is_dir():
-        raise RunError(f"{directory} is a file, so no run can have this name; choose another `name`")
+    if directory.is_symlink() or not directory.is_dir():
+        raise RunError(f"{directory} is a link or a file; choose another `name`")
     is_run = (directory / CARD).is_file()
     if is_run and not force:
         resume = f"resume it with `resume` {directory.name}" if has_weights(directory) else "it has no checkpoint"

@@ -109,8 +109,6 @@ def check_vocabulary(run: Run, store: TokenStore) -> None:
 def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
     """Reject weights of another vocabulary or model than the run's, even if the sizes are equal."""
     run.check_own(path, [saved.state])
-    if "step" not in saved.state:
-        raise checkpoint.damaged(path, "it has no step")
     models = [saved.state.get("model", {}), recipe.function_keys(run.settings.model)]
     names = recipe.differences([{"model": model} for model in models])
     if names:
