@@ -136,7 +136,7 @@ def prepared_with(directory, closing):
 @pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
     ended = prepared_with(tmp_path, closing)
-    said = "error: stdout: cannot be written (Bad file descriptor); redirect it elsewhere\n"
+    said = "error: stdout: cannot be written (Bad file descriptor); free some space, or redirect it elsewhere\n"
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.endswith("" if "2>" in closing else said)
     assert "Traceback" not in ended.stderr

@@ -133,17 +133,16 @@ class TxlCommand(TyperCommand):
         if not ctx.resilient_parsing:
             values, _, order = self.make_parser(ctx).parse_args(args=list(args))
             for parameter in order:
-                if parameter.param_type_name == "argument":
-                    given = values[parameter.name]
-                    # An unset variable of a shell gives an empty argument; Path("") would be the present folder.
-                    if given == "" or (isinstance(given, list | tuple) and "" in given):
-                        raise UsageError(f"{parameter.metavar} is empty; give a value")
-                    continue
-                if parameter.multiple:
-                    continue
+                is_option = parameter.param_type_name == "option"
+                name = parameter.opts[0] if is_option else parameter.metavar
+                given = values[parameter.name]
+                # An unset variable of a shell gives an empty word; Path("") would be the present folder.
+                if given == "" or (isinstance(given, list | tuple) and "" in given):
+                    raise UsageError(f"{name} is empty; give a value, or leave it out")
                 is_switch = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
-                if order.count(parameter) > 1 and not is_switch:
-                    raise UsageError(f"{parameter.opts[0]} is given twice, and takes one value; leave out one of them")
+                takes_one = is_option and not (parameter.multiple or is_switch)
+                if takes_one and order.count(parameter) > 1:
+                    raise UsageError(f"{name} is given twice, and takes one value; leave out one of them")
         return super().parse_args(ctx, args)
 
 

@@ -5,7 +5,6 @@ Lines are written without Rich, so that --help and errors do not wait for it, an
 """
 
 import codecs
-import errno
 import json
 import os
 import shutil
@@ -105,10 +104,8 @@ def _write(text: str) -> None:
         raise
     except OSError as error:
         give_up(sys.stdout)
-        remedy = "redirect it elsewhere"
-        if error.errno != errno.EBADF:
-            remedy = f"free some space, or {remedy}"
-        raise TxlError(f"stdout: cannot be written ({error.strerror}); {remedy}") from error
+        message = f"stdout: cannot be written ({error.strerror}); free some space, or redirect it elsewhere"
+        raise TxlError(message) from error
 
 
 def show_json(result: Any) -> None:

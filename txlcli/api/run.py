@@ -216,7 +216,7 @@ class LoadedRun:
         if isinstance(text, os.PathLike):
             source = UserText(os.fspath(text), label=os.fspath(text))
         else:
-            source = UserText("text", to_bytes(text) if isinstance(text, str) else text, label="text")
+            source = UserText("text", to_bytes(text), label="text")
         encoded = read_user_text(self._opened, EvalOptions(text=(source,)), self._workspace.reporter)
         settings = one_lane(self._opened.run, mem_len=mem_len, temperature=self.settings.eval.temperature)
         scoring = Scoring(self._opened, encoded, settings, self._workspace)

@@ -133,8 +133,6 @@ def _pop_options(cls: type[Options], values: dict[str, Any]) -> dict[str, Any]:
     for field in cls.declared():
         value = values.pop(field.name)
         traits: OptionTraits = field.metadata["option"]
-        if value == "":  # such as an unset variable of a shell
-            raise UsageError(f"`{field.name}` is empty; give a value, or leave it out")
         if isinstance(value, str):
             value = parse(field, value)
         elif value and traits.read_each:

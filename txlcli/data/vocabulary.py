@@ -159,20 +159,19 @@ class Vocab:
         """
         import pyarrow as arrow
 
+        data = to_bytes(text)
         if self.tokenizer == "byte":
-            data = text if isinstance(text, bytes) else to_bytes(text)
             kept = data.translate(None, self.dropped)
             return arrow.array(np.frombuffer(kept, dtype=np.uint8))
         try:
-            data = text if isinstance(text, bytes) else to_bytes(text, "strict")
-            text = data.decode()
+            decoded = data.decode()
         except UnicodeDecodeError as error:
             raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
         if self.tokenizer == "char":
-            return arrow.array(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
+            return arrow.array(np.frombuffer(decoded.encode("utf-32-le"), dtype=np.uint32))
         if self.tokenizer == "sentencepiece":
-            return arrow.array(self.sentencepiece.encode(text), arrow.int32())
-        return self._split_words(text)
+            return arrow.array(self.sentencepiece.encode(decoded), arrow.int32())
+        return self._split_words(decoded)
 
     def _split_words(self, text: str) -> Any:
         """Return the words of a text, and the boundary for each of its line ends, as an Arrow array."""
@@ -332,10 +331,12 @@ def unit_of(tokenizer: TokenizerName) -> str:
     return UNITS.get(tokenizer, tokenizer)
 
 
-def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:
-    """Return a text as UTF-8; by default, bytes that were not UTF-8, which Python reads as escapes, are restored."""
+def to_bytes(text: str | bytes) -> bytes:
+    """Return a text as UTF-8; bytes that were not UTF-8, which Python reads as escapes, are restored."""
+    if isinstance(text, bytes):
+        return text
     try:
-        return text.encode(errors=errors)
+        return text.encode(errors="surrogateescape")
     except UnicodeEncodeError as error:
         surrogate = ascii(text[error.start])
         raise VocabularyError(

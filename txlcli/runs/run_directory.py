@@ -214,20 +214,19 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
     for path in paths:
         if path.suffix == ".safetensors" and path.is_file():
             return read_run(path.parent, weights=path)
-    directories = [path for path in paths if path.is_dir()]
+    # Another directory of that name, such as a corpus, must not hide the run.
+    directories = _with_card(run_name, runs_dir) or [path for path in paths if path.is_dir()]
     if not directories:
         raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
-    # Another directory of that name, such as a corpus, must not hide the run.
-    runs = [directory for directory in directories if (directory / CARD).is_file()]
-    return read_run((runs or directories)[0])
+    return read_run(directories[0])
 
 
 def find_directory(run_name: str, runs_dir: Path) -> Path:
     """Find the directory of a run, which may be damaged, by its path or its name under `runs_dir`."""
-    for directory in (Path(run_name), runs_dir / run_name):
-        if (directory / CARD).is_file():
-            return directory
-    raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
+    directories = _with_card(run_name, runs_dir)
+    if not directories:
+        raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
+    return directories[0]
 
 
 def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
@@ -281,7 +280,11 @@ def has_weights(directory: Path) -> bool:
 
 def is_run(word: str, runs_dir: Path) -> bool:
     """Return True if the argument is the directory of a run, or its name under `runs_dir`."""
-    return (Path(word) / CARD).is_file() or (runs_dir / word / CARD).is_file()
+    return bool(_with_card(word, runs_dir))
+
+
+def _with_card(word: str, runs_dir: Path) -> list[Path]:
+    return [path for path in (Path(word), runs_dir / word) if (path / CARD).is_file()]
 
 
 def _all_directories(runs_dir: Path) -> Iterator[Path]:

@@ -107,7 +107,7 @@ class ExternalVocab(Vocab):
         Raises:
             VocabularyError: it is not UTF-8, the tokenizer loses a part of it, or the model lacks an id.
         """
-        data = text if isinstance(text, bytes) else to_bytes(text)
+        data = to_bytes(text)
         try:
             written = data.decode()
         except UnicodeDecodeError as error:
