@@ -145,12 +145,12 @@ class TestRefusals:
             ("compress file packed", "packed exists"),
             ("decompress packed file", "file exists"),
             ("compress file link", "link exists"),
-            ("compress file pipe --force", "pipe is a pipe"),
-            ("decompress packed pipe --force", "pipe is a pipe"),
+            ("compress file pipe --force", "pipe is a folder, pipe or device"),
+            ("decompress packed pipe --force", "pipe is a folder, pipe or device"),
             ("compress file file --force", "file is the file to read"),
             ("compress nothing out", "nothing: cannot be read"),
-            ("compress file missing/out", "missing/out: there is no folder"),
-            ("compress file data", "data is a folder"),
+            ("compress file missing/out", "missing/out: the folder missing is missing"),
+            ("compress file data", "data is a folder, pipe or device"),
             ("compress file out --lanes 4097", "--lanes must be at most 4096"),
         ):
             name, *rest = command.split()

@@ -60,7 +60,7 @@ def test_the_curves_of_a_panel_differ_in_their_markers(tmp_path):
     ("path", "message"),
     [
         *((name, "use the extension") for name in ("curve.txt", "curve")),
-        ("nowhere/curve.png", "there is no folder nowhere"),
+        ("nowhere/curve.png", "the folder nowhere is missing"),
     ],
 )
 def test_a_path_that_no_figure_can_be_written_to_is_rejected(path, message):

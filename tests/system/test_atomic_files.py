@@ -50,8 +50,8 @@ def test_a_file_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nowhere/curve.png", "there is no folder nowhere"),
-        ("pipe", "is a pipe"),
+        ("nowhere/curve.png", "the folder nowhere is missing"),
+        ("pipe", "is a folder, pipe or device"),
         ("plots", "is a folder"),
     ],
 )

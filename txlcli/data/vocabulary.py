@@ -280,10 +280,7 @@ class Vocab:
     def from_json(cls, text: str) -> "Vocab":
         """Read a vocabulary that `to_json` wrote."""
         try:
-            facts = parse_json(text)
-            if not isinstance(facts, dict):
-                raise ValueError("it is not a JSON object")
-            return cls._from_facts(facts)
+            return cls._from_facts(parse_json(text))
         except KeyError as error:
             raise VocabularyError(f"this is not a vocabulary of txl (it has no {error})") from error
         except (ValueError, TypeError) as error:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from txlcli.errors import TxlError, UsageError
-from txlcli.system.input_files import special_kind
 
 
 @contextmanager
@@ -59,12 +58,8 @@ def check_output(path: Path, option: str) -> None:
     A new file would take the place of a pipe, a socket or a device such as /dev/null. The error begins with the option
     and value that the user gave, `option`.
     """
-    if path.is_dir():
-        raise UsageError(f"{option} is a folder; name a file")
-    kind = special_kind(path)
-    if kind is not None:
-        raise UsageError(f"{option} is a {kind}, not a regular file; name another")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option}: there is no folder {path.parent}; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{option}: the folder {path.parent} cannot be written; name another")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{option} is a folder, pipe or device; name a regular file")
+    folder = path.parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise UsageError(f"{option}: the folder {folder} is missing, or cannot be written; make it, or name another")

@@ -23,23 +23,19 @@ MAX_TEXT = GIB
 """Largest text of `txl eval --text`, in bytes; it is held in memory."""
 
 
-SPECIAL = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
-"""Names of files that may never end, by type."""
-
-
-def special_kind(path: Path) -> str | None:
-    """Return "pipe", "socket" or "device" if a path is, or links to, one; None for all others."""
-    try:
-        return SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
-    except (OSError, ValueError):
-        return None
-
-
 def check_regular(path: Path) -> Path:
-    """Return a path that is not a special file; a missing path and a directory are left to the reader of the path."""
-    kind = special_kind(path)
-    if kind is not None:
-        raise UsageError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
+    """Return a path that is not a pipe, socket or device, which may never end.
+
+    A missing path and a directory are left to the reader of the path.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return path
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UsageError(
+            f"{path} is a pipe, socket or device, not a regular file; save its content to a file and name that"
+        )
     return path
 
 
