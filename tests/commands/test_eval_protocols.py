@@ -92,4 +92,5 @@ def test_a_recurrent_state_is_read_in_windows_and_along_the_text(here):
     # A window of the whole text carries the state along it, too.
     (window,) = json_of("eval", "lstm", "--protocols", "disjoint", "--attn-len", 10_000)["rows"]
     assert window["loss_nats"] == pytest.approx(whole["loss_nats"], rel=1e-6)
-    assert "recurrence" in [row[0].removesuffix(" *") for row in cells(done("eval", "lstm", "--protocols", "all"))]
+    protocols = [row[0].removesuffix(" *") for row in cells(done("eval", "lstm", "--protocols", "all"))]
+    assert "recurrence, recurrent state" in protocols

@@ -13,6 +13,7 @@ from txlcli.commands.options import Json, ScoredModel, write_figure
 from txlcli.paper import metrics
 from txlcli.report import figures
 from txlcli.runs import run_directory
+from txlcli.runs.history import describe_setting
 from txlcli.system import launcher, signals
 from txlcli.system.atomic_files import write_text
 from txlcli.system.command_lines import with_flags
@@ -153,21 +154,12 @@ def _cells(row: "EvalRow", rows: Sequence["EvalRow"], names: Sequence[str]) -> d
 def _label(row: "EvalRow") -> tuple[str, str]:
     """Return the heading of the first column, and the protocol, method or length of a row below it."""
     if row.protocol:
-        return "protocol", _describe_protocol(row)
+        return "protocol", f"{row.protocol}, {describe_setting(row.to_json())}"
     if row.method:
         return "method", row.method
     if row.stride:
         return "N", str(row.attn_len)
     return "M", "-" if row.attn_len_max is None else str(row.mem_len)
-
-
-def _describe_protocol(row: "EvalRow") -> str:
-    """Return the protocol of a row with its lengths; a recurrent state has none."""
-    if row.protocol == "strided":
-        return f"strided, N = {row.attn_len}, S = {row.stride}"
-    if row.stride:
-        return f"{row.protocol}, N = {row.attn_len}"
-    return str(row.protocol) if row.attn_len_max is None else f"{row.protocol}, M = {row.mem_len}"
 
 
 def _attention(row: "EvalRow") -> str:
