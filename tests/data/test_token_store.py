@@ -147,8 +147,6 @@ def test_changed_ids_sentences_and_vocabularies_are_detected(tmp_path):
         file["splits/test/sentence_starts"][0] = 1
     store = TokenStore.open(tmp_path / "tiny.h5")
     assert store.ids("test").tolist() == [3, 0]
-    verified_elsewhere = TokenStore.open(tmp_path / "tiny.h5", verified_elsewhere=True)
-    assert verified_elsewhere.ids("train")[3] == 1
     with pytest.raises(StoreError, match="the train split is damaged"):
         store.ids("train")
     with pytest.raises(StoreError, match="the list of sentences of the test split is damaged"):

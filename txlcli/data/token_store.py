@@ -145,17 +145,12 @@ class TokenStore(StoreFacts):
     vocabulary: str = field(repr=False)
     """Vocabulary as JSON; verified when `vocab` is read."""
     stored_fingerprint: str
-    verified_elsewhere: bool
     opened: dict[str, Ids] = field(default_factory=dict, repr=False)
     """Ids whose digest has been verified, by split."""
 
     @classmethod
-    def open(cls, path: Path, *, verified_elsewhere: bool = False) -> Self:
-        """Open a store for reading.
-
-        `verified_elsewhere` is True if another process of this machine verifies the tokens, and ends this one if they
-        are damaged.
-        """
+    def open(cls, path: Path) -> Self:
+        """Open a store for reading."""
         path = check_regular(Path(path))
         if not path.is_file():
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
@@ -163,14 +158,14 @@ class TokenStore(StoreFacts):
             with reading(path) as file:
                 if file.attrs.get("format") != FORMAT.encode() or file.attrs["version"] != VERSION:
                     raise ValueError("an HDF5 file, but not a token store of this version of txl")
-                return cls._read(path, file, verified_elsewhere)
+                return cls._read(path, file)
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except READ_ERRORS as error:
             raise StoreError(f"{path} is damaged or not a token store ({reason_of(error)}); {_again(path)}") from error
 
     @classmethod
-    def _read(cls, path: Path, file: h5py.File, verified_elsewhere: bool) -> Self:
+    def _read(cls, path: Path, file: h5py.File) -> Self:
         facts = parse_json(file.attrs["facts"].decode())
         splits = {}
         arrays = {}
@@ -190,7 +185,6 @@ class TokenStore(StoreFacts):
             arrays=arrays,
             vocabulary=bytes(read_array(file, "vocabulary")).decode(),
             stored_fingerprint=file.attrs["fingerprint"].decode(),
-            verified_elsewhere=verified_elsewhere,
         )
 
     @cached_property
@@ -248,8 +242,8 @@ class TokenStore(StoreFacts):
         return self._map(array, f"the list of sentences of the {split} split", info.tokens + 1)
 
     def _map(self, array: _Array, what: str, limit: int) -> Ids:
-        """Map an array of numbers below a limit into memory, after verifying it unless another process does."""
-        problem = None if self.verified_elsewhere else array.problem(limit)
+        """Map an array of numbers below a limit into memory, after verifying it."""
+        problem = array.problem(limit)
         if problem is not None:
             raise StoreError(f"{self.path}: {what} is damaged ({problem}); {_again(self.path)}")
         return array.map()

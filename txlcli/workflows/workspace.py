@@ -62,11 +62,11 @@ class Workspace(RunsDir, StoresDir):
         """Return the file of a store, which need not exist."""
         return self.data_dir / f"{name}.h5"
 
-    def open_store(self, name: str, *, verified_elsewhere: bool = False) -> "TokenStore":
-        """Open the store of that name; `verified_elsewhere` as in `TokenStore.open`."""
+    def open_store(self, name: str) -> "TokenStore":
+        """Open the store of that name."""
         from txlcli.data.token_store import TokenStore
 
-        return TokenStore.open(self.store_path(name), verified_elsewhere=verified_elsewhere)
+        return TokenStore.open(self.store_path(name))
 
     def open_run(self, run_name: str | None) -> "OpenRun":
         """Open a run with its weights, by default the most recent one; see `loading.open_run`."""

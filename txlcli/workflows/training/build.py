@@ -66,13 +66,9 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
         preparing.prepare_if_missing(settings.corpus.store, workspace.data_dir, workspace.reporter)
     device = pick_device(workspace.device)
     check_device(settings, device, processes=launcher.world_size())
-    # Verifying a large store takes long: the others do not wait for rank 0 yet.
-    name = settings.corpus.store
-    store = workspace.open_store(name) if launcher.is_main() else None
     world = distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
     with world.failing_together(), ExitStack() as files:
-        if store is None:  # one process of each machine verifies it
-            store = workspace.open_store(name, verified_elsewhere=launcher.local_rank() > 0)
+        store = workspace.open_store(settings.corpus.store)
         builder = Builder(request, workspace, device, world, store)
         if request.resumed is None:
             yield builder.begin(files)
