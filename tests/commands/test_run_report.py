@@ -24,8 +24,9 @@ def test_the_report_has_the_numbers_of_the_other_commands(here):
     lines = markdown.splitlines()
     evals = read_log("runs/byte/evals.jsonl")[1:]  # the newest of M = 5, and that of M = 0
     for row in (evals[-1], read_log("runs/byte/evals.jsonl")[0]):
-        start = f"| novel test | M = {row['mem_len']} | {row['tokens']:,} | {format_measure(row['bpc'])} | "
-        assert len([line for line in lines if line.startswith(start)]) == 1
+        start = f"| novel test | M = {row['mem_len']}, L = 5, "
+        numbers = f" | {row['tokens']:,} | {format_measure(row['bpc'])} | "
+        assert len([line for line in lines if line.startswith(start) and numbers in line]) == 1
     show = json_of("runs", "show", "byte")
     assert f"| parameters | {show['parameters']:,} |" in lines
     assert "| train.lr | 0.03 |" in lines
@@ -61,8 +62,8 @@ def test_a_report_says_what_a_run_lacks_and_replaces_no_file_of_the_user(here):
     markdown = Path("runs/lstm/report/report.md").read_text(encoding="utf-8")
     assert 'runs/lstm has no attention to single tokens (arch = "lstm")' in markdown
     assert "no token store at none/novel.h5" in markdown
-    assert "| novel test | recurrent state | " in markdown
-    (row,) = (line for line in markdown.splitlines() if "| recurrent state, temperature 1.25 | " in line)
+    assert "| novel test | recurrent state, L = " in markdown
+    (row,) = (line for line in markdown.splitlines() if "| recurrent state, temperature 1.25, L = " in line)
     assert row.endswith(" | - |")  # its time was measured on a busy machine
     assert "![Losses of training and validation by step.](curves.png)" in markdown
 

@@ -13,7 +13,6 @@ from txlcli.report import attention, figures
 from txlcli.report.run_facts import describe, settings_of
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
-from txlcli.runs.log_file import Record
 from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.system.command_lines import with_flags
@@ -114,24 +113,18 @@ def _training(past: History, directory: Path) -> ReportSection:
 
 
 def _evaluations(past: History) -> ReportSection:
-    """Show the newest evaluation of each text with each setting."""
+    """Show the newest evaluation of each text with each protocol."""
     if not past.evals:
         return ReportSection(title="Evaluations", notes=["None yet: run txl eval."])
-    newest = {(row["text"], row["tokens"], _setting(row)): row for row in past.evals}
+    newest = {(row["text"], row["tokens"], history.describe_protocol(row)): row for row in past.evals}
     rows = []
-    for (text, tokens, setting), row in newest.items():
+    for (text, tokens, protocol), row in newest.items():
         loss = metrics.format_measure(past.in_metric(row))
         slowdown = metrics.format_ratio(row.get("slowdown") if row.get("times_trusted", True) else None)
-        rows.append([text, setting, f"{tokens:,}", loss, slowdown])
-    columns = ["text", "setting", "tokens", metrics.METRIC_TITLES[past.run.metric], "slowdown"]
-    notes = ["The newest result of each setting. A slowdown that was measured on a busy machine is left out."]
+        rows.append([text, protocol, f"{tokens:,}", loss, slowdown])
+    columns = ["text", "protocol", "tokens", metrics.METRIC_TITLES[past.run.metric], "slowdown"]
+    notes = ["The newest result of each protocol. A slowdown that was measured on a busy machine is left out."]
     return ReportSection(title="Evaluations", notes=notes, grids=[Grid(columns, rows)])
-
-
-def _setting(row: Record) -> str:
-    """Return the protocol or the method of an evaluation, if it had one, and its setting."""
-    parts = (row.get("protocol"), row.get("method"), history.describe_setting(row))
-    return ", ".join(part for part in parts if part)
 
 
 def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> ReportSection:

@@ -204,6 +204,24 @@ def describe_setting(result: Record) -> str:
     return described
 
 
+def describe_protocol(result: Record) -> str:
+    """Return how the text of an evaluation was read, and what else its loss depends on."""
+    parts = [describe_setting(result)]
+    if not result.get("stride"):
+        parts.append(f"L = {result.get('seg_len')}, same_length = {result.get('same_length')}")
+        if result.get("documents"):
+            parts.append("each document from an empty memory")
+        elif result.get("lanes", 1) > 1:
+            parts.append(f"{result['lanes']} lanes")
+    if result.get("method", MODEL_ALONE) != MODEL_ALONE:
+        parts.append(result["method"])
+    if not result.get("whole", True):
+        parts.append("the first tokens only")
+    if result.get("may_be_learned"):
+        parts.append("the text may be training data")
+    return ", ".join(parts)
+
+
 def lowest(reports: Iterable[Record]) -> Record | None:
     """Return the report with the lowest loss; None without reports."""
     return min(reports, key=lambda report: report["loss_nats"], default=None)

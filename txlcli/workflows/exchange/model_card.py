@@ -88,9 +88,9 @@ def card_of(opened: OpenRun) -> str:
 def _results(evals: Iterable[Record], metric: str) -> list[str]:
     """Return a table of the results of `txl eval`, with the protocol of each."""
     results = {}
-    for line in evals:
-        result = metrics.format_measure(line[metric]) if metric in line else "-"
-        results[line.get("text", "-"), f"{line['tokens']:,}", _protocol(line)] = result  # the newest of equal ones
+    for line in evals:  # the newest of equal ones is kept
+        row = (line.get("text", "-"), f"{line['tokens']:,}", history.describe_protocol(line))
+        results[row] = metrics.format_measure(line[metric]) if metric in line else "-"
     if not results:
         return ["No evaluation of these weights is recorded."]
     table = [f"| text | tokens scored | protocol | {metric} |", "| --- | ---: | --- | ---: |"]
@@ -102,21 +102,3 @@ def _results(evals: Iterable[Record], metric: str) -> list[str]:
         "window predicts its last S tokens, without S one. In-sample: settings were chosen on this text."
     )
     return [*table, "", explained]
-
-
-def _protocol(line: Record) -> str:
-    """Return how a text was read for a recorded result."""
-    parts = [history.describe_setting(line)]
-    if not line.get("stride"):
-        parts.append(f"L = {line.get('seg_len')}, same_length = {line.get('same_length')}")
-        if line.get("documents"):
-            parts.append("each document from an empty memory")
-        elif line.get("lanes", 1) > 1:
-            parts.append(f"{line['lanes']} lanes")
-    if line.get("method", history.MODEL_ALONE) != history.MODEL_ALONE:
-        parts.append(line["method"])
-    if not line.get("whole", True):
-        parts.append("the first tokens only")
-    if line.get("may_be_learned"):
-        parts.append("the text may be training data")
-    return ", ".join(parts)
