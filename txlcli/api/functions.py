@@ -13,7 +13,6 @@ from txlcli.config.train_settings import Precision
 from txlcli.core.architectures import registry
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.model.base import LanguageModel
-from txlcli.data.token_store import SUFFIX
 from txlcli.errors import RecipeError
 from txlcli.report import figures
 from txlcli.workflows import difference as difference_workflow
@@ -151,10 +150,7 @@ def open_store(store: PathLike, *, data_dir: PathLike = "data") -> PreparedStore
     Raises:
         StoreError: it is missing, damaged, or not a token store.
     """
-    path = Path(store)
-    if path.suffix != SUFFIX:
-        path = Path(data_dir) / f"{store}{SUFFIX}"
-    return PreparedStore.open(path)
+    return PreparedStore.open(Workspace(data_dir=Path(data_dir)).store_path(os.fspath(store)))
 
 
 @checked

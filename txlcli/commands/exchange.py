@@ -70,7 +70,7 @@ def export(
 
     Example: txl export runs/wt103 wt103-model/
     """
-    path = Path(name) if name.endswith(".h5") else workspace.store_path(name)
+    path = workspace.store_path(name)
     is_run = run_directory.is_run(name, workspace.runs_dir)
     if options.format in ("transformers", "hf", "pt2"):
         if path.is_file() and not is_run:

@@ -1,5 +1,6 @@
 """Arguments and flags of the commands: those built from the options of a job, and the names that a shell completes."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import Field
 from functools import wraps
@@ -48,10 +49,8 @@ def names_of(*kinds: str) -> Callable[[Context, str], list[str]]:
     """Return a completion with the names of these kinds."""
 
     def complete(context: Context, incomplete: str) -> list[str]:
-        names: dict[str, None] = {}
-        for kind in kinds:
-            names.update(dict.fromkeys(NAMES[kind](context)))
-        return [name for name in names if name.startswith(incomplete)]
+        names = itertools.chain.from_iterable(NAMES[kind](context) for kind in kinds)
+        return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
     return complete
 

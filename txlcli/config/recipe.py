@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -237,11 +238,8 @@ def changed_keys(settings: Settings) -> dict[str, Any]:
 def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, list[Any]]:
     """Return the settings, by full name, whose values differ between tables; None if off or missing."""
     by_table = list(map(_full_names, tables))
-    names: dict[str, None] = {}
-    for values in by_table:
-        names |= dict.fromkeys(values)
     different = {}
-    for name in names:
+    for name in dict.fromkeys(itertools.chain(*by_table)):
         row = [values.get(name) for values in by_table]
         if not name.startswith(NOT_COMPARED) and any(value != row[0] for value in row):
             different[name] = row

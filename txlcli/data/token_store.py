@@ -39,7 +39,6 @@ SPLITS = ("train", "valid", "test")
 BENCHMARKS = frozenset({"enwik8", "text8", "wt103", "wt2", "lm1b", "ptb", "stdlib"})
 """Corpora that `txl prepare` knows by name."""
 BLOCK = 1 << 22  # bytes that are read at once
-SUFFIX = ".h5"
 NAME = re.compile(r"(?s)^(.+?)(?:-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8}))?$")
 """Name of a store: the corpus, and, if it is a benchmark with another convention, that one, and its size or digest."""
 
@@ -387,4 +386,4 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
 
 def stores_in(directory: Path) -> list[Path]:
     """Return the files that may be stores, sorted by name."""
-    return sorted(path for path in directory.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+    return sorted(path for path in directory.glob("*.h5") if not path.name.startswith("."))

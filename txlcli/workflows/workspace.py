@@ -59,8 +59,8 @@ class Workspace(RunsDir, StoresDir):
         torch.set_num_threads(self.threads)
 
     def store_path(self, name: str) -> Path:
-        """Return the file of a store, which need not exist."""
-        return self.data_dir / f"{name}.h5"
+        """Return the file of a store, which need not exist; `name` may be its path."""
+        return Path(name) if name.endswith(".h5") else self.data_dir / f"{name}.h5"
 
     def open_store(self, name: str) -> "TokenStore":
         """Open the store of that name."""
