@@ -27,8 +27,6 @@ from txlcli.system.input_files import read_text
 from txlcli.system.plain_json import parse_json
 
 LOCKS = ".locks"
-WAIT_OR_RENAME = "wait for it, or choose another `name`"
-"""Next step of a new run whose directory another process has locked."""
 WANDB_FILES = re.compile(
     r"wandb/(debug[\w-]*\.log|latest-run|settings|wandb-resume\.json|(offline-)?run-\d{8}_\d{6}-\w+/"
     r"(run-\w+\.wandb(\.synced)?|logs/debug[\w-]*\.log|files/(wandb-[\w-]+\.json|config\.yaml|output\.log|"
@@ -48,8 +46,8 @@ def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
             yield directory
 
 
-def check_free(directory: Path, *, force: bool, instead: str | None = None) -> None:
-    """Reject the directory of another run, unless `force` may replace it; the message advises to do `instead`.
+def check_free(directory: Path, *, force: bool) -> None:
+    """Reject the directory of another run, unless `force` may replace it.
 
     A run with files of the user is never replaced. A directory with nothing but drafts of a killed start is free.
     """
@@ -59,9 +57,9 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
         raise RunError(f"{directory} is a link or a file; choose another `name`")
     is_run = (directory / CARD).is_file()
     if is_run and not force:
-        resume = f"resume it with `resume` {directory.name}" if has_weights(directory) else "it has no checkpoint"
-        instead = instead or resume
-        raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
+        raise RunError(
+            f"{directory} exists; choose another `name`, continue it with `resume`, or replace it with `force`"
+        )
     _check_card_is_own(directory)
     others = files_of_user(directory)
     only_drafts = all(DRAFT.fullmatch(path.name) for path in directory.iterdir())
@@ -182,18 +180,14 @@ def aside(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, *, next_step: str = "wait for it") -> Iterator[None]:
-    """Lock a run for writing while the block runs; its directory need not exist yet, and may be a link.
-
-    If another process has locked it, the message advises the `next_step`.
-    """
+def locked(directory: Path) -> Iterator[None]:
+    """Lock a run for writing while the block runs; its directory need not exist yet, and may be a link."""
     if directory.is_symlink():
         directory = directory.resolve()
     lock = directory.parent / LOCKS / directory.name
     with contextlib.suppress(OSError):  # writing to the run reports its own error
         lock.parent.mkdir(parents=True, exist_ok=True)
-    busy = f"{directory} is being written by another process; {next_step}"
-    with locks.exclusive(lock, busy):
+    with locks.exclusive(lock, f"{directory} is being written by another process; wait for it, or name another run"):
         yield
 
 
@@ -209,7 +203,7 @@ def claimed(directories: Iterable[Path]) -> Iterator[Path]:
     with contextlib.ExitStack() as lock:
         for directory in directories:
             try:
-                lock.enter_context(locked(directory, next_step=WAIT_OR_RENAME))
+                lock.enter_context(locked(directory))
                 break
             except BusyError as error:
                 busy = error

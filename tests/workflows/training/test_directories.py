@@ -14,12 +14,14 @@ def test_trainings_that_start_together_get_different_directories(here):
     workspace = Workspace(**HERE, reporter=RecordingReporter())
     with FileLock("runs/.locks/tiny"):
         train_recipe("tiny.toml", TrainOptions(max_steps=1), workspace)
-        with pytest.raises(BusyError, match=r"another process; wait for it, or choose another `name`$"):
+        with pytest.raises(BusyError, match=r"another process; wait for it, or name another run$"):
             train_recipe("tiny.toml", TrainOptions(max_steps=1, name="tiny"), workspace)
     assert card("runs/tiny-2")["recipe"] == "tiny"
     assert not (here / "runs/tiny").exists()
     with FileLock("runs/.locks/tiny-2", blocking=False):
-        assert refusal("runs", "delete", "tiny-2", "--yes", code=1).endswith("another process; wait for it")
+        assert refusal("runs", "delete", "tiny-2", "--yes", code=1).endswith(
+            "another process; wait for it, or name another run"
+        )
     done("train", "--resume", "tiny-2")
 
 

@@ -53,7 +53,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     """Make a run of a Hugging Face directory or a file of weights."""
     settings = _settings(source, options)
     directory = workspace.runs_dir / (options.name or _name_of(source))
-    lifecycle.check_free(directory, force=options.force, instead="choose another `name`")
+    lifecycle.check_free(directory, force=options.force)
     path = huggingface.file_of_weights(source) if source.is_dir() else source
     imported = weights.read(path)
     system = weights.system_of(imported, path)
@@ -192,7 +192,7 @@ def _write(new_run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path,
         "step": 0,
         "imported_from": source.name,
     }
-    lock = lifecycle.locked(new_run.directory, next_step=lifecycle.WAIT_OR_RENAME)
-    with lock, lifecycle.created(new_run, vocab.to_json(), force=force):
+    created = lifecycle.created(new_run, vocab.to_json(), force=force)
+    with lifecycle.locked(new_run.directory), created:
         weights_only = checkpoint.Checkpoint(checkpoint.grouped("model", tensors), state)
         checkpoint.save(new_run.directory / run_directory.BEST, weights_only)
