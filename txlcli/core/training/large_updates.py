@@ -93,27 +93,23 @@ class LargeUpdates:
             gradients: (n,) of the matrices.
             factor: (0-d) of all gradients.
         """
-        self._update_large(gradients, factor)
-        updated = {parameter: parameter.grad for parameter in [*self._matrices, *self._of_tables]}
-        for parameter in updated:
-            parameter.grad = None  # the optimizer's own step leaves it out
+        updated = [(self._of_matrices, gradients, self._groups[self._matrices[0]])]
+        for table, flat in self._of_tables.items():
+            if table.grad is not None:
+                updated.append((flat, table.grad.flatten(), self._groups[table]))
+        if self._of_matrices.steps is not None:  # likewise of the tables
+            foreach.add_([flat.steps for flat, *_ in updated], 1)
+        for flat, of_flat, group in updated:
+            self._update(flat, of_flat, factor, group)
+        hidden = {parameter: parameter.grad for parameter in [*self._matrices, *self._of_tables]}
+        for parameter in hidden:
+            parameter.grad = None  # so that the optimizer's own step leaves it out
         try:
             foreach.mul_([parameter.grad for parameter in self._groups if parameter.grad is not None], factor)
             self._optimizer.step()
         finally:
-            for parameter, gradient in updated.items():
+            for parameter, gradient in hidden.items():
                 parameter.grad = gradient
-
-    def _update_large(self, gradients: Tensor, factor: Tensor) -> None:
-        """Update the matrices, given their gradients (n,), and the other large parameters."""
-        tables = {table: flat for table, flat in self._of_tables.items() if table.grad is not None}
-        updated = [self._of_matrices, *tables.values()]
-        if self._of_matrices.steps is not None:  # likewise of the tables
-            foreach.add_([flat.steps for flat in updated], 1)
-        self._update(self._of_matrices, gradients, factor, self._groups[self._matrices[0]])
-        for table, flat in tables.items():
-            assert table.grad is not None
-            self._update(flat, table.grad.flatten(), factor, self._groups[table])
 
     @torch.no_grad()
     def rehearse(self) -> None:
@@ -122,14 +118,13 @@ class LargeUpdates:
         An error shows that a kernel does not run here.
         """
         for parameter, flat in [(self._matrices[0], self._of_matrices), *self._of_tables.items()]:
-            self._rehearse(flat, torch.zeros_like(flat.weights), self._groups[parameter])
-            if flat.copies is not None:
-                self._rehearse(flat, torch.zeros_like(flat.copies), self._groups[parameter])
-
-    def _rehearse(self, flat: FlatParameters, gradients: Tensor, group: dict[str, Any]) -> None:
-        zero = gradients.new_zeros((), dtype=torch.float32)
-        if flat.steps is not None:
-            flat.steps.fill_(1)  # a rate is divided by a bias that is zero before the first step
-        self._update(flat, gradients, zero, {**group, "lr": zero})
-        for state in filter(torch.is_tensor, (flat.steps, flat.means, flat.squares)):
-            state.zero_()
+            zero = flat.weights.new_zeros(())
+            group = {**self._groups[parameter], "lr": zero}
+            if flat.steps is not None:
+                flat.steps.fill_(1)  # a rate is divided by a bias that is zero before the first step
+            for like in (flat.weights, flat.copies):
+                if like is not None:
+                    self._update(flat, torch.zeros_like(like), zero, group)
+            for state in (flat.steps, flat.means, flat.squares):
+                if state is not None:
+                    state.zero_()
