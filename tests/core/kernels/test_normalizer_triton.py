@@ -11,12 +11,11 @@ import torch
 from tests.core.builders import draw_tokens, small_model
 from tests.core.kernels.test_normalizer import from_all_logits, of_all, of_tokens, part_size, random_inputs, weights_of
 from tests.samples import sampled
+from txlcli.core.kernels.compilation import runs_triton
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton interprets its kernels with TRITON_INTERPRET=1 only", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton's interpreter runs the kernels")
-
-from txlcli.core.kernels.normalizer_triton import row_losses
 
 
 def cast(tensors, dtype=torch.float32):
@@ -43,7 +42,8 @@ def test_losses_and_gradients_equal_all_logits_in_float64(tokens_and_ids, tokens
     expected = from_all_logits(*tensors, chosen)
     gradients = torch.autograd.grad((expected * weights).sum(), tensors)
     column = torch.stack([chosen, chosen.flip(0)], dim=1)[:, 0]  # targets need not be neighbours in memory
-    options = {"rows": row_losses, "size": part_size(tokens)}
+    options = {"size": part_size(tokens)}
+    assert runs_triton(chosen.device, dtype)
     losses = of_tokens(*given, column, **options)
     assert losses.dtype == torch.float32
     assert largest_difference([losses], [expected]) < LARGEST[dtype][0]
@@ -55,7 +55,7 @@ def test_losses_and_gradients_equal_all_logits_in_float64(tokens_and_ids, tokens
 def test_logits_beyond_the_range_of_exp_and_nans_are_handled():
     tensors, chosen = random_inputs(5, 300)
     given = cast(60 * tensor for tensor in tensors)
-    options = {"rows": row_losses, "size": part_size(2)}
+    options = {"size": part_size(2)}
     losses = of_tokens(*given, chosen, **options)
     losses.sum().backward()
     expected = from_all_logits(*(tensor.double() for tensor in given), chosen)

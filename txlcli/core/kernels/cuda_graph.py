@@ -4,7 +4,7 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,13 +15,8 @@ WARM_UP = 2  # calls before a capture, in which libraries initialize themselves
 Result = TypeVar("Result")
 
 
-class CaptureGraph(Protocol):
-    """Captures a function as a CUDA graph and returns a function that replays it."""
-
-    def __call__(
-        self, run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
-    ) -> Callable[[], Result]:
-        """See `GraphPool`."""
+CaptureGraph = Callable[..., Callable[[], Any]]
+"""Captures a function as a CUDA graph, and returns a function that replays it; see `GraphPool.__call__`."""
 
 
 class GraphPool:

@@ -82,7 +82,6 @@ def token_losses(
     *,
     others: Tensor | None = None,
     spare: SpareGradient,
-    rows: RowLosses | None = None,
     size: PartSize | None = None,
 ) -> Tensor:
     """Return the cross entropy of each target, (T,), float32 at least; a backward pass computes the logits again.
@@ -97,10 +96,9 @@ def token_losses(
         chosen: (T,) ids of the targets; -1 for a target that is not in the table, whose logit counts as 0.
         others: (T,) log normalizers of logits that belong to the same softmax; None if there are none.
         spare: memory for the gradient of the table.
-        rows: operations on the logits; by default Triton's where it runs, else PyTorch's.
         size: of the parts; by default as large as is fast, and all tokens for tensors without data.
     """
-    work = _work(hidden, spare, rows, size)
+    work = _work(hidden, spare, size)
     losses: Tensor = _TokenLosses.apply(work, hidden, table, bias, others, chosen.contiguous())
     return losses
 
@@ -114,14 +112,13 @@ def total_loss(
     others: Tensor | None = None,
     weights: Tensor,
     spare: SpareGradient,
-    rows: RowLosses | None = None,
     size: PartSize | None = None,
 ) -> Tensor:
     """Return the sum (0-d) of the losses with these weights (T,), float32 at least; see `token_losses`.
 
     Its gradients are computed with it, so that only one backward pass is possible.
     """
-    work = _work(hidden, spare, rows, size)
+    work = _work(hidden, spare, size)
     inputs = (hidden, table, bias, others)
     needs_gradient = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs)
     # Kernels read neighbours; the targets of segments with one token are a column.
@@ -129,21 +126,17 @@ def total_loss(
     return total
 
 
-def _work(hidden: Tensor, spare: SpareGradient, rows: RowLosses | None, size: PartSize | None) -> "_Work":
+def _work(hidden: Tensor, spare: SpareGradient, size: PartSize | None) -> "_Work":
     """Return how the losses of hidden states are computed; see `token_losses`."""
     if size is None:
         size = ALL_TOKENS if memory_is_unlimited() else DEFAULT_SIZE
     dtype = autocast_dtype(hidden)
-    return _Work(dtype, rows or _fast_rows(hidden.device, dtype), size, spare)
+    rows = row_losses
+    if runs_triton(hidden.device, dtype):
+        from txlcli.core.kernels import normalizer_triton  # noqa: PLC0415 - PyTorch for CPUs has no Triton
 
-
-def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowLosses:
-    """Return the operations on logits of a dtype on a device."""
-    if not runs_triton(device, dtype):
-        return row_losses
-    from txlcli.core.kernels import normalizer_triton  # noqa: PLC0415 - PyTorch for CPUs has no Triton
-
-    return normalizer_triton.row_losses
+        rows = normalizer_triton.row_losses
+    return _Work(dtype, rows, size, spare)
 
 
 def row_losses(

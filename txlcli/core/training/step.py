@@ -86,7 +86,7 @@ class Step:
         for number, (batch, memory) in enumerate(zip(batches, memories, strict=True)):
             with self.weights.in_use(is_first=number == 0, is_last=number == len(batches) - 1):
                 self._is_compiled = self._should_compile(batch, memory)
-                with autocast(self.model.device, self.settings.precision), self._layers(compiled=self._is_compiled):
+                with autocast(self.model.device, self.settings.precision), self._layers():
                     compute = self.parallel.with_all_weights(self.model.objective)
                     loss, reported, memory[:] = compute(batch.inputs, batch.targets, memory, batch.goal)
                 share = len(batch.targets) / self.settings.batch_size
@@ -152,9 +152,9 @@ class Step:
         """Return True if the memory of a model with attention has its full length."""
         return self.model.memory_is_full(memory, self.settings.mem_len)
 
-    def _layers(self, *, compiled: bool) -> contextlib.AbstractContextManager[None]:
-        """Run layers as they were compiled, or uncompiled."""
-        if self.settings.compile == "on" and not compiled:
+    def _layers(self) -> contextlib.AbstractContextManager[None]:
+        """Run the layers of the micro-batch at work as they were compiled, or uncompiled."""
+        if self.settings.compile == "on" and not self._is_compiled:
             return self.model.uncompiled()
         return contextlib.nullcontext()
 
