@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, GraphPool, Result
 from txlcli.core.kernels.device import forked_generators, product_dtype, send
 from txlcli.core.kernels.private import foreach
-from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.model.base import Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import tail_capacity
 from txlcli.core.training.exchange import Exchange
@@ -290,21 +289,19 @@ def make_step(
 def _eager_reason(parallel: DataParallel) -> str | None:
     """Return why a training run cannot capture its steps as CUDA graphs; None if it can."""
     model = parallel.model
-    if parallel.world.size > 1 and parallel.settings.parallel == "fsdp":
-        return 'train.parallel = "fsdp" gathers the weights of one layer at a time'
-    if model.attention_backend is None:
-        return "the model has no layers with attention"
-    if model.attention_backend != "auto":
-        return "attention is written out"
-    if getattr(model.settings, "auxiliary_losses", False):
-        return "auxiliary losses change from step to step"
-    return _reason_of_memory(model, parallel.settings)
-
-
-def _reason_of_memory(model: LanguageModel, settings: TrainSettings) -> str | None:
-    """Return why the memory of a model cannot be that of a CUDA graph; None if it can."""
-    if settings.seg_len_jitter and not model.memory_skips_padding:
-        return f"the memory of {type(model).__name__} does not skip the padding of segments with seg_len_jitter"
-    if not model.memory_keeps_length(settings.seg_len):
-        return f"the memory of {type(model).__name__} changes its length from step to step at this seg_len"
-    return None
+    settings = parallel.settings
+    memory = f"the memory of {type(model).__name__}"
+    reason = None
+    if parallel.world.size > 1 and settings.parallel == "fsdp":
+        reason = 'train.parallel = "fsdp" gathers the weights of one layer at a time'
+    elif model.attention_backend is None:
+        reason = "the model has no layers with attention"
+    elif model.attention_backend != "auto":
+        reason = "attention is written out"
+    elif getattr(model.settings, "auxiliary_losses", False):
+        reason = "auxiliary losses change from step to step"
+    elif settings.seg_len_jitter and not model.memory_skips_padding:
+        reason = f"{memory} does not skip the padding of segments with seg_len_jitter"
+    elif not model.memory_keeps_length(settings.seg_len):
+        reason = f"{memory} changes its length from step to step at this seg_len"
+    return reason
