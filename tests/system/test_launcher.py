@@ -30,21 +30,15 @@ def test_a_single_process_is_alone(environment):
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x contradict"),
-        ({"RANK": "0", "WORLD_SIZE": "2(x3)"}, "RANK=0 contradict"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 contradict"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 contradict"),
-        ({"RANK": "0", "WORLD_SIZE": "9" * 20}, "RANK=0 contradict"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x, WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "2(x3)"}, "RANK=0, WORLD_SIZE=2"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0, WORLD_SIZE=0"),
         ({"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "5"}, "srun has started 7 processes"),
         ({"OMPI_COMM_WORLD_SIZE": "3"}, "mpirun has started 3 processes"),
-        (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1"),
+        (TORCHRUN | {"LOCAL_RANK": "-1"}, "RANK=5, WORLD_SIZE=8"),
     ],
 )
 def test_a_wrong_environment_is_rejected(environment, error):
     with pytest.raises(UsageError, match=error):
         launcher.place(environment)
-
-
-def test_more_processes_than_a_machine_can_run_are_rejected_before_they_start():
-    with pytest.raises(UsageError, match="use at most"):
-        launcher.start_processes(1_000_000, [], rank_timeout_s=1.0)

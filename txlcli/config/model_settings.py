@@ -154,10 +154,10 @@ class ModelSettings(Section):
         """Return the mean number of keys that the L queries of a segment see after M remembered positions."""
         window = self.attention_window
         if window is None:
-            return (seg_len * mem_len + seg_len * (seg_len + 1) / 2) / seg_len
+            return mem_len + (seg_len + 1) / 2
         growing = min(seg_len, max(0, window - mem_len))  # queries that see M + 1, M + 2, ... keys
         limited = seg_len - growing  # queries that see W keys
-        return (growing * mem_len + growing * (growing + 1) / 2 + limited * window) / seg_len
+        return (growing * (mem_len + (growing + 1) / 2) + limited * window) / seg_len
 
     @property
     def encoding_name(self) -> str:

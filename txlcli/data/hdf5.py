@@ -83,8 +83,6 @@ def set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
 
 def add_array(group: h5py.Group, name: str, values: NDArray[Any]) -> h5py.Dataset:
     """Add an array with HDF5's checksums of its elements."""
-    if not values.size:  # an empty array has no chunks
-        return group.create_dataset(name, data=values)
     return group.create_dataset(name, data=values, chunks=True, fletcher32=True)
 
 

@@ -74,12 +74,12 @@ def reading(path: Path) -> Iterator[None]:
     """Raise a RunError if the block cannot read a file of a run, or finds that it is damaged."""
     try:
         yield
-    except PermissionError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
-    except FileNotFoundError as error:
-        raise RunError(f"{path}: missing; restore it from a copy") from error
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be read ({error.strerror or error}); check its permissions, or restore it from a copy"
+        ) from error
     except UnknownKeyError as error:
         raise RunError(f"{path}: written by a newer txl ({error}); update txl to read it") from error
-    except (RecipeError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (RecipeError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"missing {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: damaged ({reason}); restore it from a copy") from error

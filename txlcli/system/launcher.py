@@ -34,10 +34,6 @@ STORE = "TXL_STORE"
 """Variable with the file in which these processes meet."""
 LOOPBACK_INTERFACES = ("lo", "lo0")
 """Names of the interface that other machines cannot reach: Linux's and macOS's."""
-MAX_PROCESSES = 1 << 16
-"""Largest number of processes that train together."""
-PROCESSES_PER_PROCESSOR = 16
-"""Most processes that one command starts, per processor: more would only wait for each other."""
 PARENT_CHECK_S = 1.0
 """Time between two looks if the launcher is still there."""
 _PARENT = os.getppid()
@@ -57,8 +53,6 @@ class Place:
 
 
 ALONE = Place()
-VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Variables of torchrun, in the order of the fields."""
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
@@ -67,10 +61,10 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
         size = environment["WORLD_SIZE"]
         rank = environment["RANK"]
         numbers = [size, rank, environment.get("LOCAL_RANK", rank), environment.get("LOCAL_WORLD_SIZE", size)]
-        if not (all(map(str.isdecimal, numbers)) and int(rank) < int(size) <= MAX_PROCESSES):
-            given = ", ".join(f"{name}={environment[name]}" for name in VARIABLES if name in environment)
+        if not (all(map(str.isdecimal, numbers)) and int(rank) < int(size)):
             raise UsageError(
-                f"{given} contradict each other, or are out of range; start the processes with torchrun, or unset them"
+                f"RANK={rank}, WORLD_SIZE={size} or the LOCAL ones are wrong; start the processes with torchrun, or "
+                "unset them"
             )
         return Place(*map(int, numbers))
     for name, variable in OTHER_LAUNCHERS.items():
@@ -154,27 +148,6 @@ def _end_when_orphaned() -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def _check_number(processes: int) -> None:
-    """Reject more processes than this machine can start."""
-    limit = PROCESSES_PER_PROCESSOR * processors.available()
-    if processes > limit:
-        raise UsageError(
-            f"`processes` {processes}: this machine has {processors.available()} processors; use at most {limit}"
-        )
-
-
-def _check_loopback() -> None:
-    """Reject a machine on which processes cannot meet, such as a container without a network."""
-    try:
-        with socket.create_server(("localhost", 0)) as server, socket.create_connection(server.getsockname(), 5):
-            pass
-    except OSError as error:
-        raise TrainingError(
-            f"processes of this machine cannot reach each other ({error.strerror or error}); start its loopback "
-            'interface, as with "ip link set lo up", or use one process'
-        ) from error
-
-
 def _stay_on_loopback() -> None:
     """Let the processes that are started now listen on the loopback only, which other machines cannot reach."""
     for _, interface in socket.if_nameindex():
@@ -206,8 +179,6 @@ def start_processes(
 
     After a signal, a process that does not end within `rank_timeout_s` is killed; with PyTorch 2.11, within 30 s.
     """
-    _check_number(processes)
-    _check_loopback()
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
