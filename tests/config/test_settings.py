@@ -210,7 +210,7 @@ transformer | train.betas=[nan,0.9] | train.betas | two numbers
 
 transformer | train.loss_part=half | train.seg_len | even
 transformer | train.accumulate=4 | train.accumulate | divisor of batch_size (6)
-transformer | train.valid_seg_len=13 | train.valid_seg_len | seg_len + mem_len (12)
+transformer | train.valid_seg_len=13 | train.valid_seg_len | seg_len + reread_len + mem_len (12)
 transformer | train.reread_len=3 train.valid_seg_len=16 | train.valid_seg_len | reread_len + mem_len (15)
 transformer | train.valid_attn_len=4 | train.seg_len | at most valid_attn_len (4)
 transformer | train.valid_attn_len=9 train.valid_seg_len=10 | train.valid_seg_len | at most valid_attn_len (9)

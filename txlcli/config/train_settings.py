@@ -222,10 +222,8 @@ class TrainSettings(Section):
     def check_processes(self, processes: int) -> None:
         """Raise a RecipeError if one of several processes would have no lane of a micro-batch."""
         if self.accumulate * processes > self.batch_size:
-            wanted = f"{processes} processes"
-            if self.accumulate > 1:
-                wanted += f" x {self.accumulate} parts"
-            message = f"train.batch_size = {self.batch_size} is too small for {wanted}; use fewer of them"
+            parts = f"{processes} processes x {self.accumulate} parts (train.accumulate)"
+            message = f"train.batch_size = {self.batch_size} is too small for {parts}; use fewer of them"
             raise RecipeError(message, setting="train.batch_size")
 
     def __post_init__(self) -> None:
@@ -289,5 +287,5 @@ class TrainSettings(Section):
             self.must_be_default("reset_at_documents", "with valid_attn_len, whose windows have no documents")
         elif self.valid_seg_len is not None:
             longest = self.read_len + self.mem_len
-            lengths = "seg_len + reread_len + mem_len" if self.reread_len else "seg_len + mem_len"
-            self.require(self.valid_seg_len <= longest, "valid_seg_len", f"at most {lengths} ({longest})")
+            expected = f"at most seg_len + reread_len + mem_len ({longest})"
+            self.require(self.valid_seg_len <= longest, "valid_seg_len", expected)

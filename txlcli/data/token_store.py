@@ -378,10 +378,9 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
                 yield StoreWriter(file.create_group("splits"), disk, vocab)
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
-        reason = reason_of(error)
-        if isinstance(error, OSError) and error.strerror:
-            reason = error.strerror
-        raise StoreError(f"could not write {path} ({reason}); free some space or give another `data_dir`") from error
+        raise StoreError(
+            f"could not write {path} ({reason_of(error)}); free some space or give another `data_dir`"
+        ) from error
 
 
 def stores_in(directory: Path) -> list[Path]:
