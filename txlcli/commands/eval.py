@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from txlcli.workflows.evaluation.rows import EvalRow
     from txlcli.workflows.evaluation.search import LengthSearch
 
-BUSY = "other programs used the processors (txl got {share:.0%} of one)"
-UNTRUSTED = f"{BUSY}: times and slowdowns cannot be trusted; repeat this on an idle machine."
+UNTRUSTED = (
+    "other programs used the processors (txl got {share:.0%} of one): times and slowdowns cannot be trusted; repeat "
+    "this on an idle machine."
+)
 WINDOWS = "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding."
 
 
@@ -255,9 +257,7 @@ def in_a_sentence(unit: str, rows: Sequence["EvalRow"]) -> str:
         sentence = f"Memory did not lower {before}"
     else:
         sentence = f"Memory lowered {before} to {_measure(best, metric)} with M = {best.mem_len}"
-    if best.slowdown is not None and not best.times_trusted:
-        sentence += f"; {BUSY.format(share=best.processor_share)}, so its speed was not compared"
-    elif best.slowdown is not None:
+    if best.slowdown is not None and best.times_trusted:
         times = metrics.format_ratio(best.slowdown).removesuffix("x")
         sentence += f"; reading with memory is {times} times as fast as recomputing"
     return f"{sentence}."
