@@ -128,14 +128,9 @@ def _again(where: Workspace) -> str:
 
 
 def _announce(step: str, *words: str, options: Options, **directories: Path) -> None:
-    """Say which step begins, what remains after it, and the command line that does the same."""
-    number = STEPS.index(step) + 1
-    remaining = STEPS[number:]
-    progress = f"step {number} of {len(STEPS)}"
-    if remaining:
-        progress += f"; then {', '.join(remaining)}"
+    """Say which step begins, and the command line that does the same."""
     console.say("")
-    console.say(progress)
+    console.say(f"step {STEPS.index(step) + 1} of {len(STEPS)}: {step}")
     console.say(f"$ {command_line(step, *words, **options.changed(), **directories)}")
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
 LIST_NOTE = "valid: best in training; test: chosen on valid, else the best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
-BITS_PER_BYTE = "test bits/byte"
-"""Row of a comparison that is of use only between different units."""
 OTHER_TEXTS = "The texts or vocabularies differ: only bits/byte of the same text can be compared."
 CURVES = "curves.png"
 """Figure of `txl runs plot` in the folder of a run."""
@@ -195,11 +193,8 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
 def _show_comparison(result: Comparison) -> None:
     """Write the table to stdout: a column per run, without the rows that no run has a value for."""
     by_label = list(map(_compared_cells, result.runs))
-    metrics_of_runs = {run.metric for run in result.runs}
     rows = []
     for label in by_label[0]:
-        if label == BITS_PER_BYTE and result.same_text and len(metrics_of_runs) == 1:
-            continue
         cells = [of_run[label] for of_run in by_label]
         if any(cell != "-" for cell in cells):
             rows.append([label, *cells])
@@ -232,7 +227,7 @@ def _compared_cells(run: RunSummary) -> dict[str, str]:
         "test": with_metric(run, run.test),
         "  with": run.test_setting or "-",
         "  best of": best_of,
-        BITS_PER_BYTE: console.cell(run.bits_per_byte, ".3f"),
+        "test bits/byte": console.cell(run.bits_per_byte, ".3f"),
         "tokens/s": console.cell(run.tokens_per_s, ",.0f"),
         "settings changed": ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
     }
