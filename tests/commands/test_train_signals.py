@@ -55,7 +55,7 @@ def test_a_training_saves_when_the_reader_of_its_reports_leaves(here):
     ("words", "line"),
     [
         ("eval byte", "interrupted"),
-        ("train --resume byte", 'resume with "txl train --resume byte"'),
+        ("train --resume byte", "repeat the command"),
         ("train --from byte", "repeat the command"),
         ("train --from byte --dry-run", "interrupted"),
     ],

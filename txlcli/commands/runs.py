@@ -150,12 +150,9 @@ def _delete(directories: Sequence[Path], options: DeleteOptions, *, json: bool) 
         console.show_json({"deleted": list(kept), "kept": list(all_kept)})
         return
     for name, paths in kept.items():
-        line = f"deleted {name}"
-        if paths:
-            line += f", but kept what txl did not write: {paths[0]}"
-        if len(paths) > 1:
-            line += f" and {len(paths) - 1:,} more"
-        console.show_line(line)
+        console.show_line(f"deleted {name}")
+        for path in paths:
+            console.show_line(f"kept, since txl did not write it: {path}")
 
 
 @app.command("compare")

@@ -39,7 +39,7 @@ def train(
     # All that is wrong with the command line is reported before PyTorch is imported.
     _check_launch(options, launch)
     if not launch.dry_run:
-        signals.explain_end(_kept_by_a_signal(options, workspace))
+        signals.explain_end("no step was taken; repeat the command")
     request = resolve(recipe_source, options, workspace, restarts=launcher.restart_count())
     if launch.dry_run:
         _show_forecast(request, launch, workspace, json)
@@ -90,15 +90,6 @@ def _train_each(requests: Sequence[Request], workspace: Workspace, json: bool) -
         names = [str(request.options.name) for request in requests]
         command = command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)
         console.say(f'mean and deviation: "{command}"')
-
-
-def _kept_by_a_signal(options: TrainOptions, workspace: DeviceWorkspace) -> str:
-    """Return what a signal before the first step leaves, and how to continue."""
-    if options.resume is None:
-        return "nothing was saved yet; repeat the command to start again"
-    words = ("train", "--resume", options.resume)
-    command = command_line(*words, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
-    return f'{options.resume} stays as it was saved; resume with "{command}"'
 
 
 def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
