@@ -58,12 +58,12 @@ def test_sentencepiece_encodes_line_ends_as_the_boundary(sentencepiece):
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_the_largest_possible_vocab_size_and_empty_text_are_named(model_type):
-    message = r"`vocab_size` 9999 is too large for this text; the largest possible is `vocab_size` (\d+)$"
+    message = r"`vocab_size` 9999 does not fit this text; the nearest possible is (\d+)$"
     with pytest.raises(UsageError, match=message) as caught:
         train(SENTENCES, size=9999, model_type=model_type)
     largest = int(str(caught.value).split()[-1])
     assert train(SENTENCES, size=largest, model_type=model_type)
-    with pytest.raises(UsageError, match="too large"):
+    with pytest.raises(UsageError, match="nearest possible"):
         train(SENTENCES, size=largest + 1, model_type=model_type)
     with pytest.raises(CorpusInputError, match="give more text"):
         train(["", " "], size=300, model_type=model_type)

@@ -127,17 +127,9 @@ def _explain(error: str, size: int) -> UsageError | CorpusInputError:
             "the train split has no text that SentencePiece can be trained on; give more text, or choose another "
             "`tokenizer`"
         )
-    needed = re.search(r"required_chars\. \d+ vs (\d+)", reason)
-    if needed:
-        return UsageError(
-            f"`vocab_size` {size} is too small for this text: its characters and the 256 byte pieces need "
-            f"{needed[1]}; give `vocab_size` {needed[1]} or more"
-        )
-    largest = re.search(r"too high.*<= (\d+)", reason)
-    if largest:
-        return UsageError(
-            f"`vocab_size` {size} is too large for this text; the largest possible is `vocab_size` {largest[1]}"
-        )
+    limit = re.search(r"(?:required_chars\. \d+ vs|too high.*<=) (\d+)", reason)
+    if limit:
+        return UsageError(f"`vocab_size` {size} does not fit this text; the nearest possible is {limit[1]}")
     return UsageError(f"`vocab_size` {size} does not fit this text; choose another, or give more text ({reason})")
 
 
