@@ -45,8 +45,6 @@ EVAL_SHARE = 0.4
 TRAINED_PER_POSITION = 5
 """Tokens that are trained in the time in which one is evaluated with all memory lengths."""
 FEWEST_POSITIONS = 1000
-POSITIONS = 5000
-"""Tokens to evaluate with --max-minutes if training took no step, so that the speed of the machine is not known."""
 
 
 def quickstart(
@@ -99,9 +97,7 @@ def quickstart(
 
 def _positions(run: str, left_s: float) -> int:
     """Return how many tokens to evaluate in the seconds that are left, by the speed at which this machine trained."""
-    rate = history.read(run_directory.read_run(Path(run))).tokens_per_s
-    if rate is None:
-        return POSITIONS
+    rate = history.read(run_directory.read_run(Path(run))).tokens_per_s or 0.0  # None if training took no step
     return max(FEWEST_POSITIONS, int(EVAL_SHARE * left_s * rate / TRAINED_PER_POSITION))
 
 
