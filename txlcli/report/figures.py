@@ -124,17 +124,14 @@ def plot_probes(path: Path, result: "ProbeResult") -> None:
 def plot_curves(path: Path, histories: Sequence[History]) -> None:
     """Plot the losses of runs of one metric: training as thin lines, validation with markers."""
     runs = [past.run for past in histories]
-    by_metric = {run.metric: run.name for run in runs}
-    if len(by_metric) > 1:
-        named = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
-        raise UsageError(f"`plot` needs one metric, but these runs have two ({named}); compare runs of one metric")
+    if len({run.metric for run in runs}) > 1:
+        raise UsageError("`plot` needs one metric, but some of these runs have bpc, others ppl; leave one kind out")
     names = run_directory.short_names([run.directory for run in runs])
     curves = {}
     styles = {}
     for number, (name, past) in enumerate(zip(names, histories, strict=True)):
         if not past.reports:
-            missing = f"{past.run.directory} has no training reports in {run_directory.METRICS}"
-            raise RunError(f"{missing}; leave it out of `plot`")
+            raise RunError(f"{past.run.directory} has no training reports; leave it out of `plot`")
         for split, style in STYLES.items():
             reports = past.reports_of(split)
             if not reports:
