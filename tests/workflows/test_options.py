@@ -136,7 +136,7 @@ def test_options_that_exclude_each_other_are_rejected(options, given, excluded, 
             for other, value in (EVERY | RESET | {"cache": 9, "dynamic": True}).items()
             for name in ("mem_len", "attn_len")
         ),
-        (EvalOptions, {"losses": Path("no/losses.h5")}, "no folder"),
+        (EvalOptions, {"losses": Path("no/losses.h5")}, "is missing"),
         (EvalOptions, {"html": Path("page.txt")}, ".html"),
         (EvalOptions, {"attn_len": (9, 7), "stride": 8}, "exceeds"),
         (EvalOptions, {"cache": 9, "mem_len": (0, 5)}, "one `mem_len`"),
