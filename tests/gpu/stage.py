@@ -124,8 +124,6 @@ def _compute(connection, function, arguments):
 
     try:
         with _told(tell):
-            if "tell" in inspect.signature(function).parameters:
-                arguments["tell"] = tell
             result = function(**arguments)
             for part in result if inspect.isgenerator(result) else [result or {}]:
                 tell(part)
@@ -216,8 +214,7 @@ class Stage:
 
         Args:
             row: its name.
-            function: of a module, called in the child process. It returns a dictionary, or yields parts of one; it may
-                have an argument `tell`, a function that takes further parts while it is called.
+            function: of a module, called in the child process. It returns a dictionary, or yields parts of one.
             at_most_s: a row that takes longer than this fails; None for all the time that is left.
             goal: a key of the results and its goal.
             fresh: compute it in a new process.
