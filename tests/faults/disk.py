@@ -7,12 +7,12 @@ import ctypes
 import os
 import pickle
 import traceback
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.faults import process, results
-from tests.faults.jobs import Rehearsal, rehearse
-from tests.faults.table import SILENT
+from tests.faults.jobs import rehearse
+from tests.faults.table import SILENT, Injection
 
 STEP = 4096  # bytes
 AMPLE = 64 << 20  # bytes
@@ -83,52 +83,31 @@ def can_mount(directory):
     return True
 
 
-@dataclass(frozen=True)
-class DiskFault:
-    """A disk that is full during one command."""
+def _fill(rehearsal, sample, free, directory, outcome):
+    """Run the command on a disk with little free space, then check everything with ample space."""
+    job = rehearsal.job
+    mount(directory, AMPLE)
+    sample.copy(job.needs, directory)
+    resize(directory, used(directory) + free)
+    ended = outcome.examine(process.run(*job.words, directory=directory))
+    if ended.done and results.stable(ended.stdout) != rehearsal.result:
+        outcome.add(SILENT, f"{ended.command}: another result")
+    resize(directory, AMPLE)
+    job.check(rehearsal.state(directory, outcome))
+    return outcome
 
-    rehearsal: Rehearsal
-    sample: object
-    free: int
-    """Bytes that the command can use."""
 
-    fault = "full disk"
-
-    @property
-    def target(self):
-        return self.rehearsal.job.name
-
-    @property
-    def name(self):
-        return f"{self.free:,} bytes"
-
-    def act(self, directory, outcome):
-        outcome.findings = in_child(self._fill, directory, outcome).findings
-
-    def _fill(self, directory, outcome):
-        """Run the command with little free space, then check everything with ample space."""
-        job = self.rehearsal.job
-        mount(directory, AMPLE)
-        self.sample.copy(job.needs, directory)
-        resize(directory, used(directory) + self.free)
-        ended = outcome.examine(process.run(*job.words, directory=directory))
-        if ended.done and results.stable(ended.stdout) != self.rehearsal.result:
-            outcome.add(SILENT, f"{ended.command}: another result")
-        resize(directory, AMPLE)
-        job.check(self.rehearsal.state(directory, outcome))
-        return outcome
+def _fill_in_child(rehearsal, sample, free, directory, outcome):
+    outcome.findings = in_child(_fill, rehearsal, sample, free, directory, outcome).findings
 
 
 def injections(sample, amounts):
     """Return full disks of several sizes, the largest about as large as the files that a command leaves."""
-    if not can_mount(sample.directory.parent):
-        return []
-    return [
-        DiskFault(rehearsal, sample, STEP * (_steps(rehearsal) * number // max(1, amounts.disks - 1)))
-        for rehearsal in rehearse(sample)
-        for number in range(amounts.disks)
-    ]
-
-
-def _steps(rehearsal):
-    return sum(-(-path.stat().st_size // STEP) for path in rehearsal.after.rglob("*") if path.is_file())
+    found = []
+    for rehearsal in rehearse(sample) if can_mount(sample.directory.parent) else []:
+        steps = sum(-(-path.stat().st_size // STEP) for path in rehearsal.after.rglob("*") if path.is_file())
+        for number in range(amounts.disks):
+            free = STEP * (steps * number // max(1, amounts.disks - 1))
+            act = partial(_fill_in_child, rehearsal, sample, free)
+            found.append(Injection("full disk", rehearsal.job.name, f"{free:,} bytes", act))
+    return found

@@ -2,44 +2,26 @@
 
 import random
 import signal
-from dataclasses import dataclass
+from functools import partial
 
 from tests.faults import process
-from tests.faults.jobs import Rehearsal, rehearse
+from tests.faults.jobs import rehearse
 from tests.faults.process import Kill
-from tests.faults.table import SIGNAL, TRACEBACK
+from tests.faults.table import SIGNAL, TRACEBACK, Injection
 
 TERMINATED = 128 + signal.SIGTERM
 LAST_LINES = ("error: ", "terminated", "stopped; ")
 LATEST = 1.05  # random moments, as a share of the duration of an uninterrupted command
 
 
-@dataclass(frozen=True)
-class KillOf:
-    """A kill of one command, and the commands that must work afterwards."""
-
-    rehearsal: Rehearsal
-    sample: object
-    kill: Kill
-    number: int
-
-    fault = "kills"
-
-    @property
-    def target(self):
-        return self.rehearsal.job.name
-
-    @property
-    def name(self):
-        return f"#{self.number} {self.kill}"
-
-    def act(self, directory, outcome):
-        job = self.rehearsal.job
-        self.sample.copy(job.needs, directory)
-        ended = outcome.examine(process.run(*job.words, directory=directory, kill=self.kill))
-        if self.kill.number == signal.SIGTERM:
-            _check_terminated(ended, outcome)
-        job.check(self.rehearsal.state(directory, outcome))
+def _kill(rehearsal, sample, kill, directory, outcome):
+    """Kill one command, and run those that must work afterwards."""
+    job = rehearsal.job
+    sample.copy(job.needs, directory)
+    ended = outcome.examine(process.run(*job.words, directory=directory, kill=kill))
+    if kill.number == signal.SIGTERM:
+        _check_terminated(ended, outcome)
+    job.check(rehearsal.state(directory, outcome))
 
 
 def _check_terminated(ended, outcome):
@@ -53,17 +35,21 @@ def _check_terminated(ended, outcome):
 def injections(sample, amounts):
     """Return kills of every command: half of them at random moments, half of them before changes of files in turn."""
     rehearsals = rehearse(sample)
-    return [
-        _kill_of(rehearsals[number % len(rehearsals)], sample, number // len(rehearsals), amounts)
-        for number in range(amounts.kills)
-    ]
+    found = []
+    for number in range(amounts.kills):
+        rehearsal, turn = rehearsals[number % len(rehearsals)], number // len(rehearsals)
+        kill = _kill_of(rehearsal, turn, amounts)
+        act = partial(_kill, rehearsal, sample, kill)
+        found.append(Injection("kills", rehearsal.job.name, f"#{turn} {kill}", act))
+    return found
 
 
-def _kill_of(rehearsal, sample, number, amounts):
+def _kill_of(rehearsal, number, amounts):
     chance = random.Random(f"{amounts.seed} {rehearsal.job.name} {number}")
     sent = signal.SIGTERM if number % 4 == 3 else signal.SIGKILL
     if number % 2:
-        return KillOf(rehearsal, sample, Kill(sent, after_s=chance.uniform(0, LATEST * rehearsal.seconds)), number)
+        return Kill(sent, after_s=chance.uniform(0, LATEST * rehearsal.seconds))
     per_job = max(1, amounts.kills // 20)  # kills before changes, spread over all of them
-    change = 1 + (number // 2 * max(1, rehearsal.changes // per_job) + chance.randrange(3)) % max(1, rehearsal.changes)
-    return KillOf(rehearsal, sample, Kill(sent, before_change=change), number)
+    changes = max(1, rehearsal.changes)
+    place = number // 2 * max(1, rehearsal.changes // per_job) + chance.randrange(3)
+    return Kill(sent, before_change=1 + place % changes)

@@ -7,12 +7,12 @@ undamaged file. A command that fails must leave all files as they were, and no n
 import random
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.faults import process, results
 from tests.faults.damage import damaged_bytes, is_cut
-from tests.faults.sample import Sample
-from tests.faults.table import LEFTOVER, LOST, SILENT
+from tests.faults.table import LEFTOVER, LOST, SILENT, Injection
 
 OTHER = "tf.npz"
 """File that replaces the damaged one now and then."""
@@ -77,47 +77,25 @@ TARGETS = (
 FORMATS = tuple(dict.fromkeys(target.format for target in TARGETS))
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """A mutation of one file, and the commands that read it afterwards."""
-
-    target_file: Target
-    number: int
-    seed: int
-    sample: Sample
-    expected: list
-    """Results of the commands with the undamaged file."""
-    output: object
-    """What the last command writes with the undamaged file."""
-
-    fault = "mutations"
-
-    @property
-    def target(self):
-        return self.target_file.format
-
-    @property
-    def name(self):
-        return f"{self.target_file.file} #{self.number}"
-
-    def act(self, directory, outcome):
-        target, path = self.target_file, directory / self.target_file.file
-        self.sample.copy(target.needs, directory)
-        intact, other = path.read_bytes(), (self.sample.directory / OTHER).read_bytes()
-        chance = random.Random(f"{self.seed} {target.file} {self.number}")
-        damage, content = damaged_bytes(intact, other, self.number, chance)
-        path.write_bytes(content)
-        outcome.name = f"{self.name}: {damage}"
-        may_differ = target.format == "log" and is_cut(intact, content)
-        for words, expected in zip(target.commands, self.expected, strict=True):
-            before = results.contents(directory)
-            ended = outcome.examine(process.run(*words, directory=directory))
-            if not ended.done:
-                examine_files(before, results.contents(directory), ended, outcome)
-            elif not may_differ and "error: " not in ended.stderr and "damaged" not in ended.stderr:
-                is_last = words == target.commands[-1]
-                if results.stable(ended.stdout) != expected or (is_last and _output(target, directory) != self.output):
-                    outcome.add(SILENT, f"{ended.command}: another result")
+def _mutate(target, number, seed, sample, expected, output, directory, outcome):
+    """Damage one file, and run the commands that read it; compare them with those of the undamaged file."""
+    path = directory / target.file
+    sample.copy(target.needs, directory)
+    intact, other = path.read_bytes(), (sample.directory / OTHER).read_bytes()
+    chance = random.Random(f"{seed} {target.file} {number}")
+    damage, content = damaged_bytes(intact, other, number, chance)
+    path.write_bytes(content)
+    outcome.name = f"{outcome.name}: {damage}"
+    may_differ = target.format == "log" and is_cut(intact, content)
+    for words, printed in zip(target.commands, expected, strict=True):
+        before = results.contents(directory)
+        ended = outcome.examine(process.run(*words, directory=directory))
+        if not ended.done:
+            examine_files(before, results.contents(directory), ended, outcome)
+        elif not may_differ and "error: " not in ended.stderr and "damaged" not in ended.stderr:
+            is_last = words == target.commands[-1]
+            if results.stable(ended.stdout) != printed or (is_last and _output(target, directory) != output):
+                outcome.add(SILENT, f"{ended.command}: another result")
 
 
 def examine_files(before, after, ended, outcome):
@@ -129,12 +107,13 @@ def examine_files(before, after, ended, outcome):
 
 
 def injections(sample, amounts):
-    expected = [(target, *_expected(sample, target)) for target in TARGETS]
-    return [
-        Mutation(target, number, amounts.seed, sample, printed, output)
-        for target, printed, output in expected
-        for number in range(amounts.mutations)
-    ]
+    found = []
+    for target in TARGETS:
+        expected, output = _expected(sample, target)
+        for number in range(amounts.mutations):
+            act = partial(_mutate, target, number, amounts.seed, sample, expected, output)
+            found.append(Injection("mutations", target.format, f"{target.file} #{number}", act))
+    return found
 
 
 def _expected(sample, target):

@@ -1,54 +1,40 @@
 """Races: two commands that write the same file or run at the same moment."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 from tests.commands.novel import Saved
 from tests.faults import process
 from tests.faults.results import content, same_run
-from tests.faults.table import LOST, SILENT, TRACEBACK
+from tests.faults.table import LOST, SILENT, TRACEBACK, Injection
 
 
-@dataclass(frozen=True)
-class Race:
-    """Two commands, started together, and what must be true after both."""
-
-    target: str
-    needs: tuple[str, ...]
-    words: tuple[tuple[str, ...], tuple[str, ...]]
-    sample: object
-    name: str
-    check: Callable
-    """Called with the directory, the outcome and how both ended."""
-
-    fault = "races"
-
-    def act(self, directory, outcome):
-        self.sample.copy(self.needs, directory)
-        processes = [process.start(*words, directory=directory) for words in self.words]
-        ended = []
-        for running in processes:
-            ended.append(outcome.examine(running.wait()))
-            running.close()
-        for command in ended:
-            if not command.done and command.code not in (1, 2):
-                outcome.add(TRACEBACK, f"{command.command}: exit code {command.code}")
-        if not any(command.done for command in ended):
-            outcome.add(LOST, f"neither succeeded; {ended[0].last_line}; {ended[1].last_line}")
-        self.check(directory, outcome, ended)
+def _race(needs, words, sample, check, directory, outcome):
+    """Start two commands together, and check what must be true after both: `check(directory, outcome, ended)`."""
+    sample.copy(needs, directory)
+    processes = [process.start(*each, directory=directory) for each in words]
+    ended = []
+    for running in processes:
+        ended.append(outcome.examine(running.wait()))
+        running.close()
+    for command in ended:
+        if not command.done and command.code not in (1, 2):
+            outcome.add(TRACEBACK, f"{command.command}: exit code {command.code}")
+    if not any(command.done for command in ended):
+        outcome.add(LOST, f"neither succeeded; {ended[0].last_line}; {ended[1].last_line}")
+    check(directory, outcome, ended)
 
 
-def _one_wins(outcome, ended):
-    """Check that one command succeeded and the other was refused."""
-    if all(command.done for command in ended):
+def _winner(outcome, ended):
+    """Return the words of the command that succeeded, of which there may be one; None if it is not one."""
+    succeeded = [command for command in ended if command.done]
+    if len(succeeded) == 2:
         outcome.add(SILENT, f"both succeeded: {ended[0].command}; {ended[1].command}")
-    return next((number for number, command in enumerate(ended) if command.done), None)
+    return succeeded[0].words if len(succeeded) == 1 else None
 
 
 def _check_new_store(directory, outcome, ended):
-    winner = _one_wins(outcome, ended)
-    if winner is not None and not all(command.done for command in ended):
-        expected = process.run(*ended[winner].words, "--data-dir", "alone", directory=directory)
+    if words := _winner(outcome, ended):
+        expected = process.run(*words, "--data-dir", "alone", directory=directory)
         if not expected.done or content(directory / "data/new.h5") != content(directory / "alone/new.h5"):
             outcome.add(LOST, "data/new.h5 is not the store of the command that succeeded")
 
@@ -63,9 +49,8 @@ def _check_replaced_store(directory, outcome, ended):
 
 
 def _check_new_run(directory, outcome, ended):
-    winner = _one_wins(outcome, ended)
-    if winner is not None and not all(command.done for command in ended):
-        process.run(*ended[winner].words, "--runs-dir", "alone", directory=directory)
+    if words := _winner(outcome, ended):
+        process.run(*words, "--runs-dir", "alone", directory=directory)
         if not same_run(directory / "runs/new", directory / "alone/new"):
             outcome.add(LOST, "runs/new is not the run of the command that succeeded")
 
@@ -78,7 +63,7 @@ def _check_resumed(directory, outcome, ended):
 
 
 def _check_imported(directory, outcome, ended):
-    _one_wins(outcome, ended)
+    _winner(outcome, ended)
     process.run("import", "hf", "--name", "alone", directory=directory)
     if Saved(directory / "runs/new/best.safetensors") != Saved(directory / "runs/alone/best.safetensors"):
         outcome.add(LOST, "runs/new is not the imported run")
@@ -109,7 +94,7 @@ PAIRS = (
 
 def injections(sample, amounts):
     return [
-        Race(target, needs, words, sample, f"#{number}", check)
+        Injection("races", target, f"#{number}", partial(_race, needs, words, sample, check))
         for target, needs, words, check in PAIRS
         for number in range(amounts.races)
     ]

@@ -40,7 +40,7 @@ def work_directory(parent=None):
 
 
 def run(injections, work, jobs):
-    """Yield the outcomes of injections in order: objects with fault, target, name and `act(directory, outcome)`."""
+    """Yield the outcomes of injections in order."""
     if jobs == 1:
         yield from (_inject(injection, work) for injection in injections)
         return

@@ -1,6 +1,7 @@
 """Findings of the injections, and their counts."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOST, SILENT, TRACEBACK, HANG, SIGNAL, LEFTOVER = KINDS = (
@@ -18,6 +19,18 @@ STACK = 2000  # characters of the end of stderr, where a process that hangs writ
 
 
 @dataclass(frozen=True)
+class Injection:
+    """A fault of a kind, into a target."""
+
+    fault: str
+    target: str
+    name: str
+    """Describes the injection; unique together with the seed."""
+    act: Callable
+    """Called with a directory and the outcome."""
+
+
+@dataclass(frozen=True)
 class Finding:
     kind: str
     detail: str
@@ -28,7 +41,6 @@ class Outcome:
     fault: str
     target: str
     name: str
-    """Describes the injection; unique together with the seed."""
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, kind, detail):
