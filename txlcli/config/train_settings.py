@@ -221,9 +221,12 @@ class TrainSettings(Section):
 
     def check_processes(self, processes: int) -> None:
         """Raise a RecipeError if one of several processes would have no lane of a micro-batch."""
-        if self.accumulate * processes > self.batch_size:
-            parts = f"{processes} processes x {self.accumulate} parts (train.accumulate)"
-            message = f"train.batch_size = {self.batch_size} is too small for {parts}; use fewer of them"
+        most = self.batch_size // self.accumulate
+        if processes > most:
+            message = (
+                f"train.batch_size = {self.batch_size} with train.accumulate = {self.accumulate} is too small for "
+                f"{processes} processes; use {most} or fewer"
+            )
             raise RecipeError(message, setting="train.batch_size")
 
     def __post_init__(self) -> None:
