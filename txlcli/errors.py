@@ -13,6 +13,8 @@ LONGEST_NAME = 80
 """Most characters of a name from a file that an error prints."""
 LONGEST_REASON = 160
 """Most characters of the message of a library that an error prints."""
+IMPORT_PACKAGE = "import that package before the command runs, as docs/extending.md shows"
+"""Next step for a name that another package registers."""
 
 
 class TxlError(Exception):
@@ -99,8 +101,7 @@ class MissingPackageError(RunError):
         self.kind = kind
         self.name = name
         super().__init__(
-            f'{path}: the run needs the package that registers the {kind} "{shortened(name)}"; import that package '
-            "before the command runs, as docs/extending.md shows"
+            f'{path}: the run needs the package that registers the {kind} "{shortened(name)}"; {IMPORT_PACKAGE}'
         )
 
 

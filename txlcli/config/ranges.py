@@ -12,7 +12,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from txlcli.errors import RecipeError, UnknownKeyError, UnknownNameError, UsageError, shortened
+from txlcli.errors import IMPORT_PACKAGE, RecipeError, UnknownKeyError, UnknownNameError, UsageError, shortened
 from txlcli.suggestions import did_you_mean, meant_name
 
 Parameters = ParamSpec("Parameters")
@@ -107,6 +107,8 @@ class FieldType:
     can_be_off: bool = False
     """True if the value may be None; a recipe says "none"."""
     range: Range | None = None
+    is_registered: bool = False
+    """True if the words are the names of a table, to which packages may add."""
 
     @classmethod
     def of(cls, annotation: Any) -> "FieldType":
@@ -124,7 +126,7 @@ class FieldType:
             item, extra = parts
             if isinstance(extra, Range):
                 return cls((item,), range=extra)
-            return cls((item,), words=tuple(extra))
+            return cls((item,), words=tuple(extra), is_registered=True)
         return cls((origin or annotation,))
 
     @classmethod
@@ -222,9 +224,12 @@ class FieldType:
         if not expected.startswith(("one of", "true")):
             expected = f"a {expected}"
         message = wrong(subject, value, expected)
-        if isinstance(part, str):
-            message += did_you_mean(part, self.words)
-        return message
+        if not isinstance(part, str):
+            return message
+        meant = did_you_mean(part, self.words)
+        if self.is_registered and not meant:
+            return f"{message}; if a package registers it, {IMPORT_PACKAGE}"
+        return message + meant
 
     def _fits(self, value: Any) -> bool:
         """Return True if a value, or an item of a list, has the type; its range aside."""

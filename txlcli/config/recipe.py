@@ -165,7 +165,7 @@ def read_section(name: str, keys: Any) -> Any:
     if name == "model":
         arch = keys.get("arch", ModelSettings.arch)
         error = functools.partial(RecipeError, setting="model.arch")
-        FieldType((str,), words=tuple(MODELS)).check("[model] arch", arch, error)
+        FieldType((str,), words=tuple(MODELS), is_registered=True).check("[model] arch", arch, error)
         cls = MODELS[arch]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:
