@@ -33,15 +33,11 @@ SLOWDOWN_WINDOWS = 3
 """Repetitions of the timing of an evaluation."""
 PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
 """Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
-Lengths = tuple[PositiveInt, ...] | Literal["auto"] | None
-"""Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
 
 
 def read_protocols(text: str) -> tuple[str, ...]:
     """Read names of protocols, or all of them."""
-    if text == "all":
-        return PROTOCOLS
-    return tuple(dict.fromkeys(text.split(",")))
+    return PROTOCOLS if text == "all" else tuple(text.split(","))
 
 
 class EvalOptions(PlotOptions):
@@ -51,7 +47,9 @@ class EvalOptions(PlotOptions):
     mem_len: tuple[NaturalInt, ...] | Literal["auto"] | None = option(
         "Memory lengths to evaluate, or auto to search for one [default: the recipe's]."
     )
-    attn_len: Lengths = option("Evaluate without memory, with windows of these lengths.")
+    attn_len: tuple[PositiveInt, ...] | Literal["auto"] | None = option(
+        "Evaluate without memory, with windows of these lengths."
+    )
     stride: PositiveInt | None = option(
         "Tokens predicted per window; only 1 is exact [default: 1, of strided windows half of N]."
     )
@@ -136,7 +134,11 @@ class EvalOptions(PlotOptions):
             raise UsageError(f"`{self.searched}` auto: {others[0]} does not search; give a length, such as 64")
         if self.adapts and len(self.mem_lens) > 1:
             raise UsageError("`cache` and `dynamic` take one `mem_len`; leave out the others")
-        shortest = min(self.windows, default=MAX_COUNT)
+        self.check_stride(self.windows)
+
+    def check_stride(self, lengths: tuple[int, ...]) -> None:
+        """Reject a stride that exceeds a window length."""
+        shortest = min(lengths, default=MAX_COUNT)
         if self.stride is not None and self.stride > shortest:
             raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; use at most that")
 
@@ -161,17 +163,12 @@ class EvalOptions(PlotOptions):
         """Reject options that do not apply to the method or the file that others ask for."""
         if self.adapts:
             self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
-        if self.losses is not None:
-            because = "`losses` are those of the model alone, by one protocol"
-            self.exclude("cache", "dynamic", "protocols", because=because)
-        if self.words is not None:
-            if not self.text and self.store is None:
-                raise UsageError("`words` needs the `text` that it divides; give a file, or - for stdin")
-            because = "`words` are those of the model alone, by one protocol"
-            self.exclude("cache", "dynamic", "protocols", because=because)
+        for file in self.given("losses", "words", "html"):
+            self.exclude("cache", "dynamic", "protocols", because=f"{file} has the model alone, by one protocol")
+        if self.words is not None and not self.text and self.store is None:
+            raise UsageError("`words` needs the `text` that it divides; give a file, or - for stdin")
         if self.html is not None:
-            because = "`html` shows the model and its memory"
-            self.exclude("attn_len", "cache", "dynamic", "protocols", because=because)
+            self.exclude("attn_len", because="`html` shows the model and its memory")
         if self.dynamic or self.reset_at_documents:
             self.exclude("compile", because="`dynamic` and `reset_at_documents` compile nothing")
 

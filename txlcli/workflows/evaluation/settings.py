@@ -127,9 +127,7 @@ def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator
     if not windows:
         longest = model.longest_window or MAX_COUNT
         windows = tuple(dict.fromkeys(min(length, longest) for length in lengths))
-    shortest = min(windows)
-    if options.stride is not None and options.stride > shortest:
-        raise UsageError(f"`stride` {options.stride} exceeds the window length {shortest}; use at most that")
+    options.check_stride(windows)
     for protocol in options.protocols:
         if protocol == "recurrence":
             for mem_len in mem_lens:
