@@ -127,7 +127,7 @@ def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple
     inputs = generated[:, :-1]
     targets = generated[:, 1:]
     text = replace(scoring.text, inputs=inputs.ravel(), targets=targets.ravel())
-    lanes = scoring.on_text(text).changed(batch_size=len(generated))
+    lanes = replace(scoring, text=text).changed(batch_size=len(generated))
     scores, likeliest, _ = lanes.score(partial(score_with_likeliest, count=1), title)
     all_losses = scores.losses_nats.reshape(targets.shape)[:, -counted:].astype(np.float64)
     losses, control = np.split(all_losses, 2)

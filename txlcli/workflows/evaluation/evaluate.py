@@ -49,7 +49,6 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
     """
     if run_name is not None and is_external(run_name):
         return _evaluate_external(run_name, options, workspace)
-    options.check_run()
     found = run_directory.find(run_name, workspace.runs_dir)
     world = distributed.join(
         pick_device(workspace.device), rank_timeout_s=found.settings.train.rank_timeout, next_step="evaluate again"
@@ -65,7 +64,6 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
 
 def _evaluate_external(name: str, options: EvalOptions, workspace: Workspace) -> EvalResult:
     """Evaluate a model of Transformers on a text, or on a split of a token store as text."""
-    options.check_external(processes=1)
     opened = external_run.open_external(
         name,
         device=workspace.device,
@@ -148,7 +146,7 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting]) -> Iterator[EvalRow]
         clock = ShareClock()
         tempered = with_temperature(scoring, partial(score_row, setting=setting))
         row = score_row(tempered, setting)
-        reads_stream = setting.attn_len is None and not scoring.by_document and setting.protocol is None
+        reads_stream = setting.attn_len is None and setting.protocol is None and not scoring.text.document_spans
         if scoring.options.timed and reads_stream:
             add_times(tempered, row)
         if on_cpu:

@@ -22,7 +22,6 @@ from txlcli.system.processors import is_trusted
 from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
-from txlcli.workflows.evaluation.texts import spans_of_documents
 from txlcli.workflows.result import Result
 
 
@@ -123,7 +122,7 @@ def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
     """Score the text with one setting."""
     if setting.attn_len is not None:
         row = in_windows(scoring, setting.attn_len, setting.stride)
-    elif scoring.by_document:
+    elif scoring.text.document_spans:
         row = over_documents(scoring, setting.mem_len)
     else:
         row = with_memory(scoring, setting.mem_len)
@@ -154,9 +153,7 @@ def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     The first token of a document of a split follows the one before it alone.
     """
     scoring = scoring.changed(mem_len=mem_len)
-    spans = scoring.text.spans
-    if not scoring.text.documents:
-        spans = spans_of_documents(scoring.opened.as_run, scoring.text, scoring.workspace)
+    spans = scoring.text.document_spans
     scores = scoring.score(partial(score_spans, spans=spans), f"M = {mem_len}")
     longest = max(end - first for first, end in spans)
     keys = _keys_seen(scoring.changed(batch_size=1), longest)
@@ -173,7 +170,7 @@ def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
     tokens = max(end - first for first, end in text.spans)  # of the longest document
     windows = scoring.options.batch_size or windows_at_once(model, min(length, tokens))
     scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
-    if text.documents:
+    if text.document_spans:
         score_all = partial(score_spans_in_windows, spans=text.spans, stride=stride)
         scores = scoring.score(score_all, f"N = {length}")
     else:
@@ -189,7 +186,7 @@ def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
     row = make_row(scoring, scores, keys=keys)
     row.attn_len = length
     row.stride = stride
-    row.documents = len(text.documents) or None
+    row.documents = len(text.document_spans) or None
     return row
 
 

@@ -34,11 +34,6 @@ class Scoring:
         """Receives messages and progress."""
         return self.workspace.reporter
 
-    @property
-    def by_document(self) -> bool:
-        """True if each document of a user's text, or of a split, is read from an empty memory."""
-        return self.options.reset_at_documents or bool(self.text.documents)
-
     def score(self, function: Callable[[Stream], Result], title: str) -> Result:
         """Score the text with a function of the core; `title` names its progress."""
         text = self.text
@@ -49,11 +44,13 @@ class Scoring:
 
     def on_valid(self, positions: int | None = None) -> "Scoring":
         """Return the first positions of the validation split, scored with the same settings."""
-        text = first_positions(self.opened.as_run, "valid", positions or self.options.positions, self.workspace)
-        return self.on_text(text)
-
-    def on_text(self, text: ScoredText) -> "Scoring":
-        """Return another text, scored with the same settings."""
+        text = first_positions(
+            self.opened.as_run,
+            "valid",
+            positions or self.options.positions,
+            self.workspace,
+            by_document=self.options.reset_at_documents,
+        )
         return replace(self, text=text)
 
     def changed(self, **settings: Any) -> "Scoring":

@@ -2,8 +2,8 @@
 
 import codecs
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,11 @@ class ScoredText:
     size: int | None
     """Number of original bytes; None unless all bytes of the text are scored."""
     documents: "tuple[ScoredText, ...]" = ()
-    """Documents of a user's text, which are read from an empty memory each; empty for one text, and for a split."""
+    """Documents of a user's text; empty for one text, and for a split."""
+    document_spans: Sequence[tuple[int, int]] = ()
+    """First target of each document and the one after its last, if each is read from an empty memory."""
     unit: str
-    conventions: dict[str, str]
+    conventions: dict[str, str] = field(default_factory=dict)
     paper: float | None = None
     """Result of the paper for the run's recipe on this split, in the corpus's metric."""
     corpus: str | None = None
@@ -65,17 +67,17 @@ class ScoredText:
         return self.documents or (self,)
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
-        """First target of each part, and the one after its last."""
-        edges = itertools.accumulate((len(part.targets) for part in self.parts), initial=0)
-        return list(itertools.pairwise(edges))
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """Spans of the documents, or of the text itself."""
+        return self.document_spans or [(0, len(self.targets))]
 
 
 def read_text(opened: OpenModel, options: EvalOptions, workspace: Workspace) -> ScoredText:
     """Return the user's text that the options name, or a split of the run's store."""
     if options.text:
         return read_user_text(opened, options, workspace.reporter)
-    return split_text(opened.as_run, options.split or "test", options.positions, workspace)
+    split = options.split or "test"
+    return split_text(opened.as_run, split, options.positions, workspace, by_document=options.reset_at_documents)
 
 
 def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) -> ScoredText:
@@ -99,11 +101,13 @@ def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) 
     return replace(text, notes=tuple(notes))
 
 
-def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
+def split_text(
+    opened: OpenRun, split: str, positions: int | None, workspace: Workspace, *, by_document: bool = False
+) -> ScoredText:
     """Return a split of the run's store, or its first positions; warn if it may contain training data."""
     _check_split(opened.store(workspace.data_dir), split)
     warn_if_trained_on(opened, split, workspace)
-    return first_positions(opened, split, positions, workspace)
+    return first_positions(opened, split, positions, workspace, by_document=by_document)
 
 
 def _check_split(store: TokenStore, split: str) -> None:
@@ -133,8 +137,10 @@ def warn_if_trained_on(opened: OpenRun, split: str, workspace: Workspace) -> Non
         )
 
 
-def first_positions(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
-    """Return the first positions of a split of the run's store, or all of them."""
+def first_positions(
+    opened: OpenRun, split: str, positions: int | None, workspace: Workspace, *, by_document: bool
+) -> ScoredText:
+    """Return the first positions of a split of the run's store, or all of them, to be read in one or by document."""
     store = opened.store(workspace.data_dir)
     ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
@@ -151,10 +157,17 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, workspac
             size = len(targets)
         elif len(targets) == info.tokens:  # the first token is scored as well, and all are in the vocabulary
             size = info.bytes
+    spans: Sequence[tuple[int, int]] = ()
+    if by_document:
+        starts = store.sentence_starts(split)
+        if starts is None:
+            raise StoreError(f"{store.path} does not record where documents begin; prepare it again with `documents`")
+        spans = document_spans(starts, store.vocab.boundary, len(targets))
     return ScoredText(
         title=f"{store.name} {split}",
         inputs=inputs,
         targets=targets,
+        document_spans=spans,
         words=words,
         size=size,
         unit=store.unit,
@@ -166,15 +179,6 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, workspac
         digest=store.digest(split),
         may_be_trained_on=split == "train" or opened.trained_on_another(store),
     )
-
-
-def spans_of_documents(opened: OpenRun, text: ScoredText, workspace: Workspace) -> list[tuple[int, int]]:
-    """Return the targets of each document of a split, as `document_spans` does."""
-    store = opened.store(workspace.data_dir)
-    starts = store.sentence_starts(text.split or "")
-    if starts is None:
-        raise StoreError(f"{store.path} does not record where documents begin; prepare it again with `documents`")
-    return document_spans(starts, store.vocab.boundary, len(text.targets))
 
 
 def _predictable(tokens: int, vocab: Vocab) -> int:
@@ -225,6 +229,7 @@ def _read_documents(opened: OpenModel, options: EvalOptions) -> ScoredText:
     left_out = len(documents) - len(texts)
     if left_out:
         notes.append(f"documents without a token to predict, which were left out: {left_out:,}")
+    edges = itertools.accumulate((len(text.targets) for text in texts), initial=0)
     return ScoredText(
         title=printable(title),
         inputs=np.concatenate([text.inputs for text in texts]),
@@ -232,8 +237,8 @@ def _read_documents(opened: OpenModel, options: EvalOptions) -> ScoredText:
         words=_sum(text.words for text in texts),
         size=_sum(text.size for text in texts),
         documents=tuple(texts),
+        document_spans=list(itertools.pairwise(edges)),
         unit=opened.vocab.unit,
-        conventions={},
         whole=all(text.whole for text in texts),
         notes=(*notes, *remarks),
     )
@@ -291,7 +296,6 @@ def _read(source: UserText, opened: OpenModel, options: EvalOptions, positions: 
         words=words,
         size=size,
         unit=vocab.unit,
-        conventions={},
         whole=whole,
         notes=read.notes,
     )
