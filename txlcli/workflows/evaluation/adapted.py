@@ -80,10 +80,13 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     theta, share = search_cache(on_valid.losses_nats, cached, thetas)
     scores, cached = scoring.score(partial(with_cache, thetas=[theta]), "cache")
     losses = mixed_losses(scores.losses_nats, cached[0], share)
-    row = make_row(scoring, replace(scores, losses_nats=losses), next_step="leave out `cache`")
-    row.method = f"cache {size:,}"
-    row.adaptation = {"theta": theta, "lambda": share, "searched_on": len(valid.text.targets)}
-    return row
+    return make_row(
+        scoring,
+        replace(scores, losses_nats=losses),
+        next_step="leave out `cache`",
+        method=f"cache {size:,}",
+        adaptation={"theta": theta, "lambda": share, "searched_on": len(valid.text.targets)},
+    )
 
 
 def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterator[EvalRow]:
@@ -98,20 +101,18 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterato
 
     def score_with_best(scoring: Scoring) -> EvalRow:
         scores = scoring.score(partial(score_dynamic, dynamic=best, rms=rms), TITLE)
-        return make_row(scoring, scores, next_step="leave out `dynamic`")
+        adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
+        return make_row(scoring, scores, next_step="leave out `dynamic`", method="dynamic", adaptation=adaptation)
 
     if not best.lr:
         scoring.reporter.say("every learning rate tried increases the loss on valid: dynamic evaluation is not applied")
-    row = score_with_best(scoring.changed(temperature=1.0))
-    row.method = "dynamic"
-    row.adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
-    yield row
+    yield score_with_best(scoring.changed(temperature=1.0))
     tempered = with_temperature(scoring, score_with_best, valid)
     if tempered.settings.temperature != 1:
-        with_both = score_with_best(tempered)
-        with_both.method = "dynamic, temperature"
-        with_both.adaptation = row.adaptation | {"temperature": with_both.temperature}
-        yield with_both
+        row = score_with_best(tempered)
+        row.method = "dynamic, temperature"
+        row.adaptation["temperature"] = row.temperature
+        yield row
 
 
 def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> DynamicSettings:

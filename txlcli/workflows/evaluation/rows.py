@@ -157,9 +157,7 @@ def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     scores = scoring.score(partial(score_spans, spans=spans), f"M = {mem_len}")
     longest = max(end - first for first, end in spans)
     keys = _keys_seen(scoring.changed(batch_size=1), longest)
-    row = make_row(scoring, scores, keys=keys)
-    row.documents = len(spans)
-    return row
+    return make_row(scoring, scores, keys=keys, documents=len(spans))
 
 
 def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
@@ -183,11 +181,8 @@ def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
         most = tokens
     window = model.settings.attention_window or most
     keys = (min(fewest, window), min(most, window))
-    row = make_row(scoring, scores, keys=keys)
-    row.attn_len = length
-    row.stride = stride
-    row.documents = len(text.document_spans) or None
-    return row
+    documents = len(text.document_spans) or None
+    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents)
 
 
 def _times(scoring: Scoring) -> tuple[float, float] | None:
@@ -216,14 +211,16 @@ def make_row(
     *,
     keys: tuple[int | None, int | None] | None = None,
     next_step: str = "train it again",
+    **fields: Any,
 ) -> EvalRow:
-    """Return the result with a memory length; the caller adds what its way of reading has besides.
+    """Return the result with a memory length.
 
     Args:
         scoring: the text and the settings.
         scores: losses of the text.
         keys: smallest and largest number of keys that a query sees; None computes them for a stream with a memory.
         next_step: advice of the error if the loss is not finite, not even in fp32.
+        fields: what another way of reading has besides.
     """
     opened = scoring.opened
     text = scoring.text
@@ -244,6 +241,7 @@ def make_row(
         ms_per_token=scores.ms_per_token,
         temperature=float(scoring.settings.temperature),
         losses_nats=scores.losses_nats,
+        **fields,
     )
 
 
