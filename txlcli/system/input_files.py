@@ -54,6 +54,15 @@ def utf8_path(path: Path) -> Iterator[Path]:
         yield path
 
 
+@contextmanager
+def errors_of_reading(name: object) -> Iterator[None]:
+    """Raise a UsageError that names a file of the user's if it cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read ({error.strerror}); check the path") from error
+
+
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Read a regular file of at most `max_bytes`."""
     with check_regular(path).open("rb") as file:

@@ -32,6 +32,7 @@ from txlcli.errors import CompressedFileError, RecipeError, UsageError, Vocabula
 from txlcli.runs import loading, run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
+from txlcli.system.input_files import errors_of_reading
 from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.compress_options import CompressOptions, DecompressOptions
 from txlcli.workflows.evaluation.scoring import one_lane
@@ -82,10 +83,12 @@ def compress(
     data = read_unchanged(source)
     opened = _open_exact(run_name, workspace)
     ids = _encode(opened.vocab, data, source)
-    settings = _settings(opened, len(data), options)
+    lanes = options.lanes or min(MAX_LANES, len(data) // BYTES_PER_LANE)
+    lanes = max(1, min(lanes, len(data)))
+    settings = one_lane(opened.run, mem_len=options.mem_len).with_batch_size(lanes)
     started = time.perf_counter()
     coder = SymbolEncoder()
-    used = useful_threads(opened.model, settings.batch_size)
+    used = useful_threads(opened.model, lanes)
     with threads(used):
         title = f"compressing {source}"
         probe = _code(opened, settings, workspace, coder, ids, title, portable=options.portable)
@@ -97,7 +100,7 @@ def compress(
         content=compressed_file.digest(data),
         bytes=len(data),
         tokens=len(ids),
-        lanes=settings.batch_size,
+        lanes=lanes,
         seg_len=settings.seg_len,
         mem_len=settings.mem_len,
         max_distance=settings.max_distance,
@@ -115,7 +118,7 @@ def compress(
         bits_per_byte=8 * size / len(data) if data else None,
         predicted_bits=coder.bits,
         escaped_symbols=int((ids >= opened.vocab.size).sum()),
-        lanes=settings.batch_size,
+        lanes=lanes,
         seg_len=settings.seg_len,
         mem_len=settings.mem_len,
         seconds=seconds,
@@ -166,10 +169,8 @@ def decompress(
     _check_target(target, source, options)
     if target.exists() and h5py.is_hdf5(target):
         raise UsageError(f"{target} is an HDF5 file, such as a token store; name another file to write")
-    try:
+    with errors_of_reading(source):
         header, words = compressed_file.read(source)
-    except OSError as error:
-        raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
     opened = _open_exact(run_name, workspace)
     started = time.perf_counter()
     with threads(header.threads):  # sums are divided among them
@@ -234,13 +235,6 @@ def _decode(vocab: Vocab, ids: Ids) -> bytes:
         else:
             symbols.append(chr(id_ - vocab.size))
     return "".join(symbols).encode(*CODECS[vocab.tokenizer])
-
-
-def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSettings:
-    """Return the evaluation settings by which the model predicts a file of so many bytes."""
-    lanes = options.lanes or min(MAX_LANES, size // BYTES_PER_LANE)
-    settings = one_lane(opened.run, mem_len=options.mem_len)
-    return settings.with_batch_size(max(1, min(lanes, size)))
 
 
 def _conditions(opened: OpenRun) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from txlcli.corpora.documents import divide
 from txlcli.corpora.locate import text_files
 from txlcli.corpora.signatures import conversion, encoding_of, head_of, reject_other_than_text
 from txlcli.errors import CorpusInputError, UsageError
-from txlcli.system.input_files import MAX_TEXT, check_regular, read_bytes, read_stdin
+from txlcli.system.input_files import MAX_TEXT, check_regular, errors_of_reading, read_bytes, read_stdin
 
 STDIN = "-"
 
@@ -120,15 +120,13 @@ class UserText:
     @contextmanager
     def _open(self, max_bytes: int) -> Iterator[Path]:
         """Give the path of a file, or of a copy of stdin; report what cannot be read as an error of the user's."""
-        with TemporaryDirectory(prefix="txl-") as directory:
+        with TemporaryDirectory(prefix="txl-") as directory, errors_of_reading(self.label):
             path = Path(self.name)
             try:
                 if self.name == STDIN:
                     path = Path(directory, "stdin")
                     path.write_bytes(read_stdin(max_bytes))
                 yield check_regular(path)
-            except OSError as error:
-                raise UsageError(f"{self.label}: cannot be read ({error.strerror}); check the path") from error
             except (CorpusError, CorpusInputError) as error:
                 raise CorpusInputError(str(error).replace(f"{directory}/", "")) from error
 
@@ -136,12 +134,11 @@ class UserText:
 def read_unchanged(path: Path) -> bytes:
     """Return the bytes of a file that is text as it is: what must be unpacked or converted first is rejected."""
     try:
-        reject_other_than_text(check_regular(path), is_utf8=False)
-        encoding = encoding_of(head_of(path))
-        if encoding is not None:
-            raise CorpusError(f"{path}: {encoding} is not UTF-8; {conversion(encoding)}")
-        return read_bytes(path, MAX_TEXT)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+        with errors_of_reading(path):
+            reject_other_than_text(check_regular(path), is_utf8=False)
+            encoding = encoding_of(head_of(path))
+            if encoding is not None:
+                raise CorpusError(f"{path}: {encoding} is not UTF-8; {conversion(encoding)}")
+            return read_bytes(path, MAX_TEXT)
     except CorpusError as error:
         raise CorpusInputError(f"{error}; only the bytes of a file as it is are restored") from error

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.errors import UsageError
-from txlcli.system.input_files import check_regular
+from txlcli.system.input_files import check_regular, errors_of_reading
 
 SUFFIX = ".tsv"
 
@@ -44,7 +44,7 @@ class WordLosses:
 def read(path: Path) -> WordLosses:
     """Read a file of words; raise a UsageError if it is none."""
     try:
-        with check_regular(path).open(encoding="utf-8", newline="") as file:
+        with errors_of_reading(path), check_regular(path).open(encoding="utf-8", newline="") as file:
             header, *rows = csv.reader(file, delimiter="\t", strict=True)
         table = dict(zip(header, zip(*rows, strict=True), strict=True))
         columns = {name: table.pop(name) for name in COLUMNS}
@@ -60,8 +60,6 @@ def read(path: Path) -> WordLosses:
             unknown=np.array(columns["unknown"], dtype=np.int64) == 1,
             losses_nats=losses_nats,
         )
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     except (ValueError, KeyError, csv.Error) as error:
         raise UsageError(f"{path}: not a file of words ({error}); write one with txl eval --words") from error
 
