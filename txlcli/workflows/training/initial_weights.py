@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from txlcli.config import recipe
-from txlcli.config.bands import bands
+from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.core.architectures.registry import parameter_shapes
 from txlcli.core.model.base import LanguageModel
@@ -34,17 +35,6 @@ UNITS = {"word": "words", "char": "characters"}
 """Tokenizers whose vocabularies can differ."""
 
 
-@dataclass(frozen=True)
-class KeptRows:
-    """Rows of a band whose symbols have weights in a band of the old vocabulary."""
-
-    band: int
-    rows: NDArray[np.intp]
-    old_band: int
-    old_rows: NDArray[np.int64]
-    """Rows of the same symbols in the old band."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class InitialWeights:
     """Weights of a run, for a model that may have another vocabulary."""
@@ -56,24 +46,28 @@ class InitialWeights:
     old_ids: NDArray[np.int64]
     """Id in the vocabulary of the weights for each id of the new one, (V,); -1 for a symbol that it lacks."""
 
-    def _kept_rows(self) -> Iterator[KeptRows]:
-        """Yield the rows that two bands have in common.
+    @property
+    def _bands(self) -> list[Band]:
+        """Bands of the new vocabulary."""
+        return bands(self.settings, len(self.old_ids))
+
+    def _kept_rows(self, band: Band) -> Iterator[tuple[Tensor, int, Tensor]]:
+        """Yield rows of a band whose symbols have weights, the old band with these, and their rows in it.
 
         Bands of another width, which depends on how frequent a word is, have none.
         """
-        new_bands = bands(self.settings, len(self.old_ids))
-        old_bands = bands(self.settings, self.run.vocab_size)
-        for number, band in enumerate(new_bands):
-            old_ids = self.old_ids[band.first : band.end]
-            for old_number, old in enumerate(old_bands):
-                if old.width == band.width:
-                    rows = np.flatnonzero((old_ids >= old.first) & (old_ids < old.end))
-                    yield KeptRows(number, rows, old_number, old_ids[rows] - old.first)
+        old_ids = torch.from_numpy(self.old_ids[band.first : band.end])
+        for number, old in enumerate(bands(self.settings, self.run.vocab_size)):
+            if old.width == band.width:
+                (rows,) = torch.where((old_ids >= old.first) & (old_ids < old.end))
+                yield rows, number, old_ids[rows] - old.first
 
     @property
     def origin(self) -> Origin:
         """Where the new run begins, for its card."""
-        n_kept = sum(len(kept.rows) for kept in self._kept_rows())
+        n_kept = 0
+        for band in self._bands:
+            n_kept += sum(len(rows) for rows, _, _ in self._kept_rows(band))
         return Origin(
             run=str(self.run.directory),
             weights=self.run.best_or_last.name,
@@ -86,17 +80,14 @@ class InitialWeights:
     def copy_into(self, model: LanguageModel) -> None:
         """Copy the weights into a new model; rows of new symbols keep their values."""
         saved = self.checkpoint.group(self.checkpoint.weights_to_evaluate)
-        all_kept = list(self._kept_rows())
         for name, parameter in model.named_parameters():
             match = OF_SYMBOLS.fullmatch(name)
             if match is None:
                 parameter.copy_(saved[name])
                 continue
             prefix, band = match.groups()
-            for kept in all_kept:
-                if kept.band == int(band):
-                    old_rows = saved[f"{prefix}{kept.old_band}"][torch.from_numpy(kept.old_rows)]
-                    parameter[torch.from_numpy(kept.rows)] = old_rows.to(parameter)
+            for rows, old_band, old_rows in self._kept_rows(self._bands[int(band)]):
+                parameter[rows] = saved[f"{prefix}{old_band}"][old_rows].to(parameter)
 
 
 def read(begin_from: str, settings: ModelSettings, store: TokenStore, workspace: Workspace) -> InitialWeights:
