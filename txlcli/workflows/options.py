@@ -126,12 +126,8 @@ class Options:
         return values
 
     def given(self, *names: str) -> list[str]:
-        """Return those of the named fields that differ from their defaults, as backticked names for a message.
-
-        Raises a KeyError for a name that is not an option.
-        """
-        defaults = {item.name: item.default for item in self.declared()}
-        return [f"`{name}`" for name in names if getattr(self, name) != defaults[name]]
+        """Return those of the named fields that differ from their defaults, as backticked names for a message."""
+        return [f"`{name}`" for name in names if getattr(self, name) != getattr(type(self), name)]
 
     def exclude(self, *names: str, because: str) -> None:
         """Reject the named options, which do not apply for the reason `because`."""

@@ -12,7 +12,6 @@ word. Nothing is moved across the beginning and the end of the text.
 Axes: W words, T scored tokens, V vocabulary.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -42,7 +41,6 @@ from txlcli.workflows.evaluation.words_file import COLUMNS, DOCUMENT
 LINE_END = r"\r\n|\r|\n"
 SCRIPT_WITHOUT_BLANKS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
 """Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
-CHARACTERS = "the text is written without blanks between words: the rows are characters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +75,16 @@ class Words:
     """Number of tokens of each word, (W,)."""
     unknown: NDArray[np.bool_]
     """True for words with a token that is not in the vocabulary, (W,)."""
-    notes: tuple[str, ...]
+    by_character: bool
+    """True if each character is a word, in a text that is written without blanks."""
     document: str
 
     @classmethod
     def of(cls, vocab: Vocab, text: ScoredText, document: str) -> "Words":
         """Divide a user's text, and find the word of each scored token."""
         characters = decoded(text, vocab)
-        spans, notes = divide(characters, vocab)
+        by_character = vocab.tokenizer != "word" and _lacks_blanks(characters)
+        spans = divide(characters, vocab, word=r"\S" if by_character else r"\S+")
         if not len(spans):
             raise VocabularyError(f"{text.title}: there is no word in the text, only blanks; leave it out, or `words`")
         owners = owners_of(vocab, text, characters, spans)  # (T,)
@@ -95,7 +95,7 @@ class Words:
         kept = spans[numbers]
         texts = [characters[start:end] for start, end in kept]
         unknown = np.logical_or.reduceat(is_unknown, firsts)
-        return cls(texts, kept, firsts, tokens, unknown, notes, document)
+        return cls(texts, kept, firsts, tokens, unknown, by_character, document)
 
     def with_bits(self, losses_nats: NDArray[np.float32], blanks_nats: NDArray[np.float64]) -> list[Word]:
         """Return the words with their bits, given the loss of each token, and that of `blank_losses`, (T,)."""
@@ -139,22 +139,21 @@ def decoded(text: ScoredText, vocab: Vocab) -> str:
         ) from error
 
 
-def divide(characters: str, vocab: Vocab) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return the offsets (W, 2) of the words of a text, or of its characters if it is written without blanks."""
-    word = r"\S+"
-    notes: tuple[str, ...] = ()
-    if vocab.tokenizer != "word":
-        letters = sum(character.isalpha() for character in characters)
-        if 2 * len(re.findall(SCRIPT_WITHOUT_BLANKS, characters)) > letters:
-            word = r"\S"
-            notes = (CHARACTERS,)
+def _lacks_blanks(characters: str) -> bool:
+    """Return True if most letters are of scripts that are written without blanks between words."""
+    letters = sum(character.isalpha() for character in characters)
+    return 2 * len(re.findall(SCRIPT_WITHOUT_BLANKS, characters)) > letters
+
+
+def divide(characters: str, vocab: Vocab, word: str) -> NDArray[np.int64]:
+    """Return the offsets (W, 2) of the matches of the pattern `word`, and of line ends that the vocabulary keeps."""
     if vocab.tokenizer == "word" and vocab.boundary is not None:
         written = re.escape(vocab.symbols[vocab.boundary])  # at the end of a line it is the same line end
         word = rf"(?:(?<!\S){written}[^\S\r\n]*)?(?:{LINE_END})|{word}"
     elif vocab.keeps_line_ends:
         word = f"{LINE_END}|{word}"
     spans = [found.span() for found in re.finditer(word, characters)]
-    return np.array(spans, dtype=np.int64).reshape(-1, 2), notes
+    return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
 def owners_of(vocab: Vocab, text: ScoredText, characters: str, spans: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -291,9 +290,8 @@ def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
             cells += [f"{in_row.bits:.6f}" for in_row in same_word]
             file.write("\t".join(cells) + "\n")
     scoring.reporter.say(f"the bits of {len(words_by_row[0]):,} words written to {path}")
-    all_notes = itertools.chain.from_iterable(part.notes for part in parts)
-    for note in dict.fromkeys(all_notes):
-        scoring.reporter.say(note)
+    if any(part.by_character for part in parts):
+        scoring.reporter.say("the text is written without blanks between words: the rows are characters")
 
 
 def _quoted(text: str) -> str:
