@@ -158,21 +158,10 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
     out_of_memory.warn(plan, workspace.reporter)
     for note in plan.notes:
         workspace.reporter.say(note)
-    rank_settings = of_one_process(train, processes)
     needed = step_bytes(settings.model, vocab_size, train, device=device, processes=processes)
-    timed_share = None
-    if measures or device.type != "cpu":
-        peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
-        limit_s = MAX_TIMED_S
-        max_bytes = MAX_TIMED_BYTES
-    else:
-        clock = ShareClock()
-        peak = _quick_peak(device, train.precision)
-        limit_s = clock.share() * QUICK_S / 2
-        max_bytes = MAX_QUICK_BYTES
-    if needed.total <= max_bytes:
-        timed_share = _timed_share_of_peak(plan, rank_settings, peak, limit_s=limit_s)
+    rank_settings = of_one_process(train, processes)
     share, source = plan.expected_share(rank_settings)
+    peak, timed_share = _measure(plan, rank_settings, needed, quick=device.type == "cpu" and not measures)
     if timed_share is not None:
         share = timed_share
         source = ""
@@ -235,6 +224,22 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
             raise
         workspace.reporter.say(f"{error}; counting with the benchmark's V = {vocab_size:,}")
         return None
+
+
+def _measure(plan: Plan, train: TrainSettings, needed: StepBytes, *, quick: bool) -> tuple[float, float | None]:
+    """Measure the peak rate (FLOP/s), and the share of it that the steps of one process reach, as far as they fit."""
+    if quick:
+        clock = ShareClock()
+        peak = _quick_peak(plan.device, train.precision)
+        limit_s = clock.share() * QUICK_S / 2
+        max_bytes = MAX_QUICK_BYTES
+    else:
+        peak = peak_flops_per_s(plan.device, train.precision, seconds=time.thread_time)
+        limit_s = MAX_TIMED_S
+        max_bytes = MAX_TIMED_BYTES
+    if needed.total > max_bytes:
+        return peak, None
+    return peak, _timed_share_of_peak(plan, train, peak, limit_s=limit_s)
 
 
 def _quick_peak(device: torch.device, precision: str) -> float:
