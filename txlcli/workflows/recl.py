@@ -167,7 +167,9 @@ def _group_losses(group: Sequence[Scoring], options: ReclOptions) -> NDArray[np.
     reporter = group[0].reporter
     contexts = options.contexts
     positions = _positions(text, options)
-    read = [_read_lengths(member, contexts) for member in group]
+    read = []
+    for member in group:
+        read.append([read_length(member.opened.model, member.settings, length) for length in contexts])
     tokens = len(positions) * sum(sum(set(lengths)) for lengths in read)  # each length is read once
     models = f"{len(group)} models" if len(group) > 1 else "1 model"
     reporter.say(
@@ -182,11 +184,6 @@ def _group_losses(group: Sequence[Scoring], options: ReclOptions) -> NDArray[np.
                 losses[length] = _losses(member, positions, length, options.batch_size, bar)
             losses_by_model.append([losses[length] for length in lengths])
     return np.array(losses_by_model)
-
-
-def _read_lengths(member: Scoring, contexts: Sequence[int]) -> list[int]:
-    """Return the number of tokens that a model reads for each context length."""
-    return [read_length(member.opened.model, member.settings, length) for length in contexts]
 
 
 def _losses(

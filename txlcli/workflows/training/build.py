@@ -120,8 +120,7 @@ class Builder:
         weights = None
         if request.options.begin_from is not None:
             weights = initial_weights.read(request.options.begin_from, request.settings.model, store, self.workspace)
-        if self.world.size > 1:
-            self._agree(weights.checkpoint if weights else None)
+        self._agree(weights.checkpoint if weights else None)
         registry.parameter_shapes(request.settings.model, store.vocab.size)  # rejects a model that cannot be made
         segments, valid = read_splits(request.settings, store, reporter)
         directory = Path()  # the other ranks write nothing
@@ -146,8 +145,7 @@ class Builder:
         if self.world.is_rank_zero:
             files.enter_context(lifecycle.locked(stopped.directory))
         saved = _load_checkpoint(stopped, self.store)
-        if self.world.size > 1:
-            self._agree(saved)
+        self._agree(saved)
         run = _with_settings(stopped, request.settings, saved.state["step"])
         segments, valid = read_splits(run.settings, self.store, reporter)
         plan = self._plan(run, segments)
@@ -163,6 +161,8 @@ class Builder:
 
     def _agree(self, saved: Checkpoint | None) -> None:
         """Compare settings, texts and checkpoint of all processes."""
+        if self.world.size == 1:
+            return
         facts = {"the release of txl": __version__, **recipe.facts(self.request.settings)}
         facts["the checkpoint"] = "none" if saved is None else saved.fingerprint()
         for split in ("train", "valid"):

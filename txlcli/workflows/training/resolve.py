@@ -54,13 +54,9 @@ class Request:
         for seed in range(train.seed, train.seed + count):
             name = f"{self.run_name}-seed{seed}"
             lifecycle.check_free(runs_dir / name, force=self.options.force)
-            request = Request(
-                recipe_name=self.recipe_name,
-                run_name=name,
-                settings=self.settings.with_train(seed=seed),
-                options=replace(self.options, name=name),
-            )
-            requests.append(request)
+            settings = self.settings.with_train(seed=seed)
+            options = replace(self.options, name=name)
+            requests.append(replace(self, run_name=name, settings=settings, options=options))
         return requests
 
 
@@ -157,10 +153,11 @@ def _unit_of_store(source: str, data_dir: Path) -> str | None:
         stores = [path.stem for path in stores_in(data_dir)]
         listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {listed(stores[:MAX_LISTED])}"
         known = [*stores, *packaged]
-        file = f"{source}.toml"
-        if Path(file).is_file():
-            raise UnknownNameError("recipe or store", source, [*known, file], like=file, listing=listing)
-        raise UnknownNameError("recipe or store", source, known, listing=listing)
+        like = source
+        if Path(f"{source}.toml").is_file():
+            like = f"{source}.toml"
+            known.append(like)
+        raise UnknownNameError("recipe or store", source, known, like=like, listing=listing)
     return None
 
 
