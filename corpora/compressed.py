@@ -5,6 +5,9 @@ import errno
 import gzip
 import io
 import lzma
+import struct
+import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +30,18 @@ class StreamFormat:
     new_decoder: Callable[[], Any]
 
 
+DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    ValueError,
+    OverflowError,
+    OSError,
+)
+"""Classes of the exceptions that damaged files raise in the standard library, if `is_damage`."""
 STREAMS = {
     "bzip2": StreamFormat(b"BZh", 1, bz2.BZ2Decompressor),
     "xz": StreamFormat(b"\xfd7zXZ\0", 4, lzma.LZMADecompressor),
@@ -53,8 +68,8 @@ class CompressedFile(io.RawIOBase):
         """Read into a buffer; return the number of bytes, 0 at the end of the file."""
         try:
             data: bytes = self._content.read(len(buffer))
-        except (zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-            if getattr(error, "errno", None) not in (None, errno.EINVAL):
+        except DAMAGE as error:
+            if not is_damage(error):
                 raise
             size = self._path.stat().st_size
             raise CorpusError(
@@ -70,9 +85,16 @@ class CompressedFile(io.RawIOBase):
         super().close()
 
 
-def open_compressed(path: Path, compression: str) -> "io.BufferedReader[Any]":
-    """Open the content of a compressed file for reading."""
+def open_content(path: Path, compression: str | None) -> "io.BufferedReader[Any]":
+    """Open a file for reading, or the content of a compressed one."""
+    if compression is None:
+        return path.open("rb")
     return io.BufferedReader(CompressedFile(path, compression), BLOCK)
+
+
+def is_damage(error: Exception) -> bool:
+    """Return False for an error of the system, such as a full disk, which has another number than EINVAL."""
+    return getattr(error, "errno", None) in (None, errno.EINVAL)
 
 
 def _content(file: BinaryIO, compression: str) -> Any:
@@ -115,16 +137,14 @@ class _Streams:
     def _begin_stream(self) -> None:
         """Begin to read the stream after the padding, if the file does not end."""
         magic = self._format.magic
-        rest = self._decoder.unused_data
+        rest = self._decoder.unused_data or self._file.read(BLOCK)
         zeros = 0
-        while not rest.lstrip(b"\0"):
+        while rest and not rest.strip(b"\0"):
             zeros += len(rest)
             rest = self._file.read(BLOCK)
-            if not rest:
-                break
         begin = rest.lstrip(b"\0")
         zeros += len(rest) - len(begin)
-        if 0 < len(begin) < len(magic):
+        if len(begin) < len(magic):
             begin += self._file.read(BLOCK)
         offset = self._file.tell() - len(begin)
         if zeros % self._format.padding or (begin and not begin.startswith(magic)):

@@ -1,18 +1,14 @@
 """Unpacks zip, tar and compressed files into a directory; rejects damage and bombs."""
 
-import errno
 import io
-import lzma
 import re
-import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .compressed import COMPRESSIONS, open_compressed
+from .compressed import COMPRESSIONS, DAMAGE, is_damage, open_content
 from .corpus import CorpusError
 from .signatures import HEAD, format_of
 
@@ -21,18 +17,6 @@ SMALL = 64 << 20  # bytes that every archive may unpack to
 MAX_RATIO = 20  # of unpacked to packed size, beyond that; text is packed to a third, the best packers reach a tenth
 TAR = (b"ustar", 257)
 """Signature of a tar archive, which may be compressed, and its offset."""
-DAMAGE = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    EOFError,
-    ValueError,
-    OverflowError,
-    OSError,
-)
-"""Exceptions that damaged archives raise in the standard library; an OSError has no number then, or EINVAL."""
 
 
 def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> None:
@@ -59,7 +43,7 @@ def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> Non
     except RuntimeError as error:  # it is encrypted, or of an unknown method or version
         raise CorpusError(f"{archive}: {error}; unpack it with another program and name the folder") from error
     except DAMAGE as error:
-        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+        if not is_damage(error):
             raise
         raise CorpusError(f"{archive}: the archive is damaged ({error}); fetch it again") from error
     if not extracted:
@@ -90,7 +74,7 @@ def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:
     elif kind not in (*COMPRESSIONS, "tar"):
         raise RuntimeError(f"the format {kind} is not known")
     else:
-        with archive.open("rb") if kind == "tar" else open_compressed(archive, kind) as stream:
+        with open_content(archive, None if kind == "tar" else kind) as stream:
             if not stream.peek(HEAD)[:HEAD].startswith(*TAR):
                 yield None, stream
                 return

@@ -9,7 +9,7 @@ import struct
 import pyarrow as arrow
 import pytest
 
-from txlcli.corpora.compressed import open_compressed
+from txlcli.corpora.compressed import open_content
 from txlcli.corpora.corpus import CorpusError
 
 FIRST = bytes(range(256)) * 11
@@ -27,7 +27,7 @@ COMPRESS = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "
 def content(tmp_path, compression, data):
     path = tmp_path / "packed"
     path.write_bytes(data)
-    with open_compressed(path, compression) as file:
+    with open_content(path, compression) as file:
         return file.read()
 
 

@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 
 import pyarrow as arrow
 
-from txlcli.corpora.compressed import COMPRESSIONS, open_compressed
+from txlcli.corpora.compressed import COMPRESSIONS, DAMAGE, is_damage, open_content
 from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.directory import select_text
 from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import HEAD, OF_IDS, encoding_of, format_in, format_of, reject_other_than_text
-from txlcli.corpora.unpack import DAMAGE, max_bytes, too_large
+from txlcli.corpora.unpack import max_bytes, too_large
 from txlcli.errors import CorpusInputError, UsageError, reason_of, shortened
 from txlcli.system.input_files import check_size, read_bytes
 from txlcli.workflows.exchange import parquet_text
@@ -235,7 +235,7 @@ def _reading(file: TextFile) -> Iterator[None]:
     except CorpusError as error:
         raise CorpusInputError(str(error)) from error
     except (*DAMAGE, csv.Error, arrow.ArrowException, LookupError, RuntimeError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if not is_damage(error):
             raise
         message = f"{file.path}: damaged, or not {file.packing or file.format} ({reason_of(error)})"
         if isinstance(error, csv.Error):
@@ -245,10 +245,7 @@ def _reading(file: TextFile) -> Iterator[None]:
 
 def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file."""
-    if file.packing:
-        stream = open_compressed(file.path, file.packing)
-    else:
-        stream = file.path.open("rb")
+    stream = open_content(file.path, file.packing)
     head = stream.peek(HEAD)[:HEAD]
     inside = format_in(head, "packed", "rows", "other")
     if file.packing and inside:
