@@ -136,8 +136,8 @@ def invalid_places(data: bytes) -> int:
 def _notes(source: Path, texts: Mapping[Path, Slice], left_out: list[Path], *, has_documents: bool) -> Iterator[str]:
     """Yield notes on files whose content may not be what it seems, and on files that were left out."""
     remarks: dict[str, list[Path]] = {}
-    for path in texts:
-        beginning = texts[path].read(0, SEARCHED)
+    for path, text in texts.items():
+        beginning = text.read(0, SEARCHED)
         for remark in remarks_on(beginning, has_documents=has_documents):
             remarks.setdefault(remark, []).append(path)
     for remark, paths in remarks.items():

@@ -4,15 +4,12 @@ import fnmatch
 import itertools
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text
 from .signatures import format_of, reject_other_than_text
 
-SPECIAL = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
-"""Names of files that may never end, by type."""
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
 TOOLS = {"__pycache__", "__MACOSX", "node_modules", "Thumbs.db", "desktop.ini"}
@@ -37,7 +34,7 @@ def text_files(source: Path) -> list[Path]:
 
 
 def list_files(source: Path) -> tuple[list[Path], int]:
-    """Return the files of `text_files`, none of them special, and the number of hidden files and directories."""
+    """Return the files of `text_files`, all of which end, and the number of hidden files and directories."""
     if not source.is_dir():
         return [source], 0
     paths: list[Path] = []
@@ -52,7 +49,10 @@ def list_files(source: Path) -> tuple[list[Path], int]:
         hidden += sum(map(_is_hidden, directories + files))
         directories[:] = sorted(itertools.filterfalse(_is_hidden, directories))
         for name in itertools.filterfalse(_is_hidden, files):
-            paths.append(reject_special(Path(parent, name)))
+            path = Path(parent, name)
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise CorpusError(f"{path} is a pipe, socket or device, not a regular file; move it out of the folder")
+            paths.append(path)
     paths.sort(key=lambda path: path.relative_to(source).as_posix())
     return paths, hidden
 
@@ -63,17 +63,6 @@ def _is_hidden(name: str) -> bool:
 
 def _reject_directory(error: OSError) -> None:
     raise CorpusError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
-
-
-def reject_special(path: Path) -> Path:
-    """Return a path that is not a pipe, socket or device, which may never end, or may be missing."""
-    try:
-        kind = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
-    except (OSError, ValueError):  # it is reported when it is read
-        return path
-    if kind is not None:
-        raise CorpusError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
-    return path
 
 
 def printable(name: str) -> str:

@@ -7,8 +7,6 @@ import codecs
 import csv
 import io
 import itertools
-import json
-import mmap
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from txlcli.corpora.signatures import HEAD, OF_IDS, encoding_of, format_in, form
 from txlcli.corpora.unpack import max_bytes, too_large
 from txlcli.errors import CorpusInputError, UsageError, reason_of, shortened
 from txlcli.system.input_files import check_size, read_bytes
+from txlcli.system.plain_json import parse_json
 from txlcli.workflows.exchange import parquet_text
 from txlcli.workflows.exchange.parquet_text import Columns
 
@@ -40,8 +39,6 @@ FIRST_RECORDS = 100
 BLOCK = 1 << 20  # bytes or characters that are read at once
 MAX_ROW_LEN = 64 << 20
 """Most characters of a line or a field."""
-ARROW_BYTES = 8 << 20
-"""Bytes of an Arrow file that are converted together."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
                 raise CorpusInputError(f"{error}; or move this file out of {source}") from error
             raise
     if any(file.packing or file.encoding for file in files):
-        return tuple(TextFile(file.path, packing=file.packing, encoding=file.encoding) for file in files)
+        return tuple(replace(file, format=TEXT) for file in files)
     return ()
 
 
@@ -118,10 +115,12 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
         return TextFile(path, found)
     if found == "Parquet" or path.suffix.lower() == ".parquet":  # a damaged one, too
         return TextFile(path, "Parquet")
+    packing = None
+    ending = path.suffix
     if found in COMPRESSIONS:
-        ending = Path(path.stem).suffix.lower()
-        return TextFile(path, BY_ENDING.get(ending, TEXT), found, encoding)
-    return TextFile(path, BY_ENDING.get(path.suffix.lower(), TEXT), None, encoding)
+        packing = found
+        ending = Path(path.stem).suffix
+    return TextFile(path, BY_ENDING.get(ending.lower(), TEXT), packing, encoding)
 
 
 def _with_column(file: TextFile, column: str | None) -> TextFile:
@@ -139,16 +138,14 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
             f"{file.path}: no column has text; write the text as a column of strings, or as a text file; {FOR_IDS}"
         )
     wanted = column or TEXT
-    if file.format in DELIMITERS:
-        if wanted not in names:
-            return _with_numbered_column(file, wanted, names)
-        _check_not_a_number(file, wanted, names)
-    elif column is None and len(names) == 1 and not columns.nested:
-        wanted = names[0]
     if names.count(wanted) > 1:
         raise CorpusInputError(
             f'{file.path}: several columns are called "{shortened(wanted)}"; rename all but one of them'
         )
+    if file.format in DELIMITERS:
+        return _with_delimited_column(file, wanted, names)
+    if column is None and len(names) == 1 and not columns.nested:
+        wanted = names[0]
     if wanted not in names:
         message = f'{file.path}: no column "{shortened(wanted)}" has text; give `column` one of: {_listed(names)}'
         if columns.nested:
@@ -157,23 +154,22 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     return replace(file, column=wanted, is_pieces=columns.are_pieces)
 
 
-def _with_numbered_column(file: TextFile, wanted: str, first_row: list[str]) -> TextFile:
-    """Return a CSV without a header and the number of the column of its text, which the user must give."""
-    if wanted.isdecimal() and 1 <= int(wanted) <= len(first_row):
+def _with_delimited_column(file: TextFile, wanted: str, first_row: list[str]) -> TextFile:
+    """Return a CSV and the column of its text: a name in its header, or without a header a number from 1."""
+    is_number = wanted.isdecimal() and 1 <= int(wanted) <= len(first_row)
+    if wanted in first_row:
+        if is_number and first_row[int(wanted) - 1] != wanted:
+            raise CorpusInputError(
+                f'{file.path}: "{wanted}" in its first row may be the name of a column, and is the number of another; '
+                "write a header with other names as the first row"
+            )
+        return replace(file, column=wanted)
+    if is_number:
         return replace(file, column=wanted, has_header=False)
     raise CorpusInputError(
         f"{file.path}: its first row is {_listed(first_row)}; give `column` one of these names if that row is a "
         f"header, else the number of the column, such as 1; the delimiter is {DELIMITERS[file.format]!r}"
     )
-
-
-def _check_not_a_number(file: TextFile, wanted: str, first_row: list[str]) -> None:
-    """Reject a column of a CSV whose name is the number of another one: the first row may not be a header."""
-    if wanted.isdecimal() and 1 <= int(wanted) <= len(first_row) and first_row[int(wanted) - 1] != wanted:
-        raise CorpusInputError(
-            f'{file.path}: "{wanted}" in its first row may be the name of a column, and is the number of another; '
-            "write a header with other names as the first row"
-        )
 
 
 def _listed(names: list[str]) -> str:
@@ -187,8 +183,7 @@ def _columns(file: TextFile) -> Columns:
         if file.format == "Parquet":
             return parquet_text.columns(file.path)
         if file.format == "Arrow":
-            schema, _ = _open_arrow(file.path)
-            return parquet_text.columns_of(schema)
+            return parquet_text.arrow_columns(file.path)
         with _open_text(file) as stream:
             if file.format in ("JSONL", "JSON"):
                 values = dict[str, object]()  # the first one of each column
@@ -320,8 +315,8 @@ def _json_items(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int,
 def _parsed(text: str) -> Any:
     """Return the value of JSON; None if it is not JSON."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 
@@ -331,7 +326,7 @@ def _rows(file: TextFile) -> Iterator[bytes | None]:
         if file.format == "Parquet":
             yield from parquet_text.rows(file.path, file.column)
         elif file.format == "Arrow":
-            yield from _arrow_rows(file)
+            yield from parquet_text.arrow_rows(file.path, file.column)
         elif file.format == TEXT and file.encoding is None:
             with _open_bytes(file) as binary:
                 yield from iter(lambda: binary.read(BLOCK), b"")
@@ -383,38 +378,6 @@ def _encode(text: str | None) -> bytes | None:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
-
-
-def _open_arrow(path: Path) -> tuple[Any, Iterator[Any]]:
-    """Return the schema and the batches of an Arrow file, or of a stream as `save_to_disk` writes it."""
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    source = arrow.BufferReader(mapped)
-    if mapped[:4] == b"\xff" * 4:
-        stream = arrow.ipc.open_stream(source)
-        return stream.schema, _stream_batches(stream, source)
-    batches = arrow.ipc.open_file(source)
-    return batches.schema, map(batches.get_batch, range(batches.num_record_batches))
-
-
-def _stream_batches(stream: Any, source: Any) -> Iterator[Any]:
-    """Yield the batches of a stream, which must be all that its source has."""
-    yield from stream
-    if source.tell() < source.size():
-        raise arrow.ArrowInvalid(f"byte {source.tell():,} is after the end of the stream")
-
-
-def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
-    """Yield the rows of a column, of which some are converted at a time."""
-    _, batches = _open_arrow(file.path)
-    for batch in batches:
-        column = batch.column(file.column)
-        count = max(1, ARROW_BYTES * len(column) // max(1, column.nbytes))
-        for start in range(0, len(column), count):
-            part = column.slice(start, count)
-            if arrow.types.is_dictionary(part.type):
-                part = part.dictionary_decode()
-            yield from parquet_text.values(part)
 
 
 def extract(

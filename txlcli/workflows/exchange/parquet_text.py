@@ -1,10 +1,11 @@
-"""A text column of Parquet files, as datasets of the Hugging Face Hub have it: read into text files, and written.
+"""A text column of Parquet and Arrow files, as datasets of the Hugging Face Hub have it: read, and written as Parquet.
 
 Each row is a line or a document, so a line end follows it unless it has one. The rows that txl writes are pieces of one
 text and are joined as they are, which a key of the file's metadata says.
 """
 
 import codecs
+import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ LIMITS = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 1
 BUFFER = 1 << 20  # bytes of a file that are read at once
 BYTES_PER_BATCH = 16 << 20
 """Most text of rows of mean length that is read at once."""
+ARROW_BYTES = 8 << 20
+"""Bytes of an Arrow file that are converted together."""
 MAX_ROWS = 1 << 14
 """Most rows that are read at once."""
 MIN_CUT_ROW = 1 << 20  # characters of a part of a line, at least, that is written as a row
@@ -49,10 +52,16 @@ class Columns:
 def columns(path: Path) -> Columns:
     """Return the columns of a file."""
     with _open(path) as file:
-        return columns_of(file.schema_arrow)
+        return _columns_of(file.schema_arrow)
 
 
-def columns_of(schema: Any) -> Columns:
+def arrow_columns(path: Path) -> Columns:
+    """Return the columns of an Arrow file."""
+    schema, _ = _open_arrow(path)
+    return _columns_of(schema)
+
+
+def _columns_of(schema: Any) -> Columns:
     """Return the columns of an Arrow schema."""
     texts = [field.name for field in schema if _is_text(field.type)]
     nested = [field.name for field in schema if arrow.types.is_nested(field.type)]
@@ -84,7 +93,7 @@ def rows(path: Path, column: str) -> Iterator[bytes | None]:
     # Few bytes with a dictionary may be many long rows, so rows are read as references to its values.
     with _open(path, read_dictionary=[] if has_deltas else [column]) as file:
         for batch in file.iter_batches(count, columns=[column], use_threads=False):
-            yield from values(batch.column(column))
+            yield from _values(batch.column(column))
 
 
 def _has_deltas(group: Any, column: str) -> bool:
@@ -96,16 +105,48 @@ def _has_deltas(group: Any, column: str) -> bool:
     return False
 
 
-def values(column: Any) -> list[bytes | None]:
+def _values(column: Any) -> list[bytes | None]:
     """Return the texts of an Arrow array; None for a row without one."""
     if arrow.types.is_dictionary(column.type):
-        distinct = values(column.dictionary)
+        distinct = _values(column.dictionary)
         indices = column.indices.to_pylist()
         return [None if index is None else distinct[index] for index in indices]
     if arrow.types.is_string_view(column.type):
         column = column.cast(arrow.large_string())
     texts: list[bytes | None] = column.cast(arrow.large_binary()).to_pylist()
     return texts
+
+
+def _open_arrow(path: Path) -> tuple[Any, Iterator[Any]]:
+    """Return the schema and the batches of an Arrow file, or of a stream as `save_to_disk` writes it."""
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    source = arrow.BufferReader(mapped)
+    if mapped[:4] == b"\xff" * 4:
+        stream = arrow.ipc.open_stream(source)
+        return stream.schema, _stream_batches(stream, source)
+    batches = arrow.ipc.open_file(source)
+    return batches.schema, map(batches.get_batch, range(batches.num_record_batches))
+
+
+def _stream_batches(stream: Any, source: Any) -> Iterator[Any]:
+    """Yield the batches of a stream, which must be all that its source has."""
+    yield from stream
+    if source.tell() < source.size():
+        raise arrow.ArrowInvalid(f"byte {source.tell():,} is after the end of the stream")
+
+
+def arrow_rows(path: Path, column: str) -> Iterator[bytes | None]:
+    """Yield the rows of a column of an Arrow file, of which some are converted at a time."""
+    _, batches = _open_arrow(path)
+    for batch in batches:
+        texts = batch.column(column)
+        count = max(1, ARROW_BYTES * len(texts) // max(1, texts.nbytes))
+        for start in range(0, len(texts), count):
+            part = texts.slice(start, count)
+            if arrow.types.is_dictionary(part.type):
+                part = part.dictionary_decode()
+            yield from _values(part)
 
 
 def write(path: Path, blocks: Callable[[], Iterable[bytes]]) -> None:
