@@ -24,7 +24,7 @@ from txlcli.corpora.locate import is_companion, splits_in, text_files
 from txlcli.corpora.signatures import format_of, format_of_header
 from txlcli.data.vocabulary import MAX_IDS
 from txlcli.errors import CorpusInputError, ExportError, UsageError
-from txlcli.workflows.exchange.token_types import advice, are_below, has_fractions, head_of, other_type, type_named
+from txlcli.workflows.exchange.token_types import advice, are_below, has_fractions, other_type, type_named
 
 BLOCK = 1 << 20  # ids
 BIN = ".bin"
@@ -176,7 +176,7 @@ def _without_header(path: Path, id_type: IdType) -> _TokenFile:
             f"{path}: {size:,} bytes are not a whole number of {ids.name} ids; the file is truncated, or has another "
             "`dtype`; `tokenizer` byte reads its bytes"
         )
-    if ids.itemsize > 1 and has_fractions(head_of(path)):
+    if ids.itemsize > 1 and has_fractions(path):
         raise CorpusInputError(f"{path}: its bytes are those of floating-point numbers; write the ids as whole numbers")
     if not id_type.is_export or id_type.dtype is not None:
         _check_type(path, ids, id_type)
@@ -244,7 +244,10 @@ class _Index:
 def _of_index(path: Path, index: Path) -> _TokenFile:
     """Return the ids of a .bin, which must be the sequences of its index, one after the other."""
     size = path.stat().st_size
-    sequences = _read_index(index)
+    with index.open("rb") as file:
+        is_old = file.peek().startswith(OLD_MAGIC)
+        read = _read_old_index if is_old else _read_index
+        sequences = read(file, index.stat().st_size)
     if sequences is not None:
         # Bytes before each sequence, as their lengths say, and the size of all.
         offsets = np.cumsum(np.append(0, sequences.lengths)) * sequences.dtype.itemsize
@@ -255,8 +258,6 @@ def _of_index(path: Path, index: Path) -> _TokenFile:
             starts = np.unique(offsets[sequences.bounds])
             documents = array("q", starts[starts < size].tobytes())
             return _TokenFile(sequences.format, sequences.dtype, Slice(path, 0, size), documents)
-    with index.open("rb") as file:
-        is_old = file.read(len(OLD_MAGIC)) == OLD_MAGIC
     if is_old:
         raise CorpusInputError(
             f"{index}: not the index of {path.name}, in the older format of fairseq and Megatron (TNTIDX); write both "
@@ -265,28 +266,24 @@ def _of_index(path: Path, index: Path) -> _TokenFile:
     raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
 
 
-def _read_index(index: Path) -> _Index | None:
+def _read_index(file: BinaryIO, size: int) -> _Index | None:
     """Return the content of an index; None if it is damaged, or of another program."""
-    size = index.stat().st_size
-    with index.open("rb") as file:
-        if file.peek().startswith(OLD_MAGIC):
-            return _old_index(file, size)
-        magic, version, code, count, n_bounds = _unpacked(MEGATRON_HEADER, file)
-        if magic != MAGIC or version != 1 or code not in TYPES:
-            return None
-        format = "Megatron"
-        if size == FAIRSEQ_HEADER.size + 12 * count:
-            format = "fairseq"
-            file.seek(FAIRSEQ_HEADER.size)
-        elif size - (MEGATRON_HEADER.size + 12 * count + 8 * n_bounds) not in (0, count):  # some data has a byte each
-            return None
-        lengths = np.fromfile(file, "<i4", count)
-        offsets = np.fromfile(file, "<i8", count)
-        bounds = np.arange(count + 1) if format == "fairseq" else np.fromfile(file, "<i8", n_bounds)
+    magic, version, code, count, n_bounds = _unpacked(MEGATRON_HEADER, file)
+    if magic != MAGIC or version != 1 or code not in TYPES:
+        return None
+    format = "Megatron"
+    if size == FAIRSEQ_HEADER.size + 12 * count:
+        format = "fairseq"
+        file.seek(FAIRSEQ_HEADER.size)
+    elif size - (MEGATRON_HEADER.size + 12 * count + 8 * n_bounds) not in (0, count):  # some data has a byte each
+        return None
+    lengths = np.fromfile(file, "<i4", count)
+    offsets = np.fromfile(file, "<i8", count)
+    bounds = np.arange(count + 1) if format == "fairseq" else np.fromfile(file, "<i8", n_bounds)
     return _Index(format, type_named(TYPES[code]), lengths, offsets, bounds)
 
 
-def _old_index(file: BinaryIO, size: int) -> _Index | None:
+def _read_old_index(file: BinaryIO, size: int) -> _Index | None:
     """Return the content of an older index: the first size and the first id of each sequence, the sizes, documents."""
     _, version, code, itemsize, count, n_sizes = _unpacked(OLD_HEADER, file)
     if version != 1 or code not in TYPES or count != n_sizes or 24 * count > size:

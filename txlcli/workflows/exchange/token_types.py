@@ -1,8 +1,4 @@
-"""Recognizes the type of token ids without a header, by the bytes at the beginning of their file.
-
-A predicate looks at groups of eight bytes: `used[k]` is True if byte k is not zero in some group. Examples are ids in
-hexadecimal, the least significant byte first; for the other order, `used` is reversed.
-"""
+"""Recognizes the type of token ids without a header, by the bytes at the beginning of their file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Used = NDArray[np.bool_]
 MAX_WORDS = 1 << 16
 """Most groups of eight bytes that are looked at."""
 MIN_BYTES = 128
@@ -48,7 +43,7 @@ def other_type(path: Path, dtype: np.dtype[Any]) -> TypeGuess | None:
 
     None if it is `dtype`, signed or not, or if the bytes are too few or too alike to tell.
     """
-    head = head_of(path)
+    head = _head_of(path)
     if not len(head) or np.count_nonzero(head) < MIN_USED * len(head):
         return None
     guess = _type_by_zeros(head) or _type_by_distribution(head)
@@ -83,7 +78,7 @@ def _is_unsigned_equal(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
     return first.str.replace("u", "i") == second.str.replace("u", "i")
 
 
-def head_of(path: Path) -> NDArray[np.uint8]:
+def _head_of(path: Path) -> NDArray[np.uint8]:
     """Return the first bytes of a file, a multiple of 8; none if they are too few to tell anything."""
     head = np.fromfile(path, np.uint64, MAX_WORDS).view(np.uint8)
     if len(head) < MIN_BYTES:
@@ -91,52 +86,35 @@ def head_of(path: Path) -> NDArray[np.uint8]:
     return head
 
 
-def has_fractions(head: NDArray[np.uint8]) -> bool:
-    """Return True if bytes are floating-point numbers of a usual size; ids would be tiny or huge ones."""
+def has_fractions(path: Path) -> bool:
+    """Return True if a file has floating-point numbers of a usual size; ids would be tiny or huge ones."""
     for dtype in ("<f4", "<f8"):
-        size = np.abs(head.view(dtype))
+        size = np.abs(_head_of(path).view(dtype))
         is_usual = (size > 1e-6) & (size < 1e6)
         if is_usual.sum() > 0.9 * np.count_nonzero(size):
             return True
     return False
 
 
-def are_int64(used: Used) -> bool:
-    """True for ids below 2^24 in eight bytes: 70,001 is 71 11 01 00 00 00 00 00."""
-    return not used[3:].any()
-
-
-def are_small_uint32(used: Used) -> bool:
-    """True for ids below 2^16 in four bytes: 5,003 and 61 are 8b 13 00 00 3d 00 00 00."""
-    return not used[[2, 3, 6, 7]].any()
-
-
-def are_small_uint16(used: Used) -> bool:
-    """True for ids below 2^8 in two bytes: 61, 7, 0 and 255 are 3d 00 07 00 00 00 ff 00."""
-    return not used[1::2].any()
-
-
-def are_uint32(used: Used) -> bool:
-    """True for ids below 2^24 in four bytes, some of them above 2^8: 70,001 and 5,003 are 71 11 01 00 8b 13 00 00."""
-    return bool(used[[1, 5]].any()) and not used[[3, 7]].any()
-
-
 TYPES_BY_ZEROS = (
-    ("int64", are_int64, True),
-    ("uint32", are_small_uint32, True),
-    ("uint16", are_small_uint16, True),
-    ("uint32", are_uint32, False),
+    ("int64", [3, 4, 5, 6, 7], True),  # below 2^24: 70,001 is 71 11 01 00 00 00 00 00
+    ("uint32", [2, 3, 6, 7], True),  # below 2^16: 5,003 and 61 are 8b 13 00 00 3d 00 00 00
+    ("uint16", [1, 3, 5, 7], True),  # below 2^8: 61, 7, 0 and 255 are 3d 00 07 00 00 00 ff 00
+    ("uint32", [3, 7], False),  # below 2^24: 70,001 and 5,003 are 71 11 01 00 8b 13 00 00
 )
-"""Types in the order in which they are tried, with the predicate of their ids, and True if no other looks so."""
+"""Types in the order in which they are tried, the zeros among eight bytes of small ids, and True if no other has them.
+
+Examples are in hexadecimal, the least significant byte first.
+"""
 
 
 def _type_by_zeros(head: NDArray[np.uint8]) -> TypeGuess | None:
     """Return the widest type whose upper bytes are zero."""
-    used: Used = np.logical_or.reduce(head.reshape(-1, 8), axis=0)
-    for dtype, fits, is_certain in TYPES_BY_ZEROS:
-        if fits(used):
+    is_used = np.logical_or.reduce(head.reshape(-1, 8), axis=0)
+    for dtype, zeros, is_certain in TYPES_BY_ZEROS:
+        if not is_used[zeros].any():
             return TypeGuess(dtype, is_certain)
-        if fits(used[::-1]):
+        if not is_used[::-1][zeros].any():
             return TypeGuess(f"{dtype}-be", is_certain)
     return None
 
