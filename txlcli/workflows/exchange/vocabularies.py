@@ -100,8 +100,8 @@ def _read_words(path: Path) -> Vocab:
     return Vocab(
         "word",
         words,
-        boundary=_first_index(words, BOUNDARIES),
-        unknown=_first_index(words, UNKNOWNS),
+        boundary=index_of(words, *BOUNDARIES),
+        unknown=index_of(words, *UNKNOWNS),
         lower_case=lower_case,
     )
 
@@ -117,9 +117,9 @@ def _reject_pieces(words: list[str]) -> None:
             raise VocabularyError(f"a list of pieces of {tokenizer}{instead}, not of words")
 
 
-def _first_index(words: list[str], symbols: tuple[str, ...]) -> int | None:
-    """Return the place of the first of the symbols that is a word; None if none is."""
-    for symbol in symbols:
-        if symbol in words:
-            return words.index(symbol)
+def index_of(symbols: list[str], *marks: str | None) -> int | None:
+    """Return the place of the first of the marks that is a symbol; None if none is."""
+    for mark in marks:
+        if mark in symbols:
+            return symbols.index(mark)
     return None

@@ -165,8 +165,8 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
     data = read_chunk(chunk, is_utf8=rules.tokenizer != "byte")
     parts = [data[start:end] for start, end in pairwise([0, *offsets, len(data)])]
     symbols, numbers, sizes = rules.number(parts)
-    boundary = _symbol(rules, rules.boundary)
-    unknown = _symbol(rules, rules.unknown)
+    boundary = "" if rules.boundary is None else rules.symbols[rules.boundary]
+    unknown = "" if rules.unknown is None else rules.symbols[rules.unknown]
     invalid = 0
     if rules.tokenizer == "byte":
         invalid = invalid_places(data)
@@ -189,13 +189,6 @@ def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) ->
         boundaries=boundaries,
         literal_unknown=int(_is_symbol(unknown, symbols, numbers).sum()),
     )
-
-
-def _symbol(rules: Vocab, number: int | None) -> str:
-    """Return a symbol of a vocabulary; empty for none."""
-    if number is None:
-        return ""
-    return rules.symbols[number]
 
 
 def _is_symbol(symbol: str, symbols: Sequence[str], numbers: Ids) -> NDArray[np.bool_]:

@@ -41,8 +41,6 @@ class PreparationPlan:
     options: PrepareOptions
     vocab: Vocab | None
     """An existing vocabulary; None if it is built from the text."""
-    vocab_file: Path | None
-    """File of the vocabulary, if there is one."""
     tokens: TokenFiles | PieceFiles | None
     """Token files, whose ids are kept; None for text."""
     id_type: IdType
@@ -59,6 +57,14 @@ class PreparationPlan:
         if self.options.documents is None:
             return None
         return Documents(self.options.documents)
+
+    @property
+    def vocab_file(self) -> Path | None:
+        """File of the existing vocabulary, if there is one."""
+        if self.vocab is None or self.options.vocab is not None:
+            return self.options.vocab
+        assert self.source is not None  # the vocabulary is next to it
+        return _vocabulary_file(self.source)
 
     @property
     def own_convention(self) -> bool:
@@ -109,17 +115,14 @@ def make_plan(
 ) -> PreparationPlan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
-    vocab_file = options.vocab
     vocab = None
-    if vocab_file is not None:
-        vocab = _read_vocabulary(vocab_file, options)
+    if options.vocab is not None:
+        vocab = _read_vocabulary(options.vocab, options)
     id_type = IdType(options.dtype, vocab.size if vocab else options.vocab_size)
     tokens = None
     files: tuple[TextFile, ...] = ()
     if corpus is corpora.OWN_TEXT and source is not None:
-        exported = None
-        if vocab is None:
-            exported = _exported_vocabulary(source, options)
+        exported = _exported_vocabulary(source, options)
         if exported is not None:
             id_type = IdType(options.dtype, exported.size, is_export=True)
         tokens, files = _find_files(source, options, id_type)
@@ -127,8 +130,11 @@ def make_plan(
         has_pieces = bool(files) and all(file.is_pieces for file in files)
         if exported is not None and (tokens is not None or has_pieces):
             vocab = exported
-            vocab_file = _vocabulary_file(source)
-    tokenizer = options.tokenizer or _default_tokenizer(corpus, vocab, tokens)
+    tokenizer: TokenizerName = options.tokenizer or corpus.unit
+    if vocab is not None:
+        tokenizer = vocab.tokenizer
+    elif tokens is not None:
+        tokenizer = "ids"
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"`data_dir` {data_dir} is a file; give a folder")
     plan = PreparationPlan(
@@ -138,7 +144,6 @@ def make_plan(
         tokenizer=tokenizer,
         options=options,
         vocab=vocab,
-        vocab_file=vocab_file,
         tokens=tokens,
         id_type=id_type,
         files=files,
@@ -171,12 +176,6 @@ def _find_files(
 
 def _read_vocabulary(path: Path, options: PrepareOptions) -> Vocab:
     return vocabularies.read_for_ids(path) if options.ids else vocabularies.read(path)
-
-
-def _default_tokenizer(corpus: Corpus, vocab: Vocab | None, tokens: TokenFiles | PieceFiles | None) -> TokenizerName:
-    if vocab is not None:
-        return vocab.tokenizer
-    return "ids" if tokens is not None else corpus.unit
 
 
 def _vocabulary_file(source: Path) -> Path:
@@ -221,7 +220,7 @@ def _own_source(corpus_or_path: str, options: PrepareOptions) -> Path:
 def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
     """Return the vocabulary that txl exported with the files, unless the user describes another."""
     file = _vocabulary_file(source)
-    if options.given("tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
+    if options.given("vocab", "tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
         return None
     try:
         return _read_vocabulary(file, options)

@@ -123,10 +123,7 @@ def _fetch_or_mirror(plan: PreparationPlan, download: Download) -> Sequence[Down
     if mirror and not is_complete(download, directory) and all(is_complete(file, directory) for file in mirror):
         return mirror
     faults: list[str] = []
-    candidates: list[Sequence[Download]] = [(download,)]
-    if mirror:
-        candidates.append(mirror)
-    for files in candidates:
+    for files in filter(None, ((download,), mirror)):
         try:
             for file in files:
                 with plan.reporter.progress(f"downloading {file.file}", file.size, "B") as step:
@@ -154,25 +151,21 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
     Files of a mirror are used in its order, and only if the directory lacks the file that they replace.
     """
     published = _published(corpus)
-    paths = _published_files(source, corpus) if source.is_dir() else [source]
+    paths = [source]
+    if source.is_dir():
+        path_of = {path.name: path for path in text_files(source)}
+        archives = published.keys() - corpus.digests.keys()
+        if any(corpus.has_file(name) for name in path_of.keys() - archives):
+            return []
+        paths = []
+        for download in corpus.downloads:
+            alternatives = (download,) if download.file in path_of else download.mirror
+            paths += [path_of[file.file] for file in alternatives if file.file in path_of]
     for path in paths:
         has_rows = path.name in published and published[path.name].rows_of
         if published and (has_rows or format_of(path)):
             return paths
     return []
-
-
-def _published_files(directory: Path, corpus: Corpus) -> list[Path]:
-    """Return the published files in a directory; none if it has unpacked text."""
-    path_of = {path.name: path for path in text_files(directory)}
-    archives = _published(corpus).keys() - corpus.digests.keys()
-    if any(corpus.has_file(name) for name in path_of.keys() - archives):
-        return []
-    paths = []
-    for download in corpus.downloads:
-        alternatives = (download,) if download.file in path_of else download.mirror
-        paths += [path_of[file.file] for file in alternatives if file.file in path_of]
-    return paths
 
 
 def _unpack_or_copy(path: Path, plan: PreparationPlan, work: Path) -> None:

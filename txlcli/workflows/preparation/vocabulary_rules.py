@@ -75,18 +75,11 @@ def vocabulary(plan: PreparationPlan, rule: VocabularyRule, symbols: list[str]) 
     return Vocab(
         plan.tokenizer,
         symbols,
-        boundary=_index(symbols, rule.boundary),
-        unknown=_index(symbols, rule.unknown),
+        boundary=vocabularies.index_of(symbols, rule.boundary),
+        unknown=vocabularies.index_of(symbols, rule.unknown),
         lower_case=rule.lower_case,
         dropped=rule.dropped.encode(),
     )
-
-
-def _index(symbols: list[str], mark: str | None) -> int | None:
-    """Return the place of a mark; None if it is not among the symbols."""
-    if mark is None or mark not in symbols:
-        return None
-    return symbols.index(mark)
 
 
 def build(plan: PreparationPlan, rule: VocabularyRule, vocabulary_file: Path | None, text: NumberedText) -> Vocab:
