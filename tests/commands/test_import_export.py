@@ -313,7 +313,7 @@ def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
         if content:
             (here / "mine/vocab.json").write_text(content)
         before = contents(here / "mine")
-        assert "no vocab.json of an export" in refusal(
+        assert "which no export of this format wrote" in refusal(
             "export", "adaptive", "mine", "--force", "--format", "hf", code=1
         )
         assert contents(here / "mine") == before

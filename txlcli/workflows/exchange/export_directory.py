@@ -43,19 +43,17 @@ def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
     held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     if not directory.is_dir() or (held and not force):
         raise ExportError(f"{directory} exists; give another folder, or replace an earlier export with `force`")
-    other = sorted(held - files)
-    if other:
-        raise ExportError(
-            f"{directory} holds {other[0]}, which no export of this format writes; give another folder, or empty this "
-            "one"
-        )
+    other = held - files
     try:
         if held:
             vocabularies.read(directory / VOCABULARY)  # of every export
-    except VocabularyError as error:
+    except VocabularyError:
+        other = other or held
+    if other:
         raise ExportError(
-            f"{directory} holds {min(held)}, but no {VOCABULARY} of an export of txl; give another folder"
-        ) from error
+            f"{directory} holds {min(other)}, which no export of this format wrote; give another folder, or empty this "
+            "one"
+        )
 
 
 def write_json(path: Path, content: object) -> None:

@@ -40,7 +40,9 @@ EMPTY_START = (
     "predictions differ near the beginning of a text"
 )
 NO_TEMPERATURE = "Hugging Face's model has no temperature: its predictions are those at eval.temperature = 1"
-AUTO_TEMPERATURE = "eval.temperature = auto is exported as 1"
+AUTO_TEMPERATURE = (
+    "eval.temperature = auto is exported as 1; config.json of `format` transformers has it as softmax_temperature"
+)
 ONLY_IDS = f"{LOADER} cannot encode text of this vocabulary: import it, and give its function `read` ids"
 
 
@@ -59,27 +61,25 @@ class ExportedRun(Result):
 def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
     """Write a run as a directory in one of the formats."""
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
-    temperature = opened.run.settings.eval.temperature
-    notes: tuple[str, ...] = ()
+    notes = []
     if options.format == "transformers":
         transformers_folder.check(opened)
         write = transformers_folder.write
-        if temperature == "auto":
-            notes = (transformers_folder.AUTO_TEMPERATURE,)
     elif options.format == "pt2":
         transformers_folder.check_architecture(opened)
         write = _write_program
         if opened.vocab.tokenizer not in ("byte", "char", "word"):
-            notes = (ONLY_IDS,)
-        if temperature == "auto":
-            notes += (AUTO_TEMPERATURE,)
+            notes.append(ONLY_IDS)
     else:
         _check_settings(opened)
         write = _write_hugging_face
         if not opened.model.memory_starts_full:
-            notes = (EMPTY_START,)
-        if temperature != 1:
-            notes += (NO_TEMPERATURE,)
+            notes.append(EMPTY_START)
+    temperature = opened.run.settings.eval.temperature
+    if options.format == "hf" and temperature != 1:
+        notes.append(NO_TEMPERATURE)
+    elif temperature == "auto":
+        notes.append(AUTO_TEMPERATURE)
     fill = functools.partial(write, opened)
     names = FILES_BY_FORMAT[options.format]
     return ExportedRun(
@@ -88,7 +88,7 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
         format=options.format,
         files=export_directory.fill(directory, names, fill, opened.vocab, force=options.force),
         parameters=opened.run.parameters,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 

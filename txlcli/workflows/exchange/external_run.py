@@ -72,31 +72,7 @@ def open_external(name: str, *, device: str, precision: str | None, trust_remote
     check_precision(precision, torch_device)
     path = Path(name.removeprefix(HUGGING_FACE))
     _check_path(path)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    directory = path
-    if path.suffix.lower() == GGUF:
-        options["gguf_file"] = path.name
-        directory = path.parent
-    transformers = _import_transformers(path)
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
-        network, loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=DTYPES[precision],
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # for an error of one line, below
-            **options,
-        )
-    except ModuleNotFoundError as error:
-        raise ExternalModelError(f'{path}: the package {error.name} is missing; pip install ".[hf]"') from error
-    except Exception as error:  # of Transformers, or of the code of the model
-        raise _not_opened(path, error, trust_remote_code=trust_remote_code) from error
-    missing = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
-    if missing:
-        raise ExternalModelError(
-            f"{path}: its weights lack {missing[0]} in the size of config.json ({len(missing)} in all), which would be "
-            "random; give a folder with all weights of a causal language model"
-        )
+    tokenizer, network, unused = _load(path, precision, trust_remote_code=trust_remote_code)
     network = network.to(torch_device).eval()
     model = ExternalModel(network, str(path)).on(precision=precision)
     vocab = ExternalVocab(tokenizer, model.vocab_size, str(path))
@@ -121,9 +97,41 @@ def open_external(name: str, *, device: str, precision: str | None, trust_remote
             "model": class_name,
             "parameters": parameters,
             "conditions": conditions,
-            "unused_weights": sorted(loaded["unexpected_keys"]),
+            "unused_weights": unused,
         },
     )
+
+
+def _load(path: Path, precision: str, *, trust_remote_code: bool) -> tuple[Any, Any, list[str]]:
+    """Return the tokenizer, the model, and the names of weights that are not part of it."""
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    directory = path
+    if path.suffix.lower() == GGUF:
+        options["gguf_file"] = path.name
+        directory = path.parent
+    try:
+        transformers = _import_transformers(path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
+        network, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=DTYPES[precision],
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # for an error of one line, below
+            **options,
+        )
+    except ModuleNotFoundError as error:
+        raise ExternalModelError(f'{path}: the package {error.name} is missing; pip install ".[hf]"') from error
+    except ExternalModelError:
+        raise
+    except Exception as error:  # of Transformers, or of the code of the model
+        raise _not_opened(path, error, trust_remote_code=trust_remote_code) from error
+    missing = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
+    if missing:
+        raise ExternalModelError(
+            f"{path}: its weights lack {missing[0]} in the size of config.json ({len(missing)} in all), which would be "
+            "random; give a folder with all weights of a causal language model"
+        )
+    return tokenizer, network, sorted(loaded["unexpected_keys"])
 
 
 def _settings(model: ExternalModel) -> Settings:
@@ -145,11 +153,9 @@ def _settings(model: ExternalModel) -> Settings:
 
 def _import_transformers(path: Path) -> Any:
     """Return the package transformers, which prints errors only; reject an older one."""
-    try:
-        import transformers
-        from transformers.utils import logging
-    except ModuleNotFoundError as error:
-        raise ExternalModelError(f'{path}: the package {error.name} is missing; pip install ".[hf]"') from error
+    import transformers
+    from transformers.utils import logging
+
     if int(transformers.__version__.split(".")[0]) < OLDEST:
         raise ExternalModelError(
             f'{path}: needs Transformers {OLDEST}, and {transformers.__version__} is installed; pip install ".[hf]"'

@@ -83,29 +83,23 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     if padding:
         notes.append(f"the last {padding} ids of the weights pad the vocabulary and were dropped")
     prepare = None
-    store_path = None
-    if store is not None:
-        store_path = str(store.path)
-    else:
+    if store is None:
         vocab_file = directory / run_directory.VOCAB
         prepare = command_line("prepare", "CORPUS", vocab=vocab_file, name=store_name, data_dir=workspace.data_dir)
-    settings_from = f"the recipe {recipe_name}"
-    if source.is_dir():
-        settings_from = "its configuration"
     return ImportedRun(
         run=str(directory),
         source=str(source),
         system=SYSTEMS[system],
         parameters=new_run.parameters,
         vocab_size=vocab.size,
-        store=store_path,
+        store=str(store.path) if store else None,
         prepare=prepare,
         notes=notes,
         boundary=_symbol(vocab, vocab.boundary),
         unknown=_symbol(vocab, vocab.unknown),
         norm=settings.model.norm,
         cutoffs=settings.model.cutoffs,
-        settings_from=settings_from,
+        settings_from="its configuration" if source.is_dir() else f"the recipe {recipe_name}",
         next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
     )
 

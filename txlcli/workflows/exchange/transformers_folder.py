@@ -14,9 +14,9 @@ from txlcli.errors import RunError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.exchange import weights
 from txlcli.workflows.exchange.export_directory import write_json
+from txlcli.workflows.exchange.huggingface import CONFIG
 from txlcli.workflows.exchange.model_card import card_of
 
-CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 MODEL_CODE = "modeling_txl.py"
@@ -48,7 +48,6 @@ SAME_SETTINGS = (
     "word_dropout",
 )
 """Settings of [model] that config.json has under the same names."""
-AUTO_TEMPERATURE = "eval.temperature = auto is exported as 1; set softmax_temperature in config.json to another"
 
 
 def check_architecture(opened: OpenRun) -> None:
@@ -62,16 +61,14 @@ def check(opened: OpenRun) -> None:
     """Reject a run whose model the code in the folder does not compute."""
     check_architecture(opened)
     settings = opened.transformer.settings
-    run = opened.run.directory
-    if settings.position not in POSITIONS:
-        raise RunError(
-            f'{run}: position = "{settings.position}" is an encoding of your own, which only `format` pt2 exports'
-        )
-    if settings.parts.feed_forward not in FEED_FORWARDS:
-        raise RunError(
-            f'{run}: feed_forward = "{settings.parts.feed_forward}" is a sublayer of your own, which only `format` pt2 '
-            "exports"
-        )
+    for name, value, known in (
+        ("position", settings.position, POSITIONS),
+        ("feed_forward", settings.parts.feed_forward, FEED_FORWARDS),
+    ):
+        if value not in known:
+            raise RunError(
+                f'{opened.run.directory}: {name} = "{value}" is of your own, which only `format` pt2 exports'
+            )
 
 
 def write(opened: OpenRun, draft: Path) -> None:
