@@ -4,6 +4,7 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -52,7 +53,8 @@ def call(function, *, query, key, value, dropout=0.0, **terms):
 
 def attend(*tensors, reach, backend="auto", workspace=None, recompute=False, dropout=0.0):
     """The output of a backend for the tensors of ARGUMENTS."""
-    function = backends.make_backend(backend, workspace or ScoreBuffers(), recompute=recompute).attend
+    chosen = dataclasses.replace(backends.FAST, attention=backend, recompute=recompute)
+    function = backends.make_backend(chosen, workspace or ScoreBuffers()).attend
     return call(function, **dict(zip(ARGUMENTS, tensors, strict=True)), reach=reach, dropout=dropout)
 
 

@@ -229,15 +229,3 @@ class Backend:
     """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""
     multiple: int = 1
     """Rows of hidden states have a multiple of so many numbers, with zeros at the end."""
-
-    def with_functions(self, other: "Backend") -> "Backend":
-        """Return these choices with the functions of another backend."""
-        return dataclasses.replace(
-            self,
-            attend=other.attend,
-            linear=other.linear,
-            dropout=other.dropout,
-            relu_dropout=other.relu_dropout,
-            attend_context=other.attend_context,
-            multiple=other.multiple,
-        )

@@ -259,7 +259,7 @@ class WithTheirMasks(ModelAsOnCuda):
     """Transformer-XL by the definition, with the masks of compiled layers."""
 
     def make_backend(self, chosen):
-        drop = backends.make_compiled_backend("auto", reading=False, joins_heads=False, pads_rows=False).dropout
+        drop = backends.make_compiled_backend(backends.FAST, joins_heads=False, pads_rows=False).dropout
         of_relu = lambda hidden, *rate, **variational: drop(F.relu(hidden), *rate, **variational)  # noqa: E731
         backend = super().make_backend(chosen)
         return dataclasses.replace(backend, attend=attend_masked, dropout=drop, relu_dropout=of_relu)

@@ -13,7 +13,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.linear import OneDnnUse, linear, onednn_is_faster, use_onednn
 from txlcli.core.kernels.modes import as_on_gpu
 from txlcli.core.kernels.private import onednn_has_bf16
-from txlcli.core.model.backends import make_compiled_backend
+from txlcli.core.model.backends import FAST, make_compiled_backend
 from txlcli.core.model.linear import Linear
 from txlcli.core.reading.registry import make_reader
 
@@ -92,7 +92,7 @@ def test_output_and_gradients_equal_plain_products(everywhere, with_bias, lead, 
 
 def test_the_compiler_traces_one_graph_of_products():
     module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
-    module.backend = make_compiled_backend("auto", reading=False, joins_heads=False, pads_rows=False)
+    module.backend = make_compiled_backend(FAST, joins_heads=False, pads_rows=False)
     given = torch.compile(lambda rows: module(rows).relu(), fullgraph=True, backend="eager")(rows)
     torch.testing.assert_close(given, module(rows).relu(), rtol=1e-5, atol=1e-5)
 

@@ -140,7 +140,7 @@ def test_the_weights_times_the_values_equal_the_output_of_attention(position, re
     weights = scores[TOTAL].softmax(-1).flip(-1)  # (H, L, n)
     windows = torch.nn.functional.pad(values[0], (0, 0, reach, 0)).unfold(1, reach, 1)[:, M + 1 :]  # (H, L, D, n)
     mixed = (weights[:, :, None] * windows).sum(-1)  # (H, L, D)
-    expected = attention(attention.project_queries(context[:, M:]), (keys, values), terms)[0]
+    expected = attention(attention.project_queries(context[:, M:]), keys, values, terms)[0]
     torch.testing.assert_close(attention.w_o(mixed.transpose(0, 1).flatten(1)), expected, rtol=0, atol=1e-10)
 
 

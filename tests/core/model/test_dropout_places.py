@@ -63,8 +63,8 @@ def test_attention_probabilities_are_dropped():
     model = training_model("post")
     attention = model.layers[0].attention
     segment = torch.randn(B, L, model.settings.d_model, dtype=torch.float64)
-    query, *keys_values = attention.project(segment)
-    given = [query, keys_values, model.score_terms(L, max_distance=None)[0]]
+    projected = attention.project(segment)
+    given = [*projected, model.score_terms(L, max_distance=None)[0]]
     assert attention(*given).count_nonzero()
     attention.dropout = ALL
     assert not attention(*given).count_nonzero()

@@ -71,7 +71,7 @@ def test_attention_weighs_by_the_scores_pair_by_pair(position, mem_len):
     attention = model.layers[0].attention
     keys, values = attention.project_keys_values(context)
     query, terms = attention.project_queries(context[:, mem_len:]), model.score_terms(mem_len + L, max_distance=None)
-    given = attention(query, (keys, values), terms[0])
+    given = attention(query, keys, values, terms[0])
     mixed = scores_of(model, context, mem_len).softmax(-1) @ values  # (B, H, L, D)
     torch.testing.assert_close(given, attention.w_o(mixed.transpose(1, 2).flatten(2)), rtol=0, atol=1e-10)
 

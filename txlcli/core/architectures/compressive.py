@@ -91,10 +91,10 @@ class CompressiveLayer(Layer):
         self.compression = Compression(settings)
 
     def forward(
-        self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None, read: Tensor | None = None
+        self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None, layer_input: Tensor | None = None
     ) -> LayerOutput:
         """Read one segment, then compress what leaves the memory; training adds the loss of the reconstruction."""
-        output = super().forward(hidden, past, terms, count=count, read=read)
+        output = super().forward(hidden, past, terms, count, layer_input)
         assert isinstance(past, AgingMemory)
         leaving = past.leaving(output.kept, self.compression.rate)
         if not leaving.shape[1]:
@@ -104,7 +104,7 @@ class CompressiveLayer(Layer):
         if self.training and self.compression.convolution is not None:
             loss = self.reconstruction_loss(output.kept, leaving, slots)
         # PyTorch 2.11 does not compile `_replace` of a NamedTuple.
-        return LayerOutput(output.hidden, output.kept, slots.detach(), loss, output.read)
+        return LayerOutput(output.hidden, output.kept, slots.detach(), loss, output.next_input)
 
     def reconstruction_loss(self, layer_input: Tensor, leaving: Tensor, compressed: Tensor) -> Tensor:
         """Return the attention-reconstruction loss (0-d), whose gradient reaches `compressed` alone.

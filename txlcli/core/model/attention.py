@@ -199,18 +199,17 @@ class Attention(nn.Module):
         bias = split_heads(query, self.n_heads)[:, 0]  # (H, D)
         return dataclasses.replace(terms, distances=None, position_key=key, content_bias=bias, position_bias=bias)
 
-    def forward(
-        self, query: Tensor, keys_values: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend = attend
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, attend: Attend = attend) -> Tensor:
         """Attend from queries (B, H, L, D) to keys and values (B, H, K, D); return (B, L, d).
 
         Args:
             query: from `project_queries`, of the segment.
-            keys_values: from `project_keys_values`, of memory and segment.
+            key: from `project_keys_values`, of memory and segment.
+            value: likewise.
             terms: the other terms of the score.
             attend: the definition above, or a faster implementation.
         """
-        attended = attend(query, *keys_values, terms, dropout=self.active_dropout)
+        attended = attend(query, key, value, terms, dropout=self.active_dropout)
         output: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
         return output
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.config.train_settings import AttentionBackend
-from txlcli.core.backend import Attend, AttendContext, Backend, ScoreTerms, pad_to, repeat_for_lanes
+from txlcli.core.backend import Attend, AttendContext, Backend, Linear, ScoreTerms, pad_to, repeat_for_lanes
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import CUDA_MULTIPLE, cast, cast_for_products
@@ -21,18 +20,29 @@ FAST = Backend(attend=TiledAttention(), linear=linear, dropout=drop, relu_dropou
 """The fast path, before a model shares its score buffers."""
 
 
-def make_backend(name: AttentionBackend, workspace: ScoreBuffers, *, recompute: bool) -> Backend:
-    """Return the backend of a name.
+def make_backend(chosen: Backend, workspace: ScoreBuffers) -> Backend:
+    """Return a backend with these choices that compiles nothing.
+
+    With attention = "reference", PyTorch and `core.model.attention` compute the layers, except dropout.
 
     Args:
-        name: With "reference", PyTorch and `core.model.attention` compute the layers, except dropout.
-        workspace: score buffers that all layers share; "auto" only.
-        recompute: keep no probabilities for the backward pass; "auto" only.
+        chosen: its functions are replaced.
+        workspace: score buffers that all layers share.
     """
-    if name == "reference":
-        return Backend(attend=attention.attend, linear=F.linear, dropout=drop, relu_dropout=relu_dropout)
-    attend = FastAttention(TiledAttention(workspace, recompute=recompute))
-    return Backend(attend=attend, linear=linear, dropout=drop, relu_dropout=relu_dropout)
+    attend: Attend = attention.attend
+    product: Linear = F.linear
+    if chosen.attention == "auto":
+        attend = FastAttention(TiledAttention(workspace, recompute=chosen.recompute is True))
+        product = linear
+    return dataclasses.replace(
+        chosen,
+        attend=attend,
+        attend_context=None,
+        linear=product,
+        dropout=drop,
+        relu_dropout=relu_dropout,
+        multiple=1,
+    )
 
 
 class FastAttention:
@@ -126,33 +136,33 @@ _KERNELS_TO_CONTEXT = _KERNELS.to_context
 _KERNELS_FOR_READING = FastAttention(attention.attend, compiles=True)
 
 
-def make_compiled_backend(name: AttentionBackend, *, reading: bool, joins_heads: bool, pads_rows: bool) -> Backend:
-    """Return plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition without them.
+def make_compiled_backend(chosen: Backend, *, joins_heads: bool, pads_rows: bool) -> Backend:
+    """Return a backend with these choices: plain PyTorch, which torch.compile fuses, around the attention.
 
     Args:
-        name: of the attention backend.
-        reading: compile what a reader computes between two attentions, not whole layers.
+        chosen: its functions are replaced. To read, what lies between two attentions is compiled, not whole layers.
         joins_heads: let one product make keys and values, where the kernels are in a compiled layer.
         pads_rows: pad the rows of hidden states there for widths that CUDA's fast products do not take.
     """
     attend: Attend = _KERNELS
     attend_context: AttendContext | None = None
-    linear = _fused_linear
+    product = _fused_linear
     multiple = 1
-    if name == "reference":
+    if chosen.attention == "reference":
         attend = attention.attend
-    elif reading:
+    elif chosen.compiles_reading:
         attend = _KERNELS_FOR_READING
     else:
         if joins_heads:
             attend_context = _KERNELS_TO_CONTEXT
         if pads_rows:
-            linear = _aligned_linear
+            product = _aligned_linear
             multiple = CUDA_MULTIPLE
-    return Backend(
+    return dataclasses.replace(
+        chosen,
         attend=attend,
         attend_context=attend_context,
-        linear=linear,
+        linear=product,
         dropout=_plain_dropout,
         relu_dropout=_fused_relu_dropout,
         multiple=multiple,

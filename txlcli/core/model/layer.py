@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.attention import Attention, split_heads
 from txlcli.core.model.backends import FAST
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.linear import Linear, joined_heads
+from txlcli.core.model.linear import ContextProducts, Linear, joined_heads
 from txlcli.core.model.sublayers import FeedForward, GruGate, make_feed_forward, make_norm
 
 
@@ -39,21 +39,6 @@ class Past(ABC):
         A reader's past stores those of the segment as they were projected; a memory is projected by the layer, and
         rotated to the positions before the segment.
         """
-
-
-class LayerOutput(NamedTuple):
-    """Results of one layer for a segment."""
-
-    hidden: Tensor
-    """The output (B, L, d), or that of the last `count` positions."""
-    kept: Tensor
-    """The input, which a memory keeps: SG(h) of section 3.2, (B, L, d), no gradient."""
-    slots: Tensor | None = None
-    """Compressed positions (B, x, d) that have left the memory, without gradient."""
-    loss: Tensor | None = None
-    """A loss of the layer's own (0-d), which training adds to its objective."""
-    read: Tensor | None = None
-    """`memory_input` of `hidden`, for the next layer; made here, it takes no pass of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,27 +89,36 @@ class HiddenMemory(Past):
         return torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
 
 
-class _ContextProducts(torch.autograd.Function):
-    """Products of h with W_q, and of [SG(m) o h] with W_kE and W_v; SG(m) has a gradient only if it is needed."""
+def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
+    """Return the last `mem_len` positions of [memory o hidden] (section 3.2).
 
-    @staticmethod
-    def forward(ctx: Any, past: Tensor, segment: Tensor, w_query: Tensor, w_key_value: Tensor) -> tuple[Tensor, Tensor]:
-        context = torch.cat([past, segment], dim=1)  # (B, K, d)
-        ctx.save_for_backward(context, segment, w_query, w_key_value)
-        return F.linear(segment, w_query), F.linear(context, w_key_value)
+    Args:
+        memory: (B, M, d), M up to mem_len.
+        hidden: (B, L, d), what a layer keeps of the segment that was just read, detached.
+    Returns:
+        (B, min(M + L, mem_len), d).
+    """
+    length = hidden.shape[1]
+    if length == mem_len:
+        return hidden.contiguous()
+    forgotten = max(0, memory.shape[1] + length - mem_len)  # positions
+    # A copy, because a view would keep the whole segment alive.
+    return torch.cat([memory[:, forgotten:], hidden[:, max(0, length - mem_len) :]], dim=1)
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        context, segment, w_query, w_key_value = ctx.saved_tensors
-        grad_query, grad = grad_outputs
-        mem_len = context.shape[1] - segment.shape[1]
-        weight = w_key_value.expand(len(grad), -1, -1)
-        grad_past = grad[:, :mem_len] @ weight if ctx.needs_input_grad[0] else None
-        # One product per lane, so that rows are not copied, which adds its result to the gradient of the queries.
-        grad_segment = torch.baddbmm(grad_query @ w_query, grad[:, mem_len:], weight)
-        grad_w_query = grad_query.flatten(0, 1).mT @ segment.flatten(0, 1)
-        grad_w_key_value = grad.flatten(0, 1).mT @ context.flatten(0, 1)
-        return grad_past, grad_segment, grad_w_query, grad_w_key_value
+
+class LayerOutput(NamedTuple):
+    """Results of one layer for a segment."""
+
+    hidden: Tensor
+    """The output (B, L, d), or that of the last `count` positions."""
+    kept: Tensor
+    """The input, which a memory keeps: SG(h) of section 3.2, (B, L, d), no gradient."""
+    slots: Tensor | None = None
+    """Compressed positions (B, x, d) that have left the memory, without gradient."""
+    loss: Tensor | None = None
+    """A loss of the layer's own (0-d), which training adds to its objective."""
+    next_input: Tensor | None = None
+    """`memory_input` of `hidden`, for the next layer; made here, it takes no pass of its own."""
 
 
 class Layer(nn.Module):
@@ -185,7 +179,7 @@ class Layer(nn.Module):
         return keys, values
 
     def forward(
-        self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None, read: Tensor | None = None
+        self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None, layer_input: Tensor | None = None
     ) -> LayerOutput:
         """Read one segment (B, L, d) after a past.
 
@@ -197,57 +191,28 @@ class Layer(nn.Module):
             past: a memory, which is projected, or the keys and values that a reader keeps.
             terms: what the encoding adds to the score.
             count: number of final positions to compute, 0 included; all by default.
-            read: `memory_input` of `hidden`, if it has been made.
+            layer_input: `memory_input` of `hidden`, if it has been made.
         """
         first = 0 if count is None else hidden.shape[1] - count
-        terms = self.attention.project_distances(terms, self.projection_dropout)
-        joins = self.backend.attend_context is not None and terms.rotation is None and not first
-        if joins and isinstance(past, HiddenMemory):
-            layer_input = self.memory_input(hidden) if read is None else read
-            hidden = self.residual_block(hidden, self._attend_to_context(layer_input, past, terms))
-            return LayerOutput(hidden, self._kept(layer_input), read=self.memory_input(hidden))
+        drop = self.projection_dropout
+        terms = self.attention.project_distances(terms, drop)
+        joins_heads = self.backend.attend_context is not None and terms.rotation is None and not first
+        if joins_heads and isinstance(past, HiddenMemory):
+            if layer_input is None:
+                layer_input = self.memory_input(hidden)
+            attended = self._attend_to_context(layer_input, past, terms)
+            hidden = self.residual_block(hidden, attended)
+            return LayerOutput(hidden, self._kept(layer_input), next_input=self.memory_input(hidden))
         compiles = self.backend.compiles_reading
         layer_input, query, keys, values = compiled(project, compiles)(self, hidden, terms.rotation, first)
         keys, values = past.extend(keys, values, self, terms.rotation)
         if first:
             hidden = hidden[:, first:]
         if hidden.shape[1]:  # else a reader needs the last keys and values alone
-            drop = self.projection_dropout
-            attended = self.attention(
-                drop(query), (drop(keys), drop(values)), terms, past.attend or self.backend.attend
-            )
+            attend = past.attend or self.backend.attend
+            attended = self.attention(drop(query), drop(keys), drop(values), terms, attend)
             hidden = compiled(Layer.residual_block, compiles)(self, hidden, attended)
         return LayerOutput(hidden, self._kept(layer_input))
-
-    def _kept(self, layer_input: Tensor) -> Tensor:
-        """Return the layer input as a memory keeps it, (B, L, d), without gradient and padding."""
-        return layer_input[..., : self.d_model].detach().contiguous()
-
-    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
-        """Attend from a segment (B, L, d) to past and segment, projected together.
-
-        All rows may end in zeros; then the result does, too.
-        """
-        attend = self.backend.attend_context
-        assert attend is not None
-        attention = self.attention
-        heads = attention.n_heads
-        d_head = attention.d_head
-        segment = self.attention_input(layer_input)
-        width = segment.shape[-1]
-        if past.length:
-            remembered = self.attention_input(pad_to(past.states, width))
-            w_query = joined_heads([attention.w_q], d_head, width)
-            w_key_value = joined_heads([attention.w_k_content, attention.w_v], d_head, width)
-            queries, keys_values = _ContextProducts.apply(remembered, segment, w_query, w_key_value)  # section 3.2
-        else:
-            weight = joined_heads([attention.w_q, attention.w_k_content, attention.w_v], d_head, width)
-            queries, keys_values = F.linear(segment, weight).tensor_split([len(weight) // 3], dim=-1)
-        query = split_heads(self.projection_dropout(queries), heads)
-        key_value = self.projection_dropout(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
-        output = pad_to(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
-        return F.linear(attended.transpose(1, 2).flatten(2), pad_to(output, output.shape[1], width))
 
     def residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
@@ -277,6 +242,36 @@ class Layer(nn.Module):
             return dropped.add_(hidden)
         return dropped + hidden
 
+    def _kept(self, layer_input: Tensor) -> Tensor:
+        """Return the layer input as a memory keeps it, (B, L, d), without gradient and padding."""
+        return layer_input[..., : self.d_model].detach().contiguous()
+
+    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
+        """Attend from a segment (B, L, d) to past and segment, projected together.
+
+        All rows may end in zeros; then the result does, too.
+        """
+        attend = self.backend.attend_context
+        assert attend is not None
+        attention = self.attention
+        heads = attention.n_heads
+        d_head = attention.d_head
+        segment = self.attention_input(layer_input)
+        width = segment.shape[-1]
+        if past.length:
+            remembered = self.attention_input(pad_to(past.states, width))
+            w_query = joined_heads([attention.w_q], d_head, width)
+            w_key_value = joined_heads([attention.w_k_content, attention.w_v], d_head, width)
+            queries, keys_values = ContextProducts.apply(remembered, segment, w_query, w_key_value)
+        else:
+            weight = joined_heads([attention.w_q, attention.w_k_content, attention.w_v], d_head, width)
+            queries, keys_values = F.linear(segment, weight).tensor_split([len(weight) // 3], dim=-1)
+        query = split_heads(self.projection_dropout(queries), heads)
+        key_value = self.projection_dropout(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
+        attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
+        output = pad_to(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
+        return F.linear(attended.transpose(1, 2).flatten(2), pad_to(output, output.shape[1], width))
+
 
 def project(
     layer: Layer, hidden: Tensor, rotation: Rotation | None, first: int
@@ -295,20 +290,3 @@ def rotated(terms: Sequence[ScoreTerms], rotation: Rotation | None) -> Sequence[
     if rotation is None:
         return terms
     return [dataclasses.replace(added, rotation=rotation) for added in terms]
-
-
-def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
-    """Return the last `mem_len` positions of [memory o hidden] (section 3.2).
-
-    Args:
-        memory: (B, M, d), M up to mem_len.
-        hidden: (B, L, d), what a layer keeps of the segment that was just read, detached.
-    Returns:
-        (B, min(M + L, mem_len), d).
-    """
-    length = hidden.shape[1]
-    if length == mem_len:
-        return hidden.contiguous()
-    forgotten = max(0, memory.shape[1] + length - mem_len)  # positions
-    # A copy, because a view would keep the whole segment alive.
-    return torch.cat([memory[:, forgotten:], hidden[:, max(0, length - mem_len) :]], dim=1)
