@@ -75,6 +75,135 @@ class LanguageModel(nn.Module, ABC):
         self.embedding = AdaptiveEmbedding(cut, settings.d_model, word_dropout=settings.word_dropout)
         self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings, embedding=self.embedding)
 
+    @abstractmethod
+    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return the memory before the first token."""
+
+    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return a memory of the size that it has after a long text, with arbitrary contents; by default the first."""
+        return self.first_memory(batch_size, mem_len)
+
+    @property
+    def memory_starts_full(self) -> bool:
+        """True if the memory has its full length before the first token."""
+        return False
+
+    def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
+        """Return True if a memory of length M has the size that it has after a long text."""
+        return memory[0].shape[1] >= self.settings.visible_memory(mem_len)
+
+    def memory_keeps_length(self, seg_len: int) -> bool:
+        """Return True if a full memory has the same length after every segment of this length."""
+        return True
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        """Read one segment (B, L); return the last hidden states (B, L, d) and the new memory."""
+
+    def read_part(
+        self, tokens: Tensor, memory: Memory, before: Memory, *, mem_len: int, ends: bool, **limits: int
+    ) -> tuple[Tensor, Memory, Memory]:
+        """Read a part of a segment, whose tokens arrive in several calls.
+
+        By default the tokens before are read again, which is right for every model, and takes longer with each call.
+        A model with a recurrent state reads on from its memory.
+
+        Args:
+            tokens: (B, l).
+            memory: from the segment before.
+            before: what this method returned for the part before, and no tensors at the beginning of a segment.
+            mem_len: M; positions to keep for the next segment.
+            ends: true for the last part of the segment.
+            limits: as for `forward`.
+        Returns:
+            The last hidden states of this part (B, l, d), the memory for the next call, `before` for the next call.
+        """
+        if self.settings.recurrent_state:
+            hidden, memory = self(tokens, memory, mem_len=mem_len, **limits)
+            return hidden, memory, []
+        segment = torch.cat([*before, tokens], dim=1)
+        hidden, after = self(segment, memory, mem_len=mem_len, **limits)
+        own = hidden[:, hidden.shape[1] - tokens.shape[1] :]
+        if ends:
+            return own, after, []
+        return own, memory, [segment]
+
+    def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:
+        """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least.
+
+        `tail_rows` are those of `Objective`.
+        """
+        losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), tail_rows)
+        return losses.view(targets.shape)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
+        return self.softmax.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+
+    def objective(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """Compute what a training step minimizes on one segment.
+
+        This method is for E = 0 and segments without padding; a model that allows more overrides it.
+
+        Args:
+            tokens: (B, E + L), read; the first E, which were read before, are fewer at the beginning of an epoch.
+            targets: (B, L), predicted.
+            memory: from the segment before.
+            goal: which losses count, and what is added to them.
+        Returns:
+            The objective (0-d), the mean loss in nats to report (0-d), the new memory.
+        """
+        undropped, hidden, memory = self.read_undropped(tokens, memory, goal)
+        counted = goal.counted(tokens.shape[1])
+        loss = self.softmax.mean_loss(hidden[:, counted], targets[:, counted], goal.tail_rows)
+        return sum(goal.penalties(undropped[:, counted]), loss), loss.detach(), memory
+
+    def read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
+        """Return the last hidden states (B, L, d) before and after their dropout, and the new memory.
+
+        A model that drops its last hidden states overrides this: the penalties are of those before. So does one whose
+        settings have `supports_reset`; it begins anew where `goal.since_reset` is 0.
+        """
+        hidden, memory = self(tokens, memory, mem_len=goal.mem_len)
+        return hidden, hidden, memory
+
+    def layer_function(self, layer: nn.Module) -> Callable[..., Any]:
+        """Return the layer, or what calls it compiled, or again in the backward pass (train.recompute = "layers")."""
+        compiles = self.backend.compiles
+        if self.backend.recompute == "layers" and torch.is_grad_enabled():
+            has_no_state = is_capturing(self.device) or self.device.type == "mps"  # that can be set in a backward pass
+            keeps = has_no_state and not compiles  # the compiler repeats those of its own graph
+            return functools.partial(compiled(recomputed, compiles), layer, keeps_random_numbers=keeps)
+        if compiles:
+            return functools.partial(compiled(call_layer), layer)
+        return layer
+
+    def forget_gradients(self) -> None:
+        """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients."""
+        if self.device.type == "cpu":
+            self.softmax.keep_memory_of_gradients()
+        self.zero_grad(set_to_none=True)
+
+    @property
+    def has_idle_weights(self) -> bool:
+        """True if some weights take no part in some training steps, and so have no gradient there.
+
+        Which these are must not depend on the text: several processes have gradients of the same weights.
+        """
+        return False
+
+    @property
+    def has_layer_losses(self) -> bool:
+        """True if layers add losses of their own, whose gradients need their weights before those of their outputs."""
+        return False
+
+    @property
+    def predicting_weights(self) -> list[nn.Parameter]:
+        """Parameters that predictions depend on, without those that only training uses."""
+        return list(self.parameters())
+
     def reset_parameters(self) -> None:
         """Initialize all parameters."""
         if self.device.type == "meta":
@@ -96,45 +225,14 @@ class LanguageModel(nn.Module, ABC):
         return self.softmax.biases[0].device
 
     @property
-    def targets_device(self) -> torch.device:
-        """Device on which `losses` takes the targets: the host if it has to count those in each tail of the softmax."""
-        return torch.device("cpu") if len(self.softmax.bands) > 1 else self.device
-
-    @property
     def dtype(self) -> torch.dtype:
         """dtype of the weights."""
         return self.softmax.biases[0].dtype
 
     @property
-    def predicting_weights(self) -> list[nn.Parameter]:
-        """Parameters that predictions depend on, without those that only training uses."""
-        return list(self.parameters())
-
-    @property
-    def has_idle_weights(self) -> bool:
-        """True if some weights take no part in some training steps, and so have no gradient there.
-
-        Which these are must not depend on the text: several processes have gradients of the same weights.
-        """
-        return False
-
-    @property
-    def has_layer_losses(self) -> bool:
-        """True if layers add losses of their own, whose gradients need their weights before those of their outputs."""
-        return False
-
-    @property
-    def memory_starts_full(self) -> bool:
-        """True if the memory has its full length before the first token."""
-        return False
-
-    def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
-        """Return True if a memory of length M has the size that it has after a long text."""
-        return memory[0].shape[1] >= self.settings.visible_memory(mem_len)
-
-    def memory_keeps_length(self, seg_len: int) -> bool:
-        """Return True if a full memory has the same length after every segment of this length."""
-        return True
+    def targets_device(self) -> torch.device:
+        """Device on which `losses` takes the targets: the host if it has to count those in each tail of the softmax."""
+        return torch.device("cpu") if len(self.softmax.bands) > 1 else self.device
 
     @property
     def attention_backend(self) -> AttentionBackend | None:
@@ -214,111 +312,6 @@ class LanguageModel(nn.Module, ABC):
     def uncompiled(self) -> AbstractContextManager[None]:
         """Compile nothing inside this block, as for shapes that occur once."""
         return nullcontext()
-
-    @abstractmethod
-    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return the memory before the first token."""
-
-    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return a memory of the size that it has after a long text, with arbitrary contents; by default the first."""
-        return self.first_memory(batch_size, mem_len)
-
-    @abstractmethod
-    def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        """Read one segment (B, L); return the last hidden states (B, L, d) and the new memory."""
-
-    def read_part(
-        self, tokens: Tensor, memory: Memory, before: Memory, *, mem_len: int, ends: bool, **limits: int
-    ) -> tuple[Tensor, Memory, Memory]:
-        """Read a part of a segment, whose tokens arrive in several calls.
-
-        By default the tokens before are read again, which is right for every model, and takes longer with each call.
-        A model with a recurrent state reads on from its memory.
-
-        Args:
-            tokens: (B, l).
-            memory: from the segment before.
-            before: what this method returned for the part before, and no tensors at the beginning of a segment.
-            mem_len: M; positions to keep for the next segment.
-            ends: true for the last part of the segment.
-            limits: as for `forward`.
-        Returns:
-            The last hidden states of this part (B, l, d), the memory for the next call, `before` for the next call.
-        """
-        if self.settings.recurrent_state:
-            hidden, memory = self(tokens, memory, mem_len=mem_len, **limits)
-            return hidden, memory, []
-        segment = torch.cat([*before, tokens], dim=1)
-        hidden, after = self(segment, memory, mem_len=mem_len, **limits)
-        own = hidden[:, hidden.shape[1] - tokens.shape[1] :]
-        if ends:
-            return own, after, []
-        return own, memory, [segment]
-
-    def layer_function(self, layer: nn.Module) -> Callable[..., Any]:
-        """Return the layer, or what calls it compiled, or again in the backward pass (train.recompute = "layers")."""
-        compiles = self.backend.compiles
-        if self.backend.recompute == "layers" and torch.is_grad_enabled():
-            has_no_state = is_capturing(self.device) or self.device.type == "mps"  # that can be set in a backward pass
-            keeps = has_no_state and not compiles  # the compiler repeats those of its own graph
-            return functools.partial(compiled(recomputed, compiles), layer, keeps_random_numbers=keeps)
-        if compiles:
-            return functools.partial(compiled(call_layer), layer)
-        return layer
-
-    def forget_gradients(self) -> None:
-        """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients.
-
-        It must begin as new memory does: within a bucket of several processes, products would be rounded otherwise.
-        """
-        if self.device.type == "cpu":
-            tables = self.embedding.tables if self.settings.tie_embeddings else self.softmax.tables
-            for spare, table in zip(self.softmax.spare, tables, strict=True):
-                grad = table.grad
-                is_whole = type(grad) is Tensor and not grad.storage_offset()
-                spare.release(grad if is_whole else None)
-        self.zero_grad(set_to_none=True)
-
-    def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:
-        """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least.
-
-        `tail_rows` are those of `Objective`.
-        """
-        losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), tail_rows)
-        return losses.view(targets.shape)
-
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
-        return self.softmax.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
-
-    def read_undropped(self, tokens: Tensor, memory: Memory, goal: Objective) -> tuple[Tensor, Tensor, Memory]:
-        """Return the last hidden states (B, L, d) before and after their dropout, and the new memory.
-
-        A model that drops its last hidden states overrides this: the penalties are of those before. So does one whose
-        settings have `supports_reset`; it begins anew where `goal.since_reset` is 0.
-        """
-        hidden, memory = self(tokens, memory, mem_len=goal.mem_len)
-        return hidden, hidden, memory
-
-    def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
-    ) -> tuple[Tensor, Tensor, Memory]:
-        """Compute what a training step minimizes on one segment.
-
-        This method is for E = 0 and segments without padding; a model that allows more overrides it.
-
-        Args:
-            tokens: (B, E + L), read; the first E, which were read before, are fewer at the beginning of an epoch.
-            targets: (B, L), predicted.
-            memory: from the segment before.
-            goal: which losses count, and what is added to them.
-        Returns:
-            The objective (0-d), the mean loss in nats to report (0-d), the new memory.
-        """
-        undropped, hidden, memory = self.read_undropped(tokens, memory, goal)
-        counted = goal.counted(tokens.shape[1])
-        loss = self.softmax.mean_loss(hidden[:, counted], targets[:, counted], goal.tail_rows)
-        return sum(goal.penalties(undropped[:, counted]), loss), loss.detach(), memory
 
 
 def call_layer(layer: nn.Module, *inputs: object) -> Any:

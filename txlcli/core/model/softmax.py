@@ -23,24 +23,24 @@ from txlcli.core.kernels.normalizer import SpareGradient, token_losses, total_lo
 from txlcli.core.model.backends import FAST
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
+Operands = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Hidden states, table and bias of a band, and the ids of the targets in it: the first arguments of `token_losses`."""
 
-class BandOperands(NamedTuple):
-    """Operands of the losses of targets, by band."""
 
-    operands: list[tuple[Tensor, Tensor, Tensor, Tensor]]
-    """The first arguments of `token_losses` for each band: of all tokens (T,) for the head, of rows (n,) for a tail."""
-    cluster_normalizer: Tensor | None
-    """Log normalizer (T,) of the logits of all clusters; None without tails."""
-    cluster_logit: Tensor | None
-    """Logit (T,) of the target's cluster, 0 for a target in the head; None without tails."""
-    weights: list[Tensor]
-    """Weights of the losses of each band: (T,) for the head, (n,) for a tail."""
+class BandTargets(NamedTuple):
+    """Targets of one band: all tokens (T,) for the head, which has the clusters, too, and some rows (n,) for a tail."""
+
+    operands: Operands
+    clusters: Tensor | None
+    """Log normalizer (T,) of the logits of all clusters, for a head next to tails."""
+    weights: Tensor
+    """Weights of the losses."""
 
 
 def split_by_band(
     softmax: "AdaptiveSoftmax", hidden: Tensor, targets: Tensor, rows: list[Tensor], weights: Tensor | None = None
-) -> BandOperands:
-    """Prepare the losses of each band.
+) -> tuple[list[BandTargets], Tensor | None]:
+    """Return the targets of each band, and the logit of each target's cluster, (T,), 0 in the head; None without tails.
 
     Args:
         softmax: whose bands these are.
@@ -53,30 +53,28 @@ def split_by_band(
     head, *tails = softmax.bands
     projected = softmax.project(0, hidden)
     if weights is None:
-        weights = torch.ones(
-            targets.shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device
-        )
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        weights = torch.ones(targets.shape, dtype=dtype, device=hidden.device)
     if not tails:
-        return BandOperands([(*softmax.operands(0, projected), targets)], None, None, [weights])
+        return [BandTargets((*softmax.operands(0, projected), targets), None, weights)], None
     of_head = softmax.operands(0, projected.view_as(projected))  # the last of the gradients of `projected` to be added
-    operands: list[tuple[Tensor, Tensor, Tensor, Tensor]] = [(*of_head, torch.where(targets < head.end, targets, -1))]
     clusters = softmax.cluster_logits(projected)
     cluster_logit = torch.zeros_like(clusters[:, 0])
-    weights_of_bands = [weights]
+    in_head = torch.where(targets < head.end, targets, -1)
+    split = [BandTargets((*of_head, in_head), clusters.logsumexp(-1), weights)]
     padded = F.pad(weights, (0, 1))  # the row after the last counts nothing
     for number, (band, of_band) in enumerate(zip(tails, rows, strict=True), start=1):
         own = of_band.clamp(max=len(targets) - 1)
         # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
         of_tail = softmax.operands(number, softmax.project(number, hidden.index_select(0, own)))
-        in_band = targets.index_select(0, own) - band.first
-        operands.append((*of_tail, in_band.clamp(0, band.size - 1)))
+        in_band = (targets.index_select(0, own) - band.first).clamp(0, band.size - 1)
+        split.append(BandTargets((*of_tail, in_band), None, padded.index_select(0, of_band)))
         cluster_logit = torch.where(targets >= band.first, clusters[:, number - 1], cluster_logit)
-        weights_of_bands.append(padded.index_select(0, of_band))
-    return BandOperands(operands, clusters.logsumexp(-1), cluster_logit, weights_of_bands)
+    return split, cluster_logit
 
 
 def mean_of_totals(totals: list[Tensor], cluster_logit: Tensor | None, weights: Tensor) -> Tensor:
-    """Return the mean loss (0-d), given the total of each band (0-d), and of `BandOperands` the fields (T,)."""
+    """Return the mean loss (0-d), given the total of each band (0-d), and weights and logits (T,) of the head."""
     total = torch.stack(totals).sum()
     if cluster_logit is not None:
         total = total - (cluster_logit * weights).sum()
@@ -117,9 +115,15 @@ class AdaptiveSoftmax(nn.Module):
         self.spare = [SpareGradient() for _ in bands]
         """Memory of each table's gradient, kept between two steps."""
 
-    def has_fixed_rows(self, tail_rows: Sequence[Tensor] | None) -> bool:
-        """Return True if the number of rows of a tail does not depend on the targets: else shapes differ each step."""
-        return tail_rows is not None or len(self.bands) == 1
+    def keep_memory_of_gradients(self) -> None:
+        """Keep the memory of the tables' gradients for the next step.
+
+        It must begin as new memory does: within a bucket of several processes, products would be rounded otherwise.
+        """
+        for number, spare in enumerate(self.spare):
+            grad = self._table(number).grad
+            is_whole = type(grad) is Tensor and not grad.storage_offset()
+            spare.release(grad if is_whole else None)
 
     @torch.no_grad()
     def for_decoding(self, dtype: torch.dtype) -> "AdaptiveSoftmax":
@@ -142,14 +146,15 @@ class AdaptiveSoftmax(nn.Module):
         With several bands the targets should be on the host, unless `tail_rows` (`Objective`) are given: the number of
         targets in each tail is needed, and reading it from a GPU has to wait.
         """
-        split, rows = self._split_by_band(hidden, targets, tail_rows)
-        head, *tails = split.operands
-        of_head = token_losses(*head, others=split.cluster_normalizer, spare=self.spare[0])
-        if split.cluster_logit is None:
+        split, cluster_logit, rows = self._split_by_band(hidden, targets, tail_rows)
+        losses = []
+        for band, spare in zip(split, self.spare, strict=True):
+            losses.append(token_losses(*band.operands, others=band.clusters, spare=spare))
+        of_head, *of_tails = losses
+        if cluster_logit is None:
             return of_head
-        within = [token_losses(*tail, spare=spare) for tail, spare in zip(tails, self.spare[1:], strict=True)]
-        in_band = of_head.new_zeros(len(of_head) + 1).index_copy(0, torch.cat(rows), torch.cat(within))[:-1]
-        return of_head - split.cluster_logit + in_band
+        in_band = of_head.new_zeros(len(of_head) + 1).index_copy(0, torch.cat(rows), torch.cat(of_tails))[:-1]
+        return of_head - cluster_logit + in_band
 
     def mean_loss(
         self,
@@ -170,26 +175,27 @@ class AdaptiveSoftmax(nn.Module):
         """
         if weights is not None:
             weights = weights.expand(targets.shape).flatten()
-        split, _ = self._split_by_band(hidden.flatten(0, 1), targets.flatten(), tail_rows, weights)
+        split, cluster_logit, _ = self._split_by_band(hidden.flatten(0, 1), targets.flatten(), tail_rows, weights)
         totals: list[Tensor] = []
-        for number, operands in enumerate(split.operands):
-            others = split.cluster_normalizer if number == 0 else None
-            weights_of_band = split.weights[number]
-            totals.append(total_loss(*operands, others=others, weights=weights_of_band, spare=self.spare[number]))
-        is_compiled = self.backend.compiles and self.has_fixed_rows(tail_rows)
-        return compiled(mean_of_totals, is_compiled)(totals, split.cluster_logit, split.weights[0])
+        for band, spare in zip(split, self.spare, strict=True):
+            totals.append(total_loss(*band.operands, others=band.clusters, weights=band.weights, spare=spare))
+        return compiled(mean_of_totals, self._compiles(tail_rows))(totals, cluster_logit, split[0].weights)
 
     def _split_by_band(
         self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None, weights: Tensor | None = None
-    ) -> tuple[BandOperands, list[Tensor]]:
+    ) -> tuple[list[BandTargets], Tensor | None, list[Tensor]]:
         """Return what `split_by_band` returns, and the rows of the targets in each tail; see `losses`."""
         if tail_rows is None:
             rows = [send(of_tail, hidden.device) for of_tail in self.rows_of_tails(targets)]
             targets = send(targets, hidden.device)
         else:
             rows = list(tail_rows)
-        compiles = self.backend.compiles and self.has_fixed_rows(tail_rows)
-        return compiled(split_by_band, compiles)(self, hidden, targets, rows, weights), rows
+        split, cluster_logit = compiled(split_by_band, self._compiles(tail_rows))(self, hidden, targets, rows, weights)
+        return split, cluster_logit, rows
+
+    def _compiles(self, tail_rows: Sequence[Tensor] | None) -> bool:
+        """Return True to compile, unless the rows of a tail depend on the targets: shapes would differ each step."""
+        return self.backend.compiles and (tail_rows is not None or len(self.bands) == 1)
 
     def rows_of_tails(self, targets: Tensor) -> list[Tensor]:
         """Return the rows (n,) of the targets (T,) in each tail."""
@@ -254,7 +260,7 @@ class AdaptiveSoftmax(nn.Module):
     def _head_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits of the head's ids (T, n) and of the clusters (T, C), and their joint log normalizer (T,)."""
         projected = self.project(0, hidden)
-        head = at_least_float32(linear(projected, self._table(0), self._divided(self.biases[0])))
+        head = self._logits(0, projected)
         clusters = self.cluster_logits(projected)
         return head, clusters, torch.logaddexp(head.logsumexp(-1), clusters.logsumexp(-1))
 
@@ -266,9 +272,11 @@ class AdaptiveSoftmax(nn.Module):
 
     def _band_log_probs(self, number: int, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of a band's ids given the band: (T, d) -> (T, n)."""
-        projected = self.project(number, hidden)
-        logits = linear(projected, self._table(number), self._divided(self.biases[number]))
-        return at_least_float32(logits).log_softmax(-1)
+        return self._logits(number, self.project(number, hidden)).log_softmax(-1)
+
+    def _logits(self, number: int, projected: Tensor) -> Tensor:
+        """Return the logits of a band's ids: (T, w) -> (T, n)."""
+        return at_least_float32(linear(projected, self._table(number), self._divided(self.biases[number])))
 
     def project(self, number: int, hidden: Tensor) -> Tensor:
         """Project to the width of a band, divided by the temperature: (T, d) -> (T, w)."""
