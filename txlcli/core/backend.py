@@ -125,6 +125,11 @@ def pad_to(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
     return F.pad(tensor, (0, missing_columns)) if missing_columns else tensor
 
 
+def round_up(count: int, multiple: int) -> int:
+    """Return the smallest multiple that is not less than a number."""
+    return count + -count % multiple
+
+
 def repeat_for_lanes(bias: Tensor, rows: Tensor) -> Tensor:
     """Return a bias (x, ...) for each lane of rows (B, L, x, ...), so that its gradient adds up L before B.
 

@@ -3,10 +3,12 @@
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from txlcli.core.kernels.private import close_pool
 from txlcli.errors import UsageError
@@ -147,3 +149,50 @@ def captured_or_called(capture_graph: CaptureGraph) -> CaptureGraph:
             return run
 
     return capture_or_call
+
+
+class GraphsByPhase:
+    """A function of tensors that is captured as CUDA graphs, one for each phase, which read the same memory.
+
+    Args:
+        run: of tensors whose shapes and dtypes are the same in each call, and of integers (n,), if there are any.
+        capture_graph: makes a graph; on a CPU it may return the function that it gets.
+    """
+
+    def __init__(self, run: Callable[..., Tensor], capture_graph: CaptureGraph) -> None:
+        self._run = run
+        self._capture_graph = capture_graph
+        self._inputs: list[Tensor] = []
+        self._replays: dict[int, Callable[[], Tensor] | None] = {}
+        self.has_captured = False
+        """True if there is a graph; a function that could not be captured is called as it is."""
+
+    def __call__(self, phase: int, *tensors: Tensor, integers: Sequence[int] = ()) -> Tensor:
+        """Return a copy of the result for tensors on the device, and integers (n,) that change with each call.
+
+        There is one graph for each phase, captured when the phase occurs for the second time.
+        """
+        device = tensors[0].device
+        self._write_inputs(device, tensors, integers)
+        run = partial(self._run, *self._inputs)
+        if phase not in self._replays:
+            self._replays[phase] = None
+            return run()
+        replay = self._replays[phase]
+        if replay is None:
+            replay = self._capture_graph(run, device)
+            self._replays[phase] = replay
+            self.has_captured |= replay is not run
+        return replay().clone()
+
+    def _write_inputs(self, device: torch.device, tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
+        """Copy tensors and integers to the memory that the graphs read."""
+        given = list(tensors)
+        if integers:
+            on_host = torch.tensor(integers)
+            given.append(on_host.pin_memory() if device.type == "cuda" else on_host)
+        if not self._inputs:
+            self._inputs = [tensor.to(device, copy=True) for tensor in given]
+            return
+        for own, tensor in zip(self._inputs, given, strict=True):
+            own.copy_(tensor, non_blocking=True)

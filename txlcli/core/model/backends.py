@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, AttendContext, Backend, Linear, ScoreTerms, pad_to, repeat_for_lanes
+from txlcli.core.backend import Attend, AttendContext, Backend, Linear, ScoreTerms, pad_to, repeat_for_lanes, round_up
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import CUDA_MULTIPLE, cast, cast_for_products
@@ -125,7 +125,7 @@ def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `_fused_linear` of rows (..., in) that may end in zeros: at the multiple of CUDA, ending in zeros."""
-    width = len(weight) + -len(weight) % CUDA_MULTIPLE
+    width = round_up(len(weight), CUDA_MULTIPLE)
     if bias is not None:
         bias = pad_to(bias, width)
     return _fused_linear(rows, pad_to(weight, rows.shape[-1], width), bias)

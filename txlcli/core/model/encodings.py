@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from txlcli.config import traits as config
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.traits import EncodingTraits
-from txlcli.core.backend import Backend, Rotation, ScoreTerms, pad_to
+from txlcli.core.backend import Backend, Rotation, ScoreTerms, pad_to, round_up
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import cast_for_products, float64_device, row_multiple
 from txlcli.core.model.attention import distance_encoding, split_heads
@@ -158,11 +158,10 @@ class RelativeEncoding(SinusoidsOfDistances):
         """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
         n_layers = len(self.w_k_position)
         multiple = row_multiple(encoding.device)
-        count, width = encoding.shape
-        count += -count % multiple
-        width += -width % multiple
+        count, width = (round_up(size, multiple) for size in encoding.shape)
         weight = joined_heads(self.w_k_position, self.settings.d_head, width)
-        keys = F.linear(pad_to(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
+        projected = F.linear(pad_to(encoding, width, count), weight)  # (n, N * H * D)
+        keys = projected.chunk(n_layers, dim=1)
         content_biases = self.content_bias.expand(n_layers, -1, -1).unbind()
         position_biases = self.position_bias.expand(n_layers, -1, -1).unbind()
         return zip(keys, content_biases, position_biases, strict=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.backend import pad_to
+from txlcli.core.backend import pad_to, round_up
 from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.kernels.linear import pack
 from txlcli.core.model.backends import FAST
@@ -39,8 +39,9 @@ def joined_heads(matrices: Iterable[nn.Linear], d_head: int, width: int) -> Tens
     Zeros are appended: to D up to the multiple of the device, and to d up to `width`.
     """
     weight = torch.cat([matrix.weight for matrix in matrices])
-    wide = pad_to(weight.unflatten(0, (-1, d_head)), width, d_head + -d_head % row_multiple(weight.device))
-    return cast_for_products(wide.flatten(0, 1))
+    heads = weight.unflatten(0, (-1, d_head))  # (H, D, d)
+    padded = pad_to(heads, width, round_up(d_head, row_multiple(weight.device)))
+    return cast_for_products(padded.flatten(0, 1))
 
 
 class ContextProducts(torch.autograd.Function):

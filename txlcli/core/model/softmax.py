@@ -153,8 +153,9 @@ class AdaptiveSoftmax(nn.Module):
         of_head, *of_tails = losses
         if cluster_logit is None:
             return of_head
-        in_band = of_head.new_zeros(len(of_head) + 1).index_copy(0, torch.cat(rows), torch.cat(of_tails))[:-1]
-        return of_head - cluster_logit + in_band
+        in_tails = of_head.new_zeros(len(of_head) + 1)  # the last is of no token
+        in_tails = in_tails.index_copy(0, torch.cat(rows), torch.cat(of_tails))
+        return of_head - cluster_logit + in_tails[:-1]
 
     def mean_loss(
         self,
@@ -218,7 +219,8 @@ class AdaptiveSoftmax(nn.Module):
             return projected, table, bias
         dtype = autocast_dtype(projected)
         table = pad_columns(table, dtype, multiple, rows=True)
-        return pad_columns(projected, dtype, multiple), table, F.pad(bias, (0, -len(bias) % multiple), value=-torch.inf)
+        bias = F.pad(bias, (0, len(table) - len(bias)), value=-torch.inf)
+        return pad_columns(projected, dtype, multiple), table, bias
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all tokens: (T, d) -> (T, V), float32 at least."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.train_settings import AttentionBackend
-from txlcli.core.backend import Backend, ScoreTerms, pad_to
+from txlcli.core.backend import Backend, ScoreTerms, pad_to, round_up
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn, linear
@@ -336,7 +336,7 @@ class TransformerXL(LanguageModel):
     @property
     def width(self) -> int:
         """Width of the rows of hidden states: d, and zeros up to a multiple of the backend."""
-        return self.settings.d_model + -self.settings.d_model % self.backend.multiple
+        return round_up(self.settings.d_model, self.backend.multiple)
 
     @property
     def _pads_rows(self) -> bool:

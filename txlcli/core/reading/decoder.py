@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, Rotation, ScoreTerms
+from txlcli.core.backend import Attend, Rotation, ScoreTerms, round_up
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
-from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphPool, captured_or_called
+from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphPool, GraphsByPhase, captured_or_called
 from txlcli.core.kernels.device import check_free_memory, product_dtype, row_multiple, send
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.layer import Layer, Past, rotated
@@ -77,9 +77,9 @@ class SlidingBuffer(Past):
         self, shape: tuple[int, int, int, int], buffer_range: BufferRange, device: torch.device, dtype: torch.dtype
     ) -> None:
         *outer, width = shape
-        padded_width = width + -width % row_multiple(device)
+        padded_width = round_up(width, row_multiple(device))
         self.keys = torch.zeros(*outer, padded_width, dtype=dtype, device=device)
-        self.values = torch.zeros(*outer, padded_width, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
         self._range = buffer_range
 
     def extend(self, keys: Tensor, values: Tensor, layer: Layer, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
@@ -124,53 +124,6 @@ class FixedSlots(Past):
         all_keys[..., :width].index_copy_(2, self._at, keys.to(all_keys.dtype))
         all_values[..., :width].index_copy_(2, self._at, values.to(all_values.dtype))
         return all_keys, all_values
-
-
-class GraphsByPhase:
-    """A function of tensors that is captured as CUDA graphs, one for each phase, which read the same memory.
-
-    Args:
-        run: of tensors whose shapes and dtypes are the same in each call, and of integers (n,), if there are any.
-        capture_graph: makes a graph; on a CPU it may return the function that it gets.
-    """
-
-    def __init__(self, run: Callable[..., Tensor], capture_graph: CaptureGraph) -> None:
-        self._run = run
-        self._capture_graph = capture_graph
-        self._inputs: list[Tensor] = []
-        self._replays: dict[int, Callable[[], Tensor] | None] = {}
-        self.has_captured = False
-        """True if there is a graph; a function that could not be captured is called as it is."""
-
-    def __call__(self, phase: int, *tensors: Tensor, integers: Sequence[int] = ()) -> Tensor:
-        """Return a copy of the result for tensors on the device, and integers (n,) that change with each call.
-
-        There is one graph for each phase, captured when the phase occurs for the second time.
-        """
-        device = tensors[0].device
-        self._write_inputs(device, tensors, integers)
-        run = partial(self._run, *self._inputs)
-        if phase not in self._replays:
-            self._replays[phase] = None
-            return run()
-        replay = self._replays[phase]
-        if replay is None:
-            replay = self._capture_graph(run, device)
-            self._replays[phase] = replay
-            self.has_captured |= replay is not run
-        return replay().clone()
-
-    def _write_inputs(self, device: torch.device, tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
-        """Copy tensors and integers to the memory that the graphs read."""
-        given = list(tensors)
-        if integers:
-            on_host = torch.tensor(integers)
-            given.append(on_host.pin_memory() if device.type == "cuda" else on_host)
-        if not self._inputs:
-            self._inputs = [tensor.to(device, copy=True) for tensor in given]
-            return
-        for own, tensor in zip(self._inputs, given, strict=True):
-            own.copy_(tensor, non_blocking=True)
 
 
 class Decoder(Reader):
