@@ -16,7 +16,7 @@ from tests.core.builders import draw_tokens, make_decoder, model_settings, read_
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.architectures.registry import count_parameters
-from txlcli.core.model.embedding import RowsOfTable
+from txlcli.core.kernels.table_rows import RowsOfTable
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments

@@ -1,16 +1,15 @@
 """The choice of a backend: the definition of attention in `core.model.attention`, or faster implementations."""
 
 import dataclasses
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, AttendContext, Backend, Linear, ScoreTerms, pad_to, repeat_for_lanes, round_up
+from txlcli.core.backend import Attend, AttendContext, Backend, Linear, ScoreTerms, pad_to
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
-from txlcli.core.kernels.device import CUDA_MULTIPLE, cast, cast_for_products
+from txlcli.core.kernels.compiled_layers import aligned_linear, fused_linear, fused_relu_dropout, plain_dropout
+from txlcli.core.kernels.device import CUDA_MULTIPLE
 from txlcli.core.kernels.dropout import drop, relu_dropout
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import ScoreBuffers
@@ -80,57 +79,6 @@ class FastAttention:
         return pad_to(attended, query.shape[3])
 
 
-def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
-    """Return `core.kernels.dropout.drop` in operations that a compiler fuses; on a CPU the mask is another one."""
-    if rate == 0:
-        return hidden
-    if not variational:
-        return F.dropout(hidden, rate)
-    exact = torch.promote_types(hidden.dtype, torch.float32)
-    scale = F.dropout(torch.ones_like(hidden[..., :1, :], dtype=exact), rate)
-    return cast(hidden * scale, hidden.dtype)
-
-
-class _FusedReluDropout(torch.autograd.Function):
-    """Dropout of relu(hidden) for the next product, which keeps the result: a mask is not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, rate: float, variational: bool) -> Tensor:
-        out = cast_for_products(_plain_dropout(F.relu(hidden), rate, variational=variational))
-        ctx.save_for_backward(out)
-        ctx.scale = 1 / (1 - rate)
-        ctx.dtype = hidden.dtype
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        (out,) = ctx.saved_tensors
-        return torch.where(out > 0, grad_outputs[0].to(ctx.dtype) * ctx.scale, 0.0), None, None
-
-
-def _fused_relu_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
-    dropped: Tensor = _FusedReluDropout.apply(hidden, rate, variational)
-    return dropped
-
-
-def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return F.linear, with the bias added in its own dtype by the next operation."""
-    product = F.linear(rows, weight)
-    if bias is None:
-        return product
-    if len(weight) > weight.shape[1]:  # gradients of narrow rows are added up with those of the norm that follows
-        bias = repeat_for_lanes(bias, product)
-    return product + bias
-
-
-def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `_fused_linear` of rows (..., in) that may end in zeros: at the multiple of CUDA, ending in zeros."""
-    width = round_up(len(weight), CUDA_MULTIPLE)
-    if bias is not None:
-        bias = pad_to(bias, width)
-    return _fused_linear(rows, pad_to(weight, rows.shape[-1], width), bias)
-
-
 _KERNELS = FastAttention(attention.attend)
 _KERNELS_TO_CONTEXT = _KERNELS.to_context
 _KERNELS_FOR_READING = FastAttention(attention.attend, compiles=True)
@@ -146,7 +94,7 @@ def make_compiled_backend(chosen: Backend, *, joins_heads: bool, pads_rows: bool
     """
     attend: Attend = _KERNELS
     attend_context: AttendContext | None = None
-    product = _fused_linear
+    product = fused_linear
     multiple = 1
     if chosen.attention == "reference":
         attend = attention.attend
@@ -156,14 +104,14 @@ def make_compiled_backend(chosen: Backend, *, joins_heads: bool, pads_rows: bool
         if joins_heads:
             attend_context = _KERNELS_TO_CONTEXT
         if pads_rows:
-            product = _aligned_linear
+            product = aligned_linear
             multiple = CUDA_MULTIPLE
     return dataclasses.replace(
         chosen,
         attend=attend,
         attend_context=attend_context,
         linear=product,
-        dropout=_plain_dropout,
-        relu_dropout=_fused_relu_dropout,
+        dropout=plain_dropout,
+        relu_dropout=fused_relu_dropout,
         multiple=multiple,
     )
