@@ -67,7 +67,7 @@ def observed_model():
     model, calls = small_float_model(), []
 
     def note(_, inputs):
-        query, (keys, _values), terms, *_attend = inputs
+        query, keys, _values, terms, *_attend = inputs
         distances = torch.unique(terms.position_key.detach().round(decimals=4), dim=1).shape[1]
         rows, _, tokens, _ = query.shape
         calls.append(Call(rows, tokens, keys.shape[2] - tokens, terms.reach, distances, keys.data_ptr()))

@@ -76,28 +76,22 @@ class RecurrentMemoryTransformer(TransformerXL):
         outputs = []
         dropped = []
         for segment in present.split(segment_len, dim=1):
-            hidden, written = self._read_segment(segment, state)
-            outputs.append(hidden)
-            dropped.append(self.output_dropout(hidden))
+            output, written = self._read_segment(segment, state)
+            outputs.append(output)
+            dropped.append(self.output_dropout(output))
             if segment.shape[1] == segment_len:
                 state = written
                 last_state = written
         before = unfinished.shape[1]
         complete = present.shape[1] // segment_len * segment_len
         new_memory = [last_state.detach(), present[:, complete:].clone()]
-        return torch.cat(outputs, dim=1)[:, before:], torch.cat(dropped, dim=1)[:, before:], new_memory
+        undropped = torch.cat(outputs, dim=1)[:, before:]
+        hidden = torch.cat(dropped, dim=1)[:, before:]
+        return undropped, hidden, new_memory
 
-    def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
-    ) -> tuple[Tensor, Tensor, Memory]:
-        """See `LanguageModel.objective`, not that of TransformerXL: segments are read one after another."""
-        return LanguageModel.objective(self, tokens, targets, memory, goal)
-
-    def read_part(  # type: ignore[override]
-        self, tokens: Tensor, memory: Memory, before: Memory, *, mem_len: int, ends: bool, **limits: int
-    ) -> tuple[Tensor, Memory, Memory]:
-        hidden, memory = self(tokens, memory, mem_len=mem_len)
-        return hidden, memory, []
+    # Not those of TransformerXL: segments are read one after another, and the memory is a state.
+    objective = LanguageModel.objective
+    read_part = LanguageModel.read_part  # type: ignore[assignment]
 
     def _read_segment(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return a segment's last hidden states before dropout (B, x, d), and the state written after it (B, n, d)."""

@@ -293,7 +293,8 @@ class T5Encoding(Encoding):
     def buckets(cls, distances: Tensor) -> Tensor:
         """Return the number of the range (n,) to which each distance (n,) belongs; computed in float64."""
         exact = cls.BUCKETS // 2
-        share = (distances.clamp(min=exact).to(torch.float64) / exact).log() / math.log(cls.FARTHEST / exact)
+        ratio = distances.clamp(min=exact).to(torch.float64) / exact
+        share = ratio.log() / math.log(cls.FARTHEST / exact)  # of the way to the last range
         ranges = exact + (share * (cls.BUCKETS - exact)).to(torch.int64)
         return torch.where(distances < exact, distances, ranges.clamp(max=cls.BUCKETS - 1))
 

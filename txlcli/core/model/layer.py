@@ -102,9 +102,9 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
     length = hidden.shape[1]
     if length == mem_len:
         return hidden.contiguous()
-    forgotten = max(0, memory.shape[1] + length - mem_len)  # positions
-    # A copy, because a view would keep the whole segment alive.
-    return torch.cat([memory[:, forgotten:], hidden[:, max(0, length - mem_len) :]], dim=1)
+    old = memory[:, max(0, memory.shape[1] + length - mem_len) :]
+    new = hidden[:, max(0, length - mem_len) :]
+    return torch.cat([old, new], dim=1)  # a copy, because a view would keep the whole segment alive
 
 
 class LayerOutput(NamedTuple):
@@ -172,7 +172,7 @@ class Layer(nn.Module):
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
         return cast_for_products(normed)
 
-    def project_past(self, states: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+    def project_past(self, states: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H, M, D) of the hidden states (B, M, d) of a memory."""
         keys, values = self.attention.project_keys_values(self.attention_input(states))
         if rotation is not None:
@@ -199,11 +199,7 @@ class Layer(nn.Module):
         terms = self.attention.project_distances(terms, drop)
         joins_heads = self.backend.attend_context is not None and terms.rotation is None and not first
         if joins_heads and isinstance(past, HiddenMemory):
-            if layer_input is None:
-                layer_input = self.memory_input(hidden)
-            attended = self._attend_to_context(layer_input, past, terms)
-            hidden = self.residual_block(hidden, attended)
-            return LayerOutput(hidden, self._kept(layer_input), next_input=self.memory_input(hidden))
+            return self._read_joined(hidden, past, terms, layer_input)
         compiles = self.backend.compiles_reading
         layer_input, query, keys, values = compiled(project, compiles)(self, hidden, terms.rotation, first)
         keys, values = past.extend(keys, values, self, terms.rotation)
@@ -247,6 +243,15 @@ class Layer(nn.Module):
         """Return the layer input as a memory keeps it, (B, L, d), without gradient and padding."""
         return layer_input[..., : self.d_model].detach().contiguous()
 
+    def _read_joined(
+        self, hidden: Tensor, past: HiddenMemory, terms: ScoreTerms, layer_input: Tensor | None
+    ) -> LayerOutput:
+        """Read a segment as `forward` does, with one product for keys and values; see `Backend.attend_context`."""
+        if layer_input is None:
+            layer_input = self.memory_input(hidden)
+        hidden = self.residual_block(hidden, self._attend_to_context(layer_input, past, terms))
+        return LayerOutput(hidden, self._kept(layer_input), next_input=self.memory_input(hidden))
+
     def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
         """Attend from a segment (B, L, d) to past and segment, projected together.
 
@@ -270,8 +275,9 @@ class Layer(nn.Module):
         query = split_heads(self.projection_dropout(queries), heads)
         key_value = self.projection_dropout(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
         attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
-        output = pad_to(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
-        return F.linear(attended.transpose(1, 2).flatten(2), pad_to(output, output.shape[1], width))
+        by_head = attention.w_o.weight.unflatten(1, (heads, -1))  # (d, H, D)
+        w_o = pad_to(by_head, query.shape[3]).flatten(1)
+        return F.linear(attended.transpose(1, 2).flatten(2), pad_to(w_o, w_o.shape[1], width))
 
 
 def project(

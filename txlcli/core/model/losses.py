@@ -80,15 +80,17 @@ class Objective:
 
     def penalties(self, hidden: Tensor) -> list[Tensor]:
         """Return the penalties (0-d) of hidden states (B, L, d) before their dropout."""
-        found: list[Tensor] = []
+        penalties: list[Tensor] = []
         weights = self.weights(hidden.shape[1])
         hidden = at_least_float32(hidden)
         if self.activation_penalty:
-            found.append(self.activation_penalty * mean_over_positions(hidden.square().mean(-1), weights))
+            squares = hidden.square().mean(-1)  # (B, L)
+            penalties.append(self.activation_penalty * mean_over_positions(squares, weights))
         if self.slowness_penalty and hidden.shape[1] > 1:
+            squares = hidden.diff(dim=1).square().mean(-1)  # (B, L - 1)
             pairs = None if weights is None else weights[1:] * weights[:-1]
-            found.append(self.slowness_penalty * mean_over_positions(hidden.diff(dim=1).square().mean(-1), pairs))
-        return found
+            penalties.append(self.slowness_penalty * mean_over_positions(squares, pairs))
+        return penalties
 
 
 def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:

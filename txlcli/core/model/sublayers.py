@@ -28,7 +28,8 @@ class LayerNorm(nn.LayerNorm):
         if width == d_model:
             return super().forward(hidden)
         mean = hidden.sum(-1, keepdim=True) / d_model
-        scaled = _scaled(torch.where(torch.arange(width, device=hidden.device) < d_model, hidden - mean, 0.0), self)
+        is_padding = torch.arange(width, device=hidden.device) >= d_model
+        scaled = _scaled(torch.where(is_padding, 0.0, hidden - mean), self)
         if self.bias is None:
             return scaled
         return scaled + pad_to(self.bias, width)
@@ -46,8 +47,9 @@ class RMSNorm(nn.RMSNorm):
 
 def _scaled(hidden: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
     """Divide rows of d numbers and zeros by their root mean square, and multiply them by the gains."""
-    root = torch.rsqrt(hidden.square().sum(-1, keepdim=True) / norm.normalized_shape[0] + (norm.eps or 0.0))
-    return hidden * root * pad_to(norm.weight, hidden.shape[-1])
+    mean_square = hidden.square().sum(-1, keepdim=True) / norm.normalized_shape[0]
+    scale = torch.rsqrt(mean_square + (norm.eps or 0.0))
+    return hidden * scale * pad_to(norm.weight, hidden.shape[-1])
 
 
 def make_norm(settings: TransformerSettings) -> nn.LayerNorm | nn.RMSNorm:

@@ -386,7 +386,8 @@ def final_states(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the final hidden states (B, x, d) at some positions of a layer's output, with dropout, and penalties."""
     normed = model.final_norm(hidden)[..., : model.settings.d_model]
-    return model.output_dropout(normed)[:, first:end].contiguous(), goal.penalties(normed[:, first:end])
+    states = model.output_dropout(normed)[:, first:end].contiguous()
+    return states, goal.penalties(normed[:, first:end])
 
 
 def last_output(layers: Iterator[LayerOutput]) -> Tensor:

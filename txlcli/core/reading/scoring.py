@@ -144,17 +144,14 @@ def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np
     segment_probabilities: list[Tensor] = []
 
     def look_up(hidden: Tensor, _targets: Tensor, _losses: Tensor) -> None:
-        all_values = []
-        all_ids = []
+        parts = []
         with autocast(model.device, model.backend.precision):
             for part in hidden.flatten(0, 1).split(rows):
-                values, ids = model.log_probs(part[None])[0].topk(count)
-                all_values.append(values)
-                all_ids.append(ids)
+                parts.append(model.log_probs(part[None])[0].topk(count))
         shape = hidden.shape[:2]
-        ids_of_segment = torch.cat(all_ids).unflatten(0, shape)
-        log_probs = torch.cat(all_values).unflatten(0, shape)
-        segment_ids.append(ids_of_segment.cpu())
+        ids = torch.cat([part.indices for part in parts]).unflatten(0, shape)
+        log_probs = torch.cat([part.values for part in parts]).unflatten(0, shape)
+        segment_ids.append(ids.cpu())
         segment_probabilities.append(log_probs.exp().float().cpu())
 
     def in_order(parts: list[Tensor]) -> Tensor:
