@@ -118,20 +118,6 @@ def test_twelve_layers_have_17_percent_of_the_parameters_of_64():
     assert int(ours.parameters[:-1]) / int(theirs.parameters[:-1]) == pytest.approx(0.17, abs=0.005)
 
 
-def test_rows_of_other_systems_match_the_paper():
-    def cells(number, index):
-        row = published.TABLES[number].rows[index]
-        return (row.citation, row.name, row.parameters, row.valid, row.test)
-
-    assert cells(1, 3) == ("Grave et al. (2016b)", "LSTM + Neural cache", None, None, 40.8)
-    assert cells(1, 6) == ("Rae et al. (2018)", "Hebbian + Cache", None, 29.7, 29.9)
-    assert cells(2, 5) == ("Knol (2017)", "cmix v13", None, None, 1.23)
-    assert cells(3, 1) == ("Chung et al. (2016)", "LN HM-LSTM", "35M", None, 1.29)
-    assert cells(4, 6) == ("Shazeer et al. (2017)", "Low-Budget MoE", "~5B", None, 34.1)
-    assert cells(5, 10) == ("Yang et al. (2017)", "MoS+Finetune", "22M", 56.54, 54.44)
-    assert published.TABLES[5].rows[8].label == "Dai et al. (2019) - Transformer-XL"
-
-
 @pytest.mark.parametrize("number", [6, 10])
 def test_only_our_encoding_improves_beyond_the_training_length(number):
     rows = published.TABLES[number].rows
@@ -145,16 +131,12 @@ def test_only_our_encoding_improves_beyond_the_training_length(number):
 def test_the_first_rows_of_tables_6_and_10_are_the_same():
     six, ten = published.TABLES[6].rows, published.TABLES[10].rows
     assert [dataclasses.replace(row, remark=None) for row in (six[0], six[2])] == list(ten[:2])
-    assert [row.backprop_len for row in ten] == [128, 128, 176, 172]
-    assert [row.ppl_best for row in ten[2:]] == [27.98, 28.83]
 
 
 def test_the_151m_rows_of_table_6_agree_with_table_1_and_improve_with_length():
     rows = published.TABLES[6].rows[-3:]
-    assert [(row.attn_len, row.ppl_best) for row in rows] == [(640, 23.09), (450, 23.16), (300, 23.35)]
     assert round(rows[0].ppl_best, 1) == row_of("wt103")[1].valid
-    assert [row.ppl_init for row in rows] == [23.43, None, None]
-    assert {row.backprop_len for row in rows} == {None}
+    assert sorted(rows, key=lambda row: row.ppl_best) == sorted(rows, key=lambda row: -row.attn_len)
 
 
 def test_effective_context_is_80_percent_longer_than_that_of_recurrent_networks():
