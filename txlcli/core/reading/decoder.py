@@ -157,8 +157,8 @@ class Decoder(Reader):
         self.mem_len = sizes.visible_memory(self.settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         key_len = self.mem_len + self.seg_len
-        self._limit = smallest_limit(self.settings.key_limit, sizes.window)
-        self.reach = min(key_len, self._limit or key_len)
+        limit = smallest_limit(self.settings.key_limit, sizes.window)
+        self.reach = min(key_len, limit or key_len)
         """The largest number of keys that a query sees."""
         slack = max(self.seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
         phases = math.ceil(slack / self.seg_len)
@@ -235,8 +235,7 @@ class Decoder(Reader):
         length = tokens.shape[1]
         remembered = self._range.count
         before = self._read_before
-        key_len = remembered + length
-        reach = min(key_len, self._limit or key_len)
+        reach = min(remembered + length, self.reach)
         if length == 1 and self.replays_tokens:
             # `count` is 0 or 1.
             return self._token(0, tokens, integers=(before, self._range.end, reach))[:, 1 - count :]
