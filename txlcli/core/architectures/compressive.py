@@ -97,12 +97,12 @@ class CompressiveLayer(Layer):
         output = super().forward(hidden, past, terms, count, layer_input)
         assert isinstance(past, AgingMemory)
         leaving = past.leaving(output.kept, self.compression.rate)
-        if not leaving.shape[1]:
-            return output
-        slots = self.compression(leaving)
+        slots = leaving  # none, if nothing leaves
         loss: Tensor | None = None
-        if self.training and self.compression.convolution is not None:
-            loss = self.reconstruction_loss(output.kept, leaving, slots)
+        if leaving.shape[1]:
+            slots = self.compression(leaving)
+            if self.training and self.compression.convolution is not None:
+                loss = self.reconstruction_loss(output.kept, leaving, slots)
         # PyTorch 2.11 does not compile `_replace` of a NamedTuple.
         return LayerOutput(output.hidden, output.kept, slots.detach(), loss, output.next_input)
 
@@ -194,15 +194,13 @@ class CompressiveTransformer(TransformerXL):
         slots = []
         for past, output in zip(pasts, outputs, strict=True):
             assert isinstance(past, AgingMemory)
-            new_slots = output.slots
-            if new_slots is None:
-                new_slots = output.kept[:, :0]
+            assert output.slots is not None
             length = 0
             if goal.mem_len:
-                compressed = new_slots.shape[1] * self.settings.compression_rate
+                compressed = output.slots.shape[1] * self.settings.compression_rate
                 length = past.positions.shape[1] + output.kept.shape[1] - compressed
             positions.append(update_memory(past.positions, output.kept, mem_len=length))
-            slots.append(update_memory(past.slots, new_slots, mem_len=past.compressed_len))
+            slots.append(update_memory(past.slots, output.slots, mem_len=past.compressed_len))
         return positions + slots
 
 
