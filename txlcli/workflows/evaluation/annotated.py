@@ -4,7 +4,7 @@ Axes: R memory lengths, T tokens, P pieces, K likeliest tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -93,7 +93,7 @@ def annotate(result: EvalResult) -> AnnotatedText:
     scoring = result.scoring
     opened = scoring.opened
     text = scoring.text
-    at_longest = scoring.changed(mem_len=rows[-1].mem_len, temperature=rows[-1].temperature)
+    at_longest = replace(scoring, settings=rows[-1].settings)
     count = min(LIKELIEST, opened.vocab.size)
     _, likeliest, probabilities = at_longest.score(partial(score_with_likeliest, count=count), "likeliest tokens")
     pieces = Pieces.of(opened.vocab, text)

@@ -4,13 +4,14 @@ Axes: N window length, S stride, M memory length, T tokens.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.timing import Repetitions, time_evaluation, time_vanilla
 from txlcli.core.reading.documents import score_spans, score_spans_in_windows
 from txlcli.core.reading.scoring import Scores, attention_span
@@ -71,6 +72,8 @@ class EvalRow(Result):
     """True for the lowest loss of the result."""
     losses_nats: NDArray[np.float32] = field(repr=False)
     """Loss of each token, (T,)."""
+    settings: EvalSettings = field(repr=False)
+    """Settings with which the text was read."""
 
     @property
     def bpc(self) -> float:
@@ -89,7 +92,7 @@ class EvalRow(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the row of `--json`, which has the keys of its kind of evaluation only."""
-        absent = {"losses_nats", "measures"}
+        absent = {"losses_nats", "measures", "settings"}
         if self.temperature == 1:
             absent.add("temperature")
         if self.stride is None:
@@ -141,7 +144,7 @@ def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
 
 def add_times(scoring: Scoring, row: EvalRow) -> None:
     """Add the times of one lane with memory, and of the vanilla model: rank 0 takes them."""
-    times = scoring.world.from_rank_0(partial(_times, scoring.changed(mem_len=row.mem_len)))
+    times = scoring.world.from_rank_0(partial(_times, scoring, row.settings))
     if times is not None:
         row.one_lane_ms_per_token, row.vanilla_ms_per_token = times
         row.slowdown = row.vanilla_ms_per_token / row.one_lane_ms_per_token
@@ -185,14 +188,14 @@ def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
     return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents)
 
 
-def _times(scoring: Scoring) -> tuple[float, float] | None:
+def _times(scoring: Scoring, settings: EvalSettings) -> tuple[float, float] | None:
     """Time one lane with memory, and the vanilla model with as many keys; return ms per token.
 
     None if the text is shorter than the memory, or if the model has fewer learned positions.
     """
     model = scoring.opened.model
     tokens = len(scoring.text.targets)
-    one_lane = scoring.changed(batch_size=1, seg_len=min(scoring.settings.seg_len, tokens)).settings
+    one_lane = replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
     _, attn_len = attention_span(model, one_lane)
     longest = model.settings.longest_window
     if one_lane.mem_len == 0 or one_lane.mem_len > tokens:
@@ -241,6 +244,7 @@ def make_row(
         ms_per_token=scores.ms_per_token,
         temperature=float(scoring.settings.temperature),
         losses_nats=scores.losses_nats,
+        settings=scoring.settings,
         **fields,
     )
 

@@ -15,7 +15,7 @@ Axes: W words, T scored tokens, V vocabulary.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.documents import documents_of
 from txlcli.core.reading.scoring import MAX_LOGITS, Stream, score
-from txlcli.core.reading.windows import score_windows, windows_at_once
+from txlcli.core.reading.windows import score_windows
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import VocabularyError
 from txlcli.system.atomic_files import errors_of_writing, replacing
@@ -201,15 +201,13 @@ def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64]:
     if vocab.unit != "piece":
         return np.zeros(len(scoring.text.targets))
     is_blank = np.array([piece[:1].isspace() for piece in vocab.pieces])
-    scoring = scoring.changed(temperature=row.temperature, mem_len=row.mem_len)
+    scoring = replace(scoring, settings=row.settings)
     if row.attn_len is None:
         if scoring.text.documents:
             scoring = scoring.changed(batch_size=1)
         read = partial(_blank_losses_with_memory, is_blank=is_blank)
         title = f"ends of words, M = {row.mem_len}"
     else:
-        at_once = windows_at_once(scoring.opened.model, min(row.attn_len, row.tokens))
-        scoring = scoring.changed(seg_len=row.attn_len, batch_size=at_once)
         read = partial(_blank_losses_in_windows, is_blank=is_blank, stride=row.stride or 1)
         title = f"ends of words, N = {row.attn_len}"
 
