@@ -185,7 +185,6 @@ def test_files_that_a_folder_leaves_out_or_that_describe_it_are_told(stories):
 def test_documents_are_rejected_where_there_are_none(stories):
     assert "--text" in refusal("eval", "byte", "--documents", "records", code=2)
     assert "records" in refusal("eval", "byte", "--text", "stories/a.txt", "--documents", "records", code=2)
-    assert "stdin" in refusal("eval", "byte", "--text", "-", "--text", "-", code=2)
     assert "blank-lines" in refusal("eval", "byte", "--text", stories, "--documents", "blank-line", code=2)
     assert "--html" in refusal("eval", "byte", "--text", stories, "--html", "page.html", code=2)
     assert "--text" in refusal("eval", "byte", "--text", "", code=2)

@@ -118,19 +118,19 @@ def test_other_values_and_combinations_are_rejected(options, given, telling):
 
 def test_processes_that_cannot_share_the_work_are_rejected():
     for name, value in (("dynamic", True), ("cache", 9), ("reset_at_documents", True), ("html", Path("a.html"))):
-        message = rejection(EvalOptions(**{name: value}).check_processes, 2, 2)
+        message = rejection(EvalOptions(**{name: value}).check_run, 2, 2)
         assert f"leave out `{name}`" in message
     options = EvalOptions(text=(STDIN,))
-    options.check_processes(1, 1)
-    message = rejection(options.check_processes, 2, 2)
+    options.check_run(1, 1)
+    message = rejection(options.check_run, 2, 2)
     assert "cannot share stdin" in message
 
 
 def test_more_processes_than_lanes_are_rejected_before_they_start():
-    assert "there are 2" in rejection(EvalOptions().check_processes, 3, 2)
-    assert "there are 1" in rejection(EvalOptions(batch_size=1).check_processes, 2, 8)
-    EvalOptions(batch_size=3).check_processes(3, 1)
-    EvalOptions(attn_len=(5,)).check_processes(3, 1)  # windows are divided
+    assert "there are 2" in rejection(EvalOptions().check_run, 3, 2)
+    assert "there are 1" in rejection(EvalOptions(batch_size=1).check_run, 2, 8)
+    EvalOptions(batch_size=3).check_run(3, 1)
+    EvalOptions(attn_len=(5,)).check_run(3, 1)  # windows are divided
 
 
 def test_protocols_come_in_the_order_of_the_table_and_once():

@@ -60,8 +60,7 @@ def evaluate(
     else:
         # A wrong name ends each of several processes at once.
         run = run_directory.find(model_name, workspace.runs_dir)
-        options.check_run()
-        options.check_processes(processes, run.settings.eval.batch_size)
+        options.check_run(processes, run.settings.eval.batch_size)
         if processes > 1 and not launcher.is_started():
             _start_processes(processes, context, run)
     if processes > 1:

@@ -11,7 +11,7 @@ from txlcli.corpora.directory import invalid_places, remarks_on, remarks_on_byte
 from txlcli.corpora.documents import divide
 from txlcli.corpora.locate import text_files
 from txlcli.corpora.signatures import conversion, encoding_of, head_of, reject_other_than_text
-from txlcli.errors import CorpusInputError, UsageError
+from txlcli.errors import CorpusInputError
 from txlcli.system.input_files import MAX_TEXT, check_regular, errors_of_reading, read_bytes, read_stdin
 
 STDIN = "-"
@@ -39,9 +39,7 @@ class UserText:
 
     @classmethod
     def of_option(cls, file: str) -> "UserText":
-        """Return the text that the option `text` names; raise a UsageError for an empty name."""
-        if not file:
-            raise UsageError("`text` is empty; give a file, a folder, or - for stdin")
+        """Return the text that the option `text` names."""
         return cls(file, label=f"`text` {file}")
 
     @property

@@ -151,8 +151,7 @@ class EvalOptions(PlotOptions):
             self.exclude("split", because="`text` is scored instead of a split")
         else:
             self.exclude("column", "encoding", "documents", because="without `text`, a split is scored")
-        if [source.name for source in self.text].count(STDIN) > 1:
-            raise UsageError("`text` - is given twice, and stdin has one text; leave out one of them")
+
         check_encoding(self.encoding)
         check_documents(self.documents)
         if self.reads_documents:
@@ -209,11 +208,13 @@ class EvalOptions(PlotOptions):
         """True if the model adapts to the text by more than its memory."""
         return self.cache is not None or self.dynamic
 
-    def check_processes(self, processes: int, default_batch_size: int) -> None:
-        """Reject an evaluation that several processes cannot divide.
+    def check_run(self, processes: int, default_batch_size: int) -> None:
+        """Reject options that only a model of Transformers has, and an evaluation that processes cannot divide.
 
         The lanes of a user's text depend on its length: these are checked when it is read.
         """
+        self.exclude("store", because="a run has a token store of its own")
+        self.exclude("trust_remote_code", because="a run has no code")
         if processes == 1:
             return
         because = "several processes divide the lanes, or the windows, of the model alone"
@@ -244,11 +245,6 @@ class EvalOptions(PlotOptions):
             self.exclude("store", because="`text` is scored instead of a split")
         if processes > 1:
             raise UsageError("a model of Transformers is evaluated in one process; leave out `processes`")
-
-    def check_run(self) -> None:
-        """Reject options that only a model of Transformers has, for a run."""
-        self.exclude("store", because="a run has a token store of its own")
-        self.exclude("trust_remote_code", because="a run has no code")
 
     def apply_to(self, settings: EvalSettings) -> EvalSettings:
         """Return a recipe's evaluation settings with these options applied."""
