@@ -32,10 +32,9 @@ from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.evaluation.rows import EvalRow, EvalRows, score_row
+from txlcli.workflows.evaluation.rows import EvalRow, EvalRows, with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.search import with_temperature
-from txlcli.workflows.evaluation.settings import RowSetting
 from txlcli.workflows.evaluation.texts import read_user_text
 from txlcli.workflows.evaluation.words import Word, with_bits, words_of_parts
 from txlcli.workflows.exchange import export_run
@@ -220,7 +219,7 @@ class LoadedRun:
         encoded = read_user_text(self._opened, EvalOptions(text=(source,)), self._workspace.reporter)
         settings = one_lane(self._opened.run, mem_len=mem_len, temperature=self.settings.eval.temperature)
         scoring = Scoring(self._opened, encoded, settings, self._workspace)
-        read = partial(score_row, setting=RowSetting(mem_len=settings.mem_len))
+        read = partial(with_memory, mem_len=settings.mem_len)
         scoring = with_temperature(scoring, read)
         row = read(scoring)
         return TextScore(

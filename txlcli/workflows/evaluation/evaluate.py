@@ -11,7 +11,6 @@ from txlcli.core.kernels.device import pick_device
 from txlcli.core.training import distributed
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.core.training.validation import check_lanes
-from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenModel
 from txlcli.system.processors import ShareClock
@@ -106,7 +105,7 @@ def evaluate(
         search = search_length(scoring, setting)
         planned = [setting.at(search.length)]
     rows, ended_by = _collect(_rows(scoring, planned), world)
-    _compare(rows, metrics.metric_of(text.unit))
+    _compare(rows, opened.metric)
     return EvalResult(
         scoring=scoring,
         rows=tuple(rows),

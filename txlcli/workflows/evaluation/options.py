@@ -146,7 +146,7 @@ class EvalOptions(PlotOptions):
         """Reject options that do not apply to the text."""
         if self.reset_at_documents:
             because = "`reset_at_documents` reads the documents of a split with a memory"
-            self.exclude("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html", because=because)
+            self.exclude("text", "attn_len", because=because)
         if self.text:
             self.exclude("split", because="`text` is scored instead of a split")
         else:
@@ -154,7 +154,7 @@ class EvalOptions(PlotOptions):
 
         check_encoding(self.encoding)
         check_documents(self.documents)
-        if self.reads_documents:
+        if self.reads_documents or self.reset_at_documents:
             because = "each document is read from an empty memory"
             self.exclude("protocols", "cache", "dynamic", "plot", "html", because=because)
 

@@ -125,8 +125,6 @@ def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
     """Score the text with one setting."""
     if setting.attn_len is not None:
         row = in_windows(scoring, setting.attn_len, setting.stride)
-    elif scoring.text.document_spans:
-        row = over_documents(scoring, setting.mem_len)
     else:
         row = with_memory(scoring, setting.mem_len)
     row.protocol = setting.protocol
@@ -134,10 +132,19 @@ def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
 
 
 def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
-    """Score the text with a memory length."""
+    """Score the text with a memory length; each of its documents, if it has any, from an empty memory.
+
+    The first token of a document of a split follows the one before it alone.
+    """
     scoring = scoring.changed(mem_len=mem_len)
-    check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
     title = "evaluation" if scoring.opened.model.settings.recurrent_state else f"M = {mem_len}"
+    spans = scoring.text.document_spans
+    if spans:
+        scores = scoring.score(partial(score_spans, spans=spans), title)
+        longest = max(end - first for first, end in spans)
+        keys = _keys_seen(scoring.changed(batch_size=1), longest)
+        return make_row(scoring, scores, keys=keys, documents=len(spans))
+    check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
     scores = scoring.score(partial(score_in_processes, world=scoring.world), title)
     return make_row(scoring, scores)
 
@@ -148,19 +155,6 @@ def add_times(scoring: Scoring, row: EvalRow) -> None:
     if times is not None:
         row.one_lane_ms_per_token, row.vanilla_ms_per_token = times
         row.slowdown = row.vanilla_ms_per_token / row.one_lane_ms_per_token
-
-
-def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
-    """Score the documents of a text or of a split, each from an empty memory.
-
-    The first token of a document of a split follows the one before it alone.
-    """
-    scoring = scoring.changed(mem_len=mem_len)
-    spans = scoring.text.document_spans
-    scores = scoring.score(partial(score_spans, spans=spans), f"M = {mem_len}")
-    longest = max(end - first for first, end in spans)
-    keys = _keys_seen(scoring.changed(batch_size=1), longest)
-    return make_row(scoring, scores, keys=keys, documents=len(spans))
 
 
 def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
