@@ -121,13 +121,11 @@ class Builder:
         if request.options.begin_from is not None:
             weights = initial_weights.read(request.options.begin_from, request.settings.model, store, self.workspace)
         self._agree(weights.checkpoint if weights else None)
-        registry.parameter_shapes(request.settings.model, store.vocab.size)  # rejects a model that cannot be made
-        segments, valid = read_splits(request.settings, store, reporter)
-        directory = Path()  # the other ranks write nothing
-        if self.world.is_rank_zero:  # after all checks, since it makes a directory
+        run = new_run(request, Path(), store, weights)  # rejects a model that cannot be made
+        segments, valid = read_splits(run.settings, store, reporter)
+        if self.world.is_rank_zero:  # the others write nothing; after all checks, since it makes a directory
             claimed = lifecycle.claimed(new_directories(request, self.workspace.runs_dir))
-            directory = files.enter_context(claimed)
-        run = new_run(request, directory, store, weights)
+            run = replace(run, directory=files.enter_context(claimed))
         plan = self._plan(run, segments)
         reporter.say(f"training {plan}")
         for note in plan.notes:
