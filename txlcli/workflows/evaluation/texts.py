@@ -81,16 +81,22 @@ def read_text(opened: OpenModel, options: EvalOptions, workspace: Workspace) -> 
 
 
 def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) -> ScoredText:
-    """Return the user's text that the options name, or its documents; say how many tokens the vocabulary lacks."""
-    if options.reads_documents:
-        text = _read_documents(opened, options)
-    else:
-        (source,) = options.text
-        text = _read(source, opened, options, options.positions)
+    """Return the user's text that the options name, or its documents; say how many tokens the vocabulary lacks.
+
+    Documents that have no token to predict are left out.
+    """
+    sources, notes = _documents_of(options)
+    read = _read_each(sources, opened, options)
+    texts = [text for text in read if len(text.targets)]
+    title = f"{len(options.text)} texts"
+    if len(options.text) == 1:
+        title = options.text[0].title
+    if not texts:
+        raise VocabularyError(f"{title}: no token to predict; give a longer text")
+    if len(texts) < len(read):
+        notes.append(f"documents without a token to predict, which were left out: {len(read) - len(texts):,}")
+    text = _joined(texts, title) if options.reads_documents else texts[0]
     tokens = len(text.targets)
-    if not tokens:
-        raise VocabularyError(f"{text.title}: no token to predict; give a longer text")
-    notes = list(text.notes)
     unknown = _unknown(text.targets, opened.vocab)
     if unknown:
         remark = f"{unknown:,} of {tokens:,} tokens are not in the vocabulary and are read as <unk>"
@@ -98,7 +104,7 @@ def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) 
         if 2 * unknown > tokens:
             notes.append(remark)
     notes += opened.remarks(b"".join(part.data for part in text.parts))
-    return replace(text, notes=tuple(notes))
+    return replace(text, notes=(*text.notes, *notes))
 
 
 def split_text(
@@ -206,29 +212,23 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
     return getattr(published, split, None)
 
 
-def _read_documents(opened: OpenModel, options: EvalOptions) -> ScoredText:
-    """Read the documents of the user's texts, or their first positions, without those that have no token to predict."""
-    sources, remarks = _documents_of(options)
-    documents: list[ScoredText] = []
+def _read_each(sources: Sequence[UserText], opened: OpenModel, options: EvalOptions) -> list[ScoredText]:
+    """Read and encode texts, up to as many positions in all as are to be scored."""
+    texts: list[ScoredText] = []
     rest = options.positions
     for source in sources:
-        document = _read(source, opened, options, rest)
-        documents.append(document)
+        text = _read(source, opened, options, rest)
+        texts.append(text)
         if rest is not None:
-            rest -= len(document.targets)
+            rest -= len(text.targets)
             if rest == 0:
                 break
-    texts = [document for document in documents if len(document.targets)]
-    title = f"{len(options.text)} texts"
-    if len(options.text) == 1:
-        title = options.text[0].title
-    if not texts:
-        raise VocabularyError(f"{title}: no token to predict; give longer texts")
+    return texts
+
+
+def _joined(texts: Sequence[ScoredText], title: str) -> ScoredText:
+    """Return a text of several documents."""
     all_notes = itertools.chain.from_iterable(text.notes for text in texts)
-    notes = list(dict.fromkeys(all_notes))
-    left_out = len(documents) - len(texts)
-    if left_out:
-        notes.append(f"documents without a token to predict, which were left out: {left_out:,}")
     edges = itertools.accumulate((len(text.targets) for text in texts), initial=0)
     return ScoredText(
         title=printable(title),
@@ -238,9 +238,9 @@ def _read_documents(opened: OpenModel, options: EvalOptions) -> ScoredText:
         size=_sum(text.size for text in texts),
         documents=tuple(texts),
         document_spans=list(itertools.pairwise(edges)),
-        unit=opened.vocab.unit,
+        unit=texts[0].unit,
         whole=all(text.whole for text in texts),
-        notes=(*notes, *remarks),
+        notes=tuple(dict.fromkeys(all_notes)),
     )
 
 
