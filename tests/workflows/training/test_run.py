@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.commands.novel import HERE, RecordingReporter, contents
-from txlcli.core.kernels.modes import threads
 from txlcli.core.training.reports import StepReport
 from txlcli.errors import Interrupted, UsageError
 from txlcli.runs import run_directory
 from txlcli.system.processors import ShareClock
-from txlcli.workflows.training.log import TrainingLog, watch_processors
+from txlcli.workflows.training.log import TrainingLog
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
@@ -119,15 +118,14 @@ def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):
     assert "mfu" not in metrics  # on a CPU
 
 
-@pytest.mark.parametrize(
-    ("threads_used", "cpu_share", "hints"), [(2, 0.4, 1), (2, 0.6, 0), (1, 0.4, 0)], ids=["shared", "idle", "one"]
-)
-def test_a_step_that_waits_for_processors_hints_at_threads_once(threads_used, cpu_share, hints):
+@pytest.mark.parametrize(("cpu_share", "hints"), [(0.4, 1), (0.6, 0)], ids=["shared", "idle"])
+def test_a_step_that_waits_for_processors_hints_at_threads_once(cpu_share, hints):
     now, reporter = 0.0, RecordingReporter()
-    with threads(threads_used):
-        check = watch_processors(reporter, ShareClock(lambda: now, lambda: cpu_share * now))
-    for _ in range(50):
-        now += 1.0
-        check(1)
+    clock = ShareClock(lambda: now, lambda: cpu_share * now)
+    with reporter.progress("training") as progress:
+        log = TrainingLog(plan=None, reporter=reporter, progress=progress, track=None, clock=clock)
+        for _ in range(50):
+            now += 1.0
+            log.show_step(1)
     hint = "a step takes 2.5 times its CPU time: other programs use the processors; `threads` 1 may be faster"
     assert reporter.messages == [hint] * hints

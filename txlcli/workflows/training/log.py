@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from txlcli.core.training.reports import Report, StepReport, ValidReport
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
@@ -33,6 +31,8 @@ class TrainingLog:
     track: OnReport
     """Experiment trackers."""
     on_report: OnReport | None = None
+    clock: ShareClock | None = None
+    """Measures if other programs keep the threads of the steps waiting, until the user is told; None does not."""
     mfu: float | None = None
     """See `TrainingResult`."""
     path: str = ""
@@ -81,8 +81,15 @@ class TrainingLog:
         self.reporter.say(message)
 
     def show_step(self, step: int) -> None:
-        """Show that a step was taken, with what the last report says."""
+        """Show a step with what the last report says, and say once if other programs slow the steps down."""
         self.progress.reach(step, self.detail)
+        if self.clock is None or self.clock.seconds <= FIRST_HINT_S:
+            return
+        share = self.clock.share()
+        if share < MIN_SHARE:
+            self.clock = None
+            ratio = f"{1 / max(share, 1e-9):.1f} times its CPU time"
+            self.reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
 
     def show_scored(self, tokens: int) -> None:
         """Show how many tokens a validation has scored so far."""
@@ -98,18 +105,3 @@ def as_line(report: Report, metric: str) -> Line:
     line[metric] = metrics.in_metric(report.loss_nats, metric)
     # JSON has no infinity, which a perplexity can be, and the gradient norm of a step that fp16 skips.
     return dict(as_json(line))
-
-
-def watch_processors(reporter: Reporter, clock: ShareClock) -> Callable[[int], None]:
-    """Return a function that tells the user once if other programs keep the threads of the steps waiting."""
-    is_watching = torch.get_num_threads() > 1
-
-    def check(_step: int) -> None:
-        nonlocal is_watching
-        share = clock.share()
-        if is_watching and clock.seconds > FIRST_HINT_S and share < MIN_SHARE:
-            is_watching = False
-            ratio = f"{1 / max(share, 1e-9):.1f} times its CPU time"
-            reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
-
-    return check

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch
+
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
@@ -22,7 +24,7 @@ from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.result import Result
 from txlcli.workflows.training import out_of_memory, trackers
 from txlcli.workflows.training.build import Job, built
-from txlcli.workflows.training.log import OnReport, TrainingLog, watch_processors
+from txlcli.workflows.training.log import OnReport, TrainingLog
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.plan import Plan
 from txlcli.workflows.training.resolve import Request, resolve
@@ -106,7 +108,9 @@ def _take_steps(
     should_stop = _stop_condition(caught, failures, limit_s)
     profiler = _profiler(job.plan, training, options.profile) if options.profile else None
     with _opened_log(job, reporter, on_report, limit_s) as log:
-        on_step = _observers(log, profiler, reporter)
+        on_step = [log.show_step] if log else []
+        if log and profiler:
+            on_step.append(profiler.on_step)
         try:
             _say_notes(training, reporter)
             for report in training.run(
@@ -159,26 +163,16 @@ def _opened_log(
     if not job.training.world.is_rank_zero:
         yield None
         return
+    clock = None
+    if plan.device.type == "cpu" and torch.get_num_threads() > 1:
+        clock = ShareClock(time.monotonic, time.process_time)  # of all threads
     with (
         trackers.opened(plan.run, after=step, say=reporter.warn) as track,
         reporter.progress("training", plan.steps, "steps", start=step, limit_s=limit_s) as progress,
     ):
-        yield TrainingLog(plan=plan, reporter=reporter, progress=progress, track=track, on_report=on_report)
-
-
-def _observers(
-    log: TrainingLog | None, profiler: StepProfiler | None, reporter: Reporter
-) -> list[Callable[[int], None]]:
-    """Return the functions that are called with the number of each step; rank 0 alone has any."""
-    if log is None:
-        return []
-    on_step: list[Callable[[int], None]] = [log.show_step]
-    if log.plan.device.type == "cpu":
-        clock = ShareClock(time.monotonic, time.process_time)  # of all threads
-        on_step.append(watch_processors(reporter, clock))
-    if profiler is not None:
-        on_step.append(profiler.on_step)
-    return on_step
+        yield TrainingLog(
+            plan=plan, reporter=reporter, progress=progress, track=track, on_report=on_report, clock=clock
+        )
 
 
 def _profiler(plan: Plan, training: Training, steps: int) -> StepProfiler:
