@@ -213,7 +213,7 @@ class TokenStore(StoreFacts):
         """Return the counts of a split."""
         if split not in self.splits:
             raise StoreError(
-                f"{self.path} has no {split} split (it holds {', '.join(self.splits)}); run "
+                f"{self.path} has no {split} split (it holds {', '.join(self.splits)}); choose one of these, or run "
                 f'"{prepare_command(self.name, force=True)}" with a source that has it'
             )
         return self.splits[split]

@@ -14,7 +14,7 @@ from txlcli.core.reading.scoring import scored_stream
 from txlcli.corpora import CORPORA
 from txlcli.corpora.locate import printable
 from txlcli.corpora.signatures import HEAD, conversion, encoding_of
-from txlcli.data.token_store import TokenStore, corpus_name, prepare_command
+from txlcli.data.token_store import TokenStore, corpus_name
 from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.runs.loading import OpenModel, OpenRun
@@ -111,24 +111,13 @@ def split_text(
     opened: OpenRun, split: str, positions: int | None, workspace: Workspace, *, by_document: bool = False
 ) -> ScoredText:
     """Return a split of the run's store, or its first positions; warn if it may contain training data."""
-    _check_split(opened.store(workspace.data_dir), split)
     warn_if_trained_on(opened, split, workspace)
     return first_positions(opened, split, positions, workspace, by_document=by_document)
-
-
-def _check_split(store: TokenStore, split: str) -> None:
-    """Reject a split that a store does not have."""
-    if split not in store.splits:
-        raise StoreError(
-            f"{store.path} has no {split} split (it holds {', '.join(store.splits)}); give `split` "
-            f'{list(store.splits)[-1]}, or run "{prepare_command(store.name, force=True)}" with a source that has it'
-        )
 
 
 def text_of_split(workspace: Workspace, name: str, split: str) -> UserText:
     """Return a split of a token store as text, for a model with another vocabulary."""
     store = workspace.open_store(name)
-    _check_split(store, split)
     data = b"".join(store.vocab.decode_blocks([store.ids(split)]))
     return UserText(f"{name} {split}", data, label=f"{store.path}, {split}")
 
