@@ -62,14 +62,10 @@ def _starts(store: TokenStore, split: str, unit: str, setting: str) -> Ids:
 
 def _check_without_valid(train: TrainSettings, store: TokenStore) -> None:
     """Reject settings that need a validation split."""
-    if train.schedule == "plateau":
-        key = "schedule"
-    elif train.average == "asgd":
-        key = "average"
-    else:
-        return
-    raise RecipeError(
-        f'train.{key} = "{getattr(train, key)}" needs a valid split, and {store.path} has none; prepare a text with '
-        f"one, or set another train.{key}",
-        setting=f"train.{key}",
-    )
+    for key, value in {"schedule": "plateau", "average": "asgd"}.items():
+        if getattr(train, key) == value:
+            raise RecipeError(
+                f'train.{key} = "{value}" needs a valid split, and {store.path} has none; prepare a text with one, or '
+                f"set another train.{key}",
+                setting=f"train.{key}",
+            )
