@@ -54,6 +54,13 @@ class Documents:
         return starts
 
 
+def documents_at(offsets: "dict[Path, array[int]]") -> Documents | None:
+    """Return the documents that begin at offsets in files; None if they are not several."""
+    if sum(map(len, offsets.values())) <= 1:
+        return None
+    return Documents("index", offsets=offsets)
+
+
 def divide(data: bytes, unit: str) -> list[bytes]:
     """Return the documents of a text: those between blank lines, or those up to each mark."""
     text = data.removeprefix(codecs.BOM_UTF8)

@@ -225,7 +225,7 @@ def test_files_in_folders_named_as_splits_and_folders_of_token_files_alone(tmp_p
         (tmp_path / f"chunks/chunk_{number}.bin").write_bytes(packed("H", [number]))
     assert read(tmp_path / "chunks") == ("nanoGPT", {"": [1, 2]})
     (tmp_path / "chunks/weights.bin").write_bytes(b"PK\3\4" * 32)
-    assert "an archive, such as a checkpoint of PyTorch, not ids" in refusal(tmp_path / "chunks")
+    assert "zip, not ids" in refusal(tmp_path / "chunks")
 
 
 @pytest.mark.parametrize("ids", [[1, 0] * 999, [0, 256] * 999, [0] * 2999 + [257] * 400, [0, 0, 0, 1] * 999])

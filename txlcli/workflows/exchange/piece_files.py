@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import Slice
 from txlcli.corpora.directory import files_by_split
-from txlcli.corpora.documents import Documents
+from txlcli.corpora.documents import documents_at
 from txlcli.corpora.locate import text_files
 from txlcli.corpora.signatures import head_of
 from txlcli.data.vocabulary import MAX_IDS
@@ -65,10 +65,7 @@ class PieceFiles:
             splits[split] = (Slice(joined, 0, joined.stat().st_size),)
             offsets[joined] = starts
         used = tuple(itertools.chain.from_iterable(self.splits.values()))
-        documents = None
-        if sum(map(len, offsets.values())) > 1:
-            documents = Documents("index", offsets=offsets)
-        return TokenFiles(FORMAT, DTYPE, splits, documents, joined=used)
+        return TokenFiles(FORMAT, DTYPE, splits, documents_at(offsets), joined=used)
 
 
 def find(source: Path) -> PieceFiles | None:

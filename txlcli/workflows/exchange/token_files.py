@@ -9,7 +9,7 @@ fairseq     the same without documents; the older TNTIDX of both has the end of 
 
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import Slice
 from txlcli.corpora.directory import files_by_split
-from txlcli.corpora.documents import Documents
+from txlcli.corpora.documents import Documents, documents_at
 from txlcli.corpora.locate import is_companion, splits_in, text_files
-from txlcli.corpora.signatures import format_of, format_of_header
+from txlcli.corpora.signatures import format_of_header
 from txlcli.data.vocabulary import MAX_IDS
 from txlcli.errors import CorpusInputError, ExportError, UsageError
 from txlcli.workflows.exchange.token_types import advice, are_below, has_fractions, other_type, type_named
@@ -117,7 +117,8 @@ def find(source: Path, id_type: IdType) -> TokenFiles | None:
     types = sorted({f"{file.format} {file.dtype.name}" for file in files})
     if len(types) > 1:
         raise CorpusInputError(f"{source}: its files are of {' and '.join(types)} ids; keep one format in a folder")
-    return TokenFiles(files[0].format, files[0].dtype, splits, _documents(files))
+    documents = documents_at({file.ids.path: file.documents for file in files if file.documents is not None})
+    return TokenFiles(files[0].format, files[0].dtype, splits, documents)
 
 
 def _by_split(source: Path, *, is_export: bool) -> dict[str, list[Path]]:
@@ -141,14 +142,6 @@ def _is_text(path: Path) -> bool:
     return path.suffix.lower() not in (BIN, IDX, ".pkl") and not is_companion(path)
 
 
-def _documents(files: Sequence[_TokenFile]) -> Documents | None:
-    """Return the documents of all files; None if they are not several."""
-    offsets = {file.ids.path: file.documents for file in files if file.documents is not None}
-    if sum(map(len, offsets.values())) <= 1:
-        return None
-    return Documents("index", offsets=offsets)
-
-
 def _open(path: Path, id_type: IdType) -> _TokenFile:
     if not path.is_file() or not path.stat().st_size:
         raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
@@ -166,8 +159,6 @@ def _without_header(path: Path, id_type: IdType) -> _TokenFile:
             f"{path}: txl wrote the ids of a vocabulary of {id_type.vocab_size:,}, too many for {ids.name}; leave out "
             "`dtype`"
         )
-    if format_of(path) == "zip":
-        raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
     known = format_of_header(path)
     if known is not None:
         raise CorpusInputError(f"{path}: {known}, not ids without a header; write its ids alone to a .bin")

@@ -47,10 +47,10 @@ class TxlConfig(PreTrainedConfig):
 class Dropout(nn.Module):
     """Dropout; variational dropout has one mask for all positions, the second last axis."""
 
-    def __init__(self, rate, *, variational):
+    def __init__(self, config, rate):
         super().__init__()
         self.rate = rate
-        self.variational = variational
+        self.variational = config.variational_dropout
 
     def forward(self, hidden):
         if not (self.training and self.variational):
@@ -125,7 +125,7 @@ class TiedRelativeEncoding(Encoding):
 
     def __init__(self, config):
         super().__init__(config)
-        self.dropout = Dropout(config.distance_dropout, variational=config.variational_dropout)
+        self.dropout = Dropout(config, config.distance_dropout)
 
     def encode_distances(self, count, like):
         distance = torch.arange(count, device=like.device)
@@ -269,7 +269,7 @@ class Attention(nn.Module):
         normalizes = config.qk_norm == "rms"
         self.q_norm = nn.RMSNorm(config.d_head, config.norm_eps) if normalizes else nn.Identity()
         self.k_norm = nn.RMSNorm(config.d_head, config.norm_eps) if normalizes else nn.Identity()
-        self.projection_dropout = Dropout(config.projection_dropout, variational=config.variational_dropout)
+        self.projection_dropout = Dropout(config, config.projection_dropout)
 
     def project(self, linear: nn.Linear, norm: nn.Module, hidden: Tensor) -> Tensor:
         """Project hidden states (B, x, d) to heads (B, H, x, D)."""
@@ -336,7 +336,7 @@ class FeedForward(nn.Module):
         self.ff_gate = None
         if config.feed_forward == "swiglu":
             self.ff_gate = nn.Linear(config.d_model, config.inner_width, bias=bias)
-        self.dropout = Dropout(config.inner_dropout, variational=config.variational_dropout)
+        self.dropout = Dropout(config, config.inner_dropout)
 
     def forward(self, hidden):
         inner = self.ff_1(hidden)
@@ -376,8 +376,8 @@ class Layer(nn.Module):
         gated = config.gating == "gru"
         self.attention_gate = GruGate(config.d_model) if gated else None
         self.feed_forward_gate = GruGate(config.d_model) if gated else None
-        self.dropout = Dropout(config.dropout, variational=config.variational_dropout)
-        self.feed_forward_dropout = Dropout(config.feed_forward_dropout, variational=config.variational_dropout)
+        self.dropout = Dropout(config, config.dropout)
+        self.feed_forward_dropout = Dropout(config, config.feed_forward_dropout)
 
     def forward(self, hidden, encoding, encoded, context, cache):
         pre_norm = self.config.norm != "post"
@@ -487,8 +487,8 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.n_layers))
         self.final_norm = make_norm(config) if config.norm == "pre" else nn.Identity()
         self.softmax = AdaptiveSoftmax(config)
-        self.embedding_dropout = Dropout(config.embedding_dropout, variational=config.variational_dropout)
-        self.output_dropout = Dropout(config.output_dropout, variational=config.variational_dropout)
+        self.embedding_dropout = Dropout(config, config.embedding_dropout)
+        self.output_dropout = Dropout(config, config.output_dropout)
         self.post_init()
 
     def _init_weights(self, module):
@@ -542,7 +542,7 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
         read = cache.get_seq_length()
         total = read + input_ids.shape[1]
         if attention_mask is None:
-            attention_mask = torch.ones(len(input_ids), total, dtype=torch.long, device=input_ids.device)
+            attention_mask = input_ids.new_ones(len(input_ids), total)
         is_token = F.pad(attention_mask, (total - attention_mask.shape[1], 0), value=1).bool()
         position = is_token.long().cumsum(1) - 1
         segments = []
