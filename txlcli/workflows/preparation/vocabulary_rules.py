@@ -29,14 +29,14 @@ def rule_of(plan: PreparationPlan) -> VocabularyRule:
 def conventions_of(plan: PreparationPlan, text: Text) -> dict[str, str]:
     """Describe the conventions of the store, by subject."""
     options = plan.options
-    about_splits = {"split", "files", "documents", *text.splits}
-    conventions = plan.corpus.conventions
-    if options.released_convention:
-        conventions = conventions | plan.corpus.released_conventions
+    released = plan.corpus.released_conventions if options.released_convention else {}
     described = {}
-    for subject, convention in conventions.items():
-        if subject in about_splits or (plan.own_convention and subject not in SPLITS):
+    about_symbols = {}
+    for subject, convention in (plan.corpus.conventions | released).items():
+        if subject in ("split", *text.splits):
             described[subject] = convention
+        elif subject not in SPLITS:
+            about_symbols[subject] = convention
     described |= text.conventions
     if options.documents:
         is_unit = options.documents in UNITS
@@ -46,15 +46,14 @@ def conventions_of(plan: PreparationPlan, text: Text) -> dict[str, str]:
     if options.split:
         described["split"] = f"{'/'.join(f'{share:g}' for share in options.split)} by --split"
     if plan.vocab is not None:
-        kept = {subject: convention for subject, convention in described.items() if subject in about_splits}
-        kept["vocabulary"] = "given by --vocab" if options.vocab else f"from {plan.vocab_file}"
-        return kept
-    if plan.own_convention:
-        built_from = _built_from(plan.corpus.rule, text)
-        if built_from:
-            described["vocabulary"] = f"{plan.tokenizer}s of {built_from} by frequency"
+        described["vocabulary"] = "given by --vocab" if options.vocab else f"from {plan.vocab_file}"
         return described
-    return described | _tokenizer_conventions(plan)
+    if not plan.own_convention:
+        return described | _tokenizer_conventions(plan)
+    built_from = _built_from(plan.corpus.rule, text)
+    if built_from:
+        about_symbols["vocabulary"] = f"{plan.tokenizer}s of {built_from} by frequency"
+    return described | about_symbols
 
 
 def _tokenizer_conventions(plan: PreparationPlan) -> dict[str, str]:
