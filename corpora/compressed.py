@@ -9,7 +9,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -58,7 +58,8 @@ class CompressedFile(io.RawIOBase):
         self._path = path
         self._compression = compression
         self._file = path.open("rb")
-        self._content = _content(self._file, compression)
+        self._blocks = _blocks(self._file, compression)
+        self._rest = b""
 
     def readable(self) -> bool:
         """Return True, which the base class does not."""
@@ -67,7 +68,7 @@ class CompressedFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read into a buffer; return the number of bytes, 0 at the end of the file."""
         try:
-            data: bytes = self._content.read(len(buffer))
+            data = self._rest or next(self._blocks, b"")
         except DAMAGE as error:
             if not is_damage(error):
                 raise
@@ -76,8 +77,10 @@ class CompressedFile(io.RawIOBase):
                 f"{self._path}: damaged, or not {self._compression} ({error}, reached byte {self._file.tell():,} of "
                 f"{size:,}); fetch or write it again"
             ) from error
-        buffer[: len(data)] = data
-        return len(data)
+        count = min(len(data), len(buffer))
+        buffer[:count] = data[:count]
+        self._rest = data[count:]
+        return count
 
     def close(self) -> None:
         """Close the file."""
@@ -97,58 +100,47 @@ def is_damage(error: Exception) -> bool:
     return getattr(error, "errno", None) in (None, errno.EINVAL)
 
 
-def _content(file: BinaryIO, compression: str) -> Any:
-    """Return the decompressed content of an open file."""
-    if compression == "gzip":
-        return gzip.GzipFile(fileobj=file)
+def _blocks(file: BinaryIO, compression: str) -> Iterator[bytes]:
+    """Yield the decompressed content of an open file in blocks, none of them empty."""
+    if compression in STREAMS:
+        yield from _stream_blocks(file, STREAMS[compression])
+        return
+    content: Any = gzip.GzipFile(fileobj=file)
     if compression == "zstd":
         import pyarrow as arrow
 
-        return arrow.CompressedInputStream(arrow.PythonFile(file, "r"), "zstd")
-    return _Streams(file, STREAMS[compression])
+        content = arrow.CompressedInputStream(arrow.PythonFile(file, "r"), "zstd")
+    yield from iter(lambda: content.read(BLOCK), b"")
 
 
-class _Streams:
-    """The content of consecutive compressed streams, with zeros after each of them as padding."""
-
-    def __init__(self, file: BinaryIO, stream_format: StreamFormat) -> None:
-        self._file = file
-        self._format = stream_format
-        self._decoder = stream_format.new_decoder()
-        self._packed = b""
-        self._at_end = False
-
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; none at the end of the file."""
-        data = b""
-        while not data and not self._at_end:
-            if self._decoder.eof:
-                self._begin_stream()
-                continue
-            packed = b""
-            if self._decoder.needs_input:
-                packed = self._packed or self._file.read(BLOCK)
-                self._packed = b""
+def _stream_blocks(file: BinaryIO, stream_format: StreamFormat) -> Iterator[bytes]:
+    """Yield the content of consecutive streams, with zeros after each of them as padding."""
+    packed = file.read(BLOCK)
+    while packed:
+        decoder = stream_format.new_decoder()
+        while not decoder.eof:
+            if decoder.needs_input and not packed:
+                packed = file.read(BLOCK)
                 if not packed:
                     raise EOFError("the file ends inside a stream")
-            data = self._decoder.decompress(packed, size)
-        return data
+            data = decoder.decompress(packed, BLOCK)
+            packed = b""
+            if data:
+                yield data
+        packed = _next_stream(file, decoder.unused_data, stream_format)
 
-    def _begin_stream(self) -> None:
-        """Begin to read the stream after the padding, if the file does not end."""
-        magic = self._format.magic
-        rest = self._decoder.unused_data or self._file.read(BLOCK)
-        zeros = 0
-        while rest and not rest.strip(b"\0"):
-            zeros += len(rest)
-            rest = self._file.read(BLOCK)
-        begin = rest.lstrip(b"\0")
-        zeros += len(rest) - len(begin)
-        if len(begin) < len(magic):
-            begin += self._file.read(BLOCK)
-        offset = self._file.tell() - len(begin)
-        if zeros % self._format.padding or (begin and not begin.startswith(magic)):
-            raise EOFError(f"no stream begins at byte {offset:,}, after a complete one")
-        self._packed = begin
-        self._decoder = self._format.new_decoder()
-        self._at_end = not begin
+
+def _next_stream(file: BinaryIO, unused: bytes, stream_format: StreamFormat) -> bytes:
+    """Return the first bytes of the stream after the padding; none if the file ends."""
+    rest = unused or file.read(BLOCK)
+    zeros = 0
+    while rest and not rest.strip(b"\0"):
+        zeros += len(rest)
+        rest = file.read(BLOCK)
+    begin = rest.lstrip(b"\0")
+    zeros += len(rest) - len(begin)
+    if len(begin) < len(stream_format.magic):
+        begin += file.read(BLOCK)
+    if zeros % stream_format.padding or (begin and not begin.startswith(stream_format.magic)):
+        raise EOFError(f"no stream begins at byte {file.tell() - len(begin):,}, after a complete one")
+    return begin

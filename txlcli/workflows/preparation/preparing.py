@@ -135,11 +135,11 @@ def run_plan(plan: PreparationPlan) -> PreparedStore:
         directory.mkdir(parents=True, exist_ok=True)
         with locks.writing(plan.store, busy), locks.temporary_directory(directory, WORK_DIRECTORY) as work:
             plan.check_free()
-            if isinstance(plan.tokens, PieceFiles):
-                joined = plan.tokens.joined(work, plan.id_type.vocab_size)
-                write_store(plan, joined, work)
-            elif plan.tokens:
-                write_store(plan, plan.tokens, work)
+            tokens = plan.tokens
+            if isinstance(tokens, PieceFiles):
+                tokens = tokens.joined(work, plan.id_type.vocab_size)
+            if tokens:
+                write_store(plan, tokens, work)
             else:
                 _prepare_text(plan, work)
             return PreparedStore.open(plan.store)
