@@ -294,11 +294,10 @@ def _examine(model: ExternalModel, n_positions: int | None) -> ExternalSettings:
     if obstacle:
         by_token = True
         obstacle = _try_parts(model, ids, [half, *[1] * rest])
-    is_state = _is_state(model.new_cache())
-    if obstacle is None and not is_state:
+    if obstacle is None:
+        if _is_state(model.new_cache()):
+            return ExternalStateSettings(**sizes, by_token=by_token)
         obstacle = _find_obstacle(model, ids, n_positions)
-    if is_state and obstacle is None:
-        return ExternalStateSettings(**sizes, by_token=by_token)
     return ExternalSettings(**sizes, obstacle=obstacle, by_token=by_token)
 
 

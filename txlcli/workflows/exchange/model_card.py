@@ -9,6 +9,41 @@ from txlcli.runs import history
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.log_file import Record
 
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [transformer-xl]
+# license: state the licence of the weights here
+---
+
+# {name}
+
+A Transformer-XL language model (Dai et al. 2019) of {parameters:,} parameters, {origin} and exported by txl {version}.
+{context}
+
+## Use
+
+{use}
+`trust_remote_code=True` runs the Python files of this folder; read them first. They need `torch` and `transformers`,
+and `sentencepiece` for a tokenizer of that kind.
+
+## Data
+
+Token store `{store}`: {vocab.tokenizer} tokens, a vocabulary of {vocab.size:,} symbols. State the source and the
+licence of the text here.
+
+## Results
+
+{results}
+
+## Settings
+
+| setting | value |
+| --- | --- |
+{settings}
+
+Other settings have txl's defaults.
+"""
 USE = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,53 +71,25 @@ def card_of(opened: OpenRun) -> str:
     evaluation = settings.evaluation_settings()
     past = history.read(run)
     valid = past.in_metric(past.best_valid)
-    origin = "imported" if past.state == "imported" else "trained"
     context = "It has no memory: a text is one segment."
     if evaluation.mem_len:
         context = f"It reads segments of {evaluation.seg_len} tokens with a memory of {evaluation.mem_len}."
-    use = USE_OF_IDS if opened.vocab.tokenizer == "ids" else USE
-    lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags: [transformer-xl]",
-        "# license: state the licence of the weights here",
-        "---",
-        "",
-        f"# {run.directory.name}",
-        "",
-        f"A Transformer-XL language model (Dai et al. 2019) of {run.parameters:,} parameters, {origin} and exported by "
-        f"txl {__version__}. {context}",
-        "",
-        "## Use",
-        "",
-        use,
-        "`trust_remote_code=True` runs the Python files of this folder; read them first. They need `torch` and "
-        "`transformers`, and `sentencepiece` for a tokenizer of that kind.",
-        "",
-        "## Data",
-        "",
-        f"Token store `{settings.corpus.store}`: {opened.vocab.tokenizer} tokens, a vocabulary of "
-        f"{opened.vocab.size:,} symbols. State the source and the licence of the text here.",
-        "",
-        "## Results",
-        "",
-    ]
+    best = ""
     if valid is not None:
-        lines.append(f"Best validation during training: {metrics.format_measure(valid)} {run.metric}.")
-    lines += [
-        "",
-        *_results(filter(past.is_of_weights, past.evals), run.metric),
-        "",
-        "## Settings",
-        "",
-        "| setting | value |",
-        "| --- | --- |",
-    ]
-    for key, value in recipe.changed_keys(settings).items():
-        lines.append(f"| `{key}` | `{recipe.format_value(value)}` |")
-    lines += ["", "Other settings have txl's defaults.", ""]
-    return "\n".join(lines)
+        best = f"Best validation during training: {metrics.format_measure(valid)} {run.metric}.\n\n"
+    rows = [f"| `{key}` | `{recipe.format_value(value)}` |" for key, value in recipe.changed_keys(settings).items()]
+    return CARD.format(
+        name=run.directory.name,
+        parameters=run.parameters,
+        origin="imported" if past.state == "imported" else "trained",
+        version=__version__,
+        context=context,
+        use=USE_OF_IDS if opened.vocab.tokenizer == "ids" else USE,
+        store=settings.corpus.store,
+        vocab=opened.vocab,
+        results=best + "\n".join(_results(filter(past.is_of_weights, past.evals), run.metric)),
+        settings="\n".join(rows),
+    )
 
 
 def _results(evals: Iterable[Record], metric: str) -> list[str]:
