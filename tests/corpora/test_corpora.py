@@ -249,7 +249,7 @@ def binary_files():
         "a program": b"\x7fELF\2\1\1" + bytes(9),
         "an archive or compressed file": lz4.getvalue().to_pybytes(),
         "(lzma)": lzma.compress(text, format=lzma.FORMAT_ALONE),
-        "(zlib)": zlib.compress(text, 1),
+        "(zlib)": zlib.compress(text),
         "(gzip)": gzip.compress(text),
     }
 
