@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from txlcli.config import recipe
-from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import Settings, plain_name
 from txlcli.core.training import checkpoint
 from txlcli.data.token_store import TokenStore
@@ -54,16 +54,9 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     settings = _settings(source, options)
     directory = workspace.runs_dir / (options.name or _name_of(source))
     lifecycle.check_free(directory, force=options.force)
-    path = huggingface.file_of_weights(source) if source.is_dir() else source
-    imported = weights.read(path)
-    system = weights.system_of(imported, path)
     vocab, store = _vocabulary(source, options, settings, workspace)
-    padding = weights.padding_of(imported, vocab.size, path)
-    missing = conversion.missing_setting(settings.model, system)
-    if missing is not None:
-        raise RecipeError(f"{path}: {missing}")
-    assert isinstance(settings.model, TransformerSettings)
-    tensors = conversion.Layout(system, settings.model, vocab.size).read(imported, str(path), padding)
+    path = huggingface.file_of_weights(source) if source.is_dir() else source
+    layout, tensors, padding = _read_weights(path, settings.model, vocab.size)
     store_name = store.path.stem if store else _free_store(directory.name, workspace)
     recipe_name = directory.name
     if options.recipe:
@@ -89,7 +82,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     return ImportedRun(
         run=str(directory),
         source=str(source),
-        system=SYSTEMS[system],
+        system=SYSTEMS[layout.system],
         parameters=new_run.parameters,
         vocab_size=vocab.size,
         store=str(store.path) if store else None,
@@ -97,11 +90,26 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         notes=notes,
         boundary=_symbol(vocab, vocab.boundary),
         unknown=_symbol(vocab, vocab.unknown),
-        norm=settings.model.norm,
-        cutoffs=settings.model.cutoffs,
+        norm=layout.settings.norm,
+        cutoffs=layout.settings.cutoffs,
         settings_from="its configuration" if source.is_dir() else f"the recipe {recipe_name}",
         next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
     )
+
+
+def _read_weights(
+    path: Path, model: ModelSettings, vocab_size: int
+) -> tuple[conversion.Layout, dict[str, Tensor], int]:
+    """Return the layout of a file of weights, the weights under our names, and the number of ids that were padding."""
+    stored = weights.read(path)
+    system = weights.system_of(stored, path)
+    padding = weights.padding_of(stored, vocab_size, path)
+    missing = conversion.missing_setting(model, system)
+    if missing is not None:
+        raise RecipeError(f"{path}: {missing}")
+    assert isinstance(model, TransformerSettings)
+    layout = conversion.Layout(system, model, vocab_size)
+    return layout, layout.read(stored, str(path), padding), padding
 
 
 def _symbol(vocab: Vocab, number: int | None) -> str | None:
