@@ -1,9 +1,8 @@
-"""Shell completion of runs, recipes, stores, settings, tables and figures; folders from the environment."""
+"""Shell completion of runs, recipes, stores, settings, tables and figures."""
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.commands.novel import done, json_of, refusal
 from txlcli.cli import app
 
 
@@ -32,16 +31,3 @@ def completed(line):
 )
 def test_names_are_completed(here, line, expected):
     assert completed(line) == expected
-
-
-def test_the_environment_names_the_directories(here, monkeypatch):
-    (here / "data").rename(here / "stores")
-    (here / "runs").rename(here / "trained")
-    monkeypatch.setenv("TXL_DATA_DIR", "stores")
-    monkeypatch.setenv("TXL_RUNS_DIR", "trained")
-    assert {run["name"] for run in json_of("runs")["runs"]} == {"byte", "char", "word", "sentencepiece"}
-    assert json_of("eval", "word", "--mem-len", 0, "--positions", 9)["rows"][0]["tokens"] == 9
-    assert done("prepare", "novel", "--name", "again").stdout.splitlines()[-1] == "next: txl train again"
-    assert (here / "stores" / "again.h5").is_file()
-    (here / "elsewhere").mkdir()
-    assert "no run under elsewhere" in refusal("runs", "--runs-dir", "elsewhere", code=1)

@@ -42,10 +42,7 @@ def parquet_bytes():
 
 
 def zstd(data):
-    stream = arrow.BufferOutputStream()
-    with arrow.CompressedOutputStream(stream, "zstd") as file:
-        file.write(data)
-    return stream.getvalue().to_pybytes() if data else b""
+    return arrow.compress(data, "zstd", asbytes=True)
 
 
 CONTAINERS = {
@@ -80,6 +77,12 @@ def plain(untouched):
 
 
 AGAIN = ("--name", "again", "--tokenizer", "char", "--force")
+TRAIN = ("--split", "100,0,0")
+
+
+def bytes_of_train(*arguments):
+    """Return the bytes of a store whose only split is train."""
+    return json_of("prepare", *arguments, *TRAIN)["splits"]["train"]["bytes"]
 
 
 def test_a_container_gives_the_store_of_its_text(plain):
@@ -105,9 +108,9 @@ def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
         (plain / "saved" / split / "data-00000-of-00001.arrow").write_bytes(arrow_bytes(arrow.ipc.new_stream))
         (plain / "saved" / split / "state.json").write_text("{}")
     told = json_of("prepare", "saved")
-    assert [(split, info["bytes"]) for split, info in told["splits"].items()] == [
-        ("train", len(TEXT)), ("valid", len(TEXT))
-    ]  # fmt: skip
+    assert {split: info["bytes"] for split, info in told["splits"].items()} == dict.fromkeys(
+        ("train", "valid"), len(TEXT)
+    )
     assert told["changes"] == {"files_skipped": 2}
 
 
@@ -137,8 +140,7 @@ def test_rows_with_another_delimiter_are_rejected_unless_their_column_is_named(p
 def test_semicolons_are_text_unless_all_rows_have_equally_many(plain):
     rows = "one; two\n" * 20 + "three\n"
     (plain / "a.csv").write_text(rows)
-    told = json_of("prepare", "a.csv", "--column", 1, "--split", "100,0,0")
-    assert told["splits"]["train"]["bytes"] == len(rows)
+    assert bytes_of_train("a.csv", "--column", 1) == len(rows)
     (plain / "a.csv").write_text("id;text\n\n" + "7;one\n" * 199 + "8;one;two\n")
     assert "ends on line 202 has 3 fields, the first one 2" in refusal("prepare", "a.csv", "--force", code=1)
 
@@ -167,15 +169,13 @@ def test_the_first_text_of_a_csv_may_be_longer_than_python_s_limit(plain):
     csv.field_size_limit(131_072)  # Python's default, which another file may have changed
     text = "a word " * 30_000 + "\n" + "another text\n" * 90
     (plain / "long.csv").write_text(text)
-    prepared = json_of("prepare", "long.csv", "--column", 1, "--split", "100,0,0")
-    assert prepared["splits"]["train"]["bytes"] == len(text)
+    assert bytes_of_train("long.csv", "--column", 1) == len(text)
 
 
 def test_a_csv_without_a_header_keeps_its_first_row(plain):
     rows = [[row, 7] for row in ROWS]
-    file = io.StringIO(newline="")
-    csv.writer(file).writerows(rows)
-    (plain / "two.csv").write_text(file.getvalue(), newline="")
+    with (plain / "two.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
     assert "number of the column" in refusal("prepare", "two.csv", code=1)
     assert "number of the column" in refusal("prepare", "two.csv", "--column", 3, code=1)
     done("prepare", "two.csv", "--column", 1, "--tokenizer", "char")
@@ -184,19 +184,19 @@ def test_a_csv_without_a_header_keeps_its_first_row(plain):
     assert "number of another" in refusal("prepare", "labels.csv", "--column", 1, code=1)
     (plain / "one.csv").write_text("word\n" * 90)
     assert "its first row is" in refusal("prepare", "one.csv", code=1)
-    assert json_of("prepare", "one.csv", "--column", 1, "--split", "100,0,0")["splits"]["train"]["bytes"] == 450
+    assert bytes_of_train("one.csv", "--column", 1) == 450
 
 
 def test_the_first_rows_of_json_may_lack_the_text(plain):
     (plain / "late.jsonl").write_text('{"title": "a"}\n{"text": null}\n' + '{"text": "word"}\n' * 20)
-    assert json_of("prepare", "late.jsonl", "--split", "100,0,0")["splits"]["train"]["bytes"] == 100
+    assert bytes_of_train("late.jsonl") == 100
     (plain / "either.jsonl").write_text('{"title": "a"}\n' + '{"body": "word"}\n' * 20)
     assert 'one of: "title", "body"' in refusal("prepare", "either.jsonl", code=1)
 
 
 def test_half_a_character_of_json_is_replaced(plain):
     (plain / "half.jsonl").write_text('{"text": "a \\ud83d b"}\n{"text": "\\ud83e\\udd8a"}\n' * 20)
-    done("prepare", "half.jsonl", "--split", "100,0,0")
+    done("prepare", "half.jsonl", *TRAIN)
     assert store("half").ids("train").tobytes().decode() == "a \ufffd b\n🦊\n" * 20
 
 

@@ -78,27 +78,19 @@ def peak(device, precision, repeat):
     return peak_flops_per_s(device, precision, repeat=repeat)
 
 
-class Captures:
-    """Makes the graphs of a training run, and counts them and their replays; keeps why one could not be made."""
+class Captures(tape.Graphs):
+    """Makes the graphs of a training run, and keeps why one could not be made."""
 
     def __init__(self, capture_graph):
-        self._capture_graph = capture_graph
-        self.graphs, self.replays = 0, 0
+        super().__init__(capture_graph)
         self.failures = []
 
     def __call__(self, run, device, **options):
         try:
-            replay = self._capture_graph(run, device, **options)
+            return super().__call__(run, device, **options)
         except UsageError as error:
             self.failures += cause(error)
             raise
-        self.graphs += 1
-
-        def counted():
-            self.replays += 1
-            return replay()
-
-        return counted
 
 
 def captures_of(device):
@@ -145,7 +137,7 @@ def filling_steps(train):
 
 def path_of(training, captures):
     """Return which path the steps take, and why it is not the default one."""
-    facts = {"path": training.stepper.path, "graphs": captures.graphs, "replays": captures.replays}
+    facts = {"path": training.stepper.path, "graphs": captures.captured, "replays": captures.replays}
     fell_back = [*training.stepper.notes, *captures.failures]
     return facts | ({"fell_back": fell_back} if fell_back else {})
 
@@ -225,7 +217,7 @@ def training(name, changes, device, toy, combo_kernels=True):
             timed.update()
         synchronize(place)
     yield {"warm_up_s": round(time.monotonic() - began, 2), **path_of(timed, captures)}
-    graphs, replays = captures.graphs, captures.replays
+    graphs, replays = captures.captured, captures.replays
     tokens = train.batch_size * train.seg_len
     timing = measure(timed.update, place, tokens=tokens, repeat=repeat, steps=count, warm_up=0)
     flops = step_flops_per_token(settings.model, vocab_size, train)
@@ -235,7 +227,7 @@ def training(name, changes, device, toy, combo_kernels=True):
         "low_high_ms_per_step": [ms * tokens for ms in timing.low_high],
         "tokens_per_step": tokens,
         "ms_per_token": timing.median,
-        "graphs_in_timed_steps": captures.graphs - graphs,
+        "graphs_in_timed_steps": captures.captured - graphs,
         "replays_per_timed_step": (captures.replays - replays) / (repeat * count),
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
     }
