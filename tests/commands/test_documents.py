@@ -16,6 +16,14 @@ DOCUMENTS = [
 SIZES = {"sentencepiece": ["--vocab-size", "283"]}
 
 
+@pytest.fixture
+def many(here):
+    """Make the store "many" of words, whose documents are files."""
+    write_files(here / "many")
+    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "80,10,10")
+    return here
+
+
 def stored(name, split):
     """Return the text of each document of a split."""
     own = store(name)
@@ -75,16 +83,14 @@ def test_blank_lines_are_found_whatever_the_blocks(tmp_path, block):
     ]
 
 
-def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here):
-    write_files(here / "many")
-    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "80,10,10")
+def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(many):
     train("corpus.store=many", "corpus.shuffle_documents=true", name="many")
     documents = stored("many", "valid")
     result = json_of("eval", "many", "--split", "valid", "--reset-at-documents", "--batch-size", 2, "--mem-len", "0,99")
     for row, mem_len in zip(result["rows"], (0, 99), strict=True):
         nats = tokens = most = 0
         for text in documents:  # a line end precedes each document in the store, and is implied before a text
-            (here / "one.txt").write_text(text, encoding="utf-8")
+            (many / "one.txt").write_text(text, encoding="utf-8")
             (one,) = json_of("eval", "many", "--text", "one.txt", "--batch-size", 1, "--mem-len", mem_len)["rows"]
             nats, tokens = nats + one["loss_nats"] * one["tokens"], tokens + one["tokens"]
             most = max(most, one["attn_len_max"])
@@ -96,9 +102,7 @@ def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here
 
 
 @pytest.mark.parametrize("shuffled", ["true", "false"])
-def test_training_that_begins_documents_anew_validates_as_the_evaluation_document_by_document(here, shuffled):
-    write_files(here / "many")
-    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "80,10,10")
+def test_training_that_begins_documents_anew_validates_as_the_evaluation_document_by_document(many, shuffled):
     resets = ("corpus.store=many", "train.reset_at_documents=true", f"corpus.shuffle_documents={shuffled}")
     train(*resets, "eval.same_length=off", name="many")
     (row,) = json_of("eval", "many", "--split", "valid", "--reset-at-documents")["rows"]
@@ -141,20 +145,13 @@ def test_a_mark_ends_each_document(untouched, block):
     documents = Documents("<|end|>", block)
     starts = [0, *itertools.accumulate(map(len, texts[:-1]))]
     assert documents.starts([text_of(untouched / "marked.txt")]).tolist() == starts
-    (untouched / "marked.txt").write_bytes("".join(texts[:-1]).encode())
-    assert Documents("<|end|>", block).starts([text_of(untouched / "marked.txt")]).tolist() == starts[:-1]
+    (untouched / "marked.txt").write_bytes("".join(texts[:-1]).encode())  # no document begins at the end
+    assert documents.starts([text_of(untouched / "marked.txt")]).tolist() == starts[:-1]
 
 
 def test_splits_are_cut_behind_marks_and_the_store_keeps_the_documents(untouched):
     (untouched / "marked.txt").write_text("the fox <|endoftext|>\n" * 40)
-    told = json_of(
-        "prepare", "marked.txt", "--documents", "<|endoftext|>", "--tokenizer", "word", "--split", "50,25,25"
-    )
-    assert {split: info["documents"] for split, info in told["splits"].items()} == {
-        "train": 20,
-        "valid": 10,
-        "test": 10,
-    }
-    assert told["notes"] == []
+    told = json_of("prepare", "marked.txt", "--documents", "<|endoftext|>", "--split", "50,25,25")
+    assert [info["documents"] for info in told["splits"].values()] == [20, 10, 10]
     assert "<|endoftext|>" in told["conventions"]["documents"]
     assert 'unknown unit of documents "file"' in refusal("prepare", "marked.txt", "--documents", "file", "--force")

@@ -14,52 +14,54 @@ from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.workspace import Workspace
 
 SHORT = ["--positions", 60, "--batch-size", 2]
+WINDOWS = ["model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0"]
+"""Changes for a model without memory, whose windows are limited by learned positions."""
+
+
+def spans(output):
+    """Return the fewest and the most keys of a query in each row."""
+    return [(row["attn_len_min"], row["attn_len_max"]) for row in output["rows"]]
 
 
 def test_windows_are_evaluated_by_length(here):
     output = json_of("eval", "byte", "--attn-len", "3,7", *SHORT)
-    assert [row["attn_len_min"] for row in output["rows"]] == [row["attn_len_max"] for row in output["rows"]] == [3, 7]
+    assert spans(output) == [(3, 3), (7, 7)]
     assert all(row["tokens"] == 60 and row["slowdown"] is None for row in output["rows"])
     assert (output["seg_len"], output["same_length"], output["max_distance"]) == (None, None, 10)
-    strided = json_of("eval", "byte", "--attn-len", "7", "--stride", 3, *SHORT)["rows"][0]
-    assert (strided["attn_len_min"], strided["attn_len_max"]) == (5, 7)
+    assert spans(json_of("eval", "byte", "--attn-len", "7", "--stride", 3, *SHORT)) == [(5, 7)]
     assert "each window is recomputed" in done("eval", "byte", "--attn-len", "3,7", *SHORT).stdout
 
 
 def test_a_run_with_a_window_sees_that_many_keys_at_most(here):
     train("model.window=4", name="windowed")
-    rows = json_of("eval", "windowed", "--mem-len", "2,7,50", "--no-same-length", "--seg-len", 5, *SHORT)["rows"]
-    assert [(row["attn_len_min"], row["attn_len_max"]) for row in rows] == [(3, 4), (4, 4), (4, 4)]
-    assert rows[1]["loss_nats"] == pytest.approx(rows[2]["loss_nats"], rel=1e-6)  # neither sees more than W
-    windows = json_of("eval", "windowed", "--attn-len", "3,60", "--positions", 60, "--batch-size", 1)["rows"]
-    assert [(row["attn_len_min"], row["attn_len_max"]) for row in windows] == [(3, 3), (4, 4)]
-    one_lane = ["--mem-len", 7, "--no-same-length", "--seg-len", 5, "--positions", 60, "--batch-size", 1]
-    segments = json_of("eval", "windowed", *one_lane)["rows"][0]
-    assert windows[1]["loss_nats"] == pytest.approx(segments["loss_nats"], rel=1e-5)  # a memory changes nothing else
+    by_segments = ["eval", "windowed", "--no-same-length", "--seg-len", 5, "--positions", 60]
+    output = json_of(*by_segments, "--mem-len", "2,7,50", "--batch-size", 2)
+    assert spans(output) == [(3, 4), (4, 4), (4, 4)]
+    losses = [row["loss_nats"] for row in output["rows"]]
+    assert losses[1] == pytest.approx(losses[2], rel=1e-6)  # neither sees more than W
+    windows = json_of("eval", "windowed", "--attn-len", "3,60", "--positions", 60, "--batch-size", 1)
+    assert spans(windows) == [(3, 3), (4, 4)]
+    (segments,) = json_of(*by_segments, "--mem-len", 7, "--batch-size", 1)["rows"]
+    assert windows["rows"][1]["loss_nats"] == pytest.approx(segments["loss_nats"], rel=1e-5)  # a memory adds nothing
     assert len(json_of("generate", "windowed", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
 
 
-@pytest.mark.parametrize("position", ["sinusoid", "learned"])
-def test_absolute_positions_have_no_limit_of_distances_and_no_memory_that_was_not_trained(here, position):
-    learned = ["model.n_positions=5"] if position == "learned" else []
-    train(f"model.position={position}", *learned, name="absolute")
+def test_absolute_positions_have_no_limit_of_distances_and_no_memory_that_was_not_trained(here):
+    train("model.position=sinusoid", name="absolute")
     assert "leave out --max-distance" in refusal("eval", "absolute", "--max-distance", "none")
-    output = json_of("eval", "absolute", *SHORT)
-    assert (output["position"], output["max_distance"]) == (position, None)
+    assert json_of("eval", "absolute", *SHORT)["max_distance"] is None
     assert json_of("eval", "absolute", "--attn-len", 4, *SHORT)["max_distance"] is None
-    train(f"model.position={position}", "train.mem_len=0", "eval.mem_len=0", *learned, name="windows")
+    train(*WINDOWS, name="windows")
     assert "give --attn-len" in refusal("eval", "windows", "--mem-len", "0,5")
 
 
 def test_windows_longer_than_the_text_are_truncated(here):
-    done("eval", "byte", "--attn-len", "50,70,90", *SHORT, "--losses", "losses.h5", "--plot", "curve.svg")
-    output = json_of("eval", "byte", "--attn-len", "50,70,90", *SHORT)
-    spans = [(row["attn_len"], row["attn_len_min"], row["attn_len_max"]) for row in output["rows"]]
-    assert spans == [(50, 50, 50), (70, 60, 60), (90, 60, 60)]
+    output = json_of("eval", "byte", "--attn-len", "50,70,90", *SHORT, "--losses", "losses.h5", "--plot", "curve.svg")
+    assert [row["attn_len"] for row in output["rows"]] == [50, 70, 90]
+    assert spans(output) == [(50, 50), (60, 60), (60, 60)]
     with h5py.File("losses.h5") as file:
         assert {"attn_len_50", "attn_len_70", "attn_len_90"} <= set(file)
-    strided = json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)["rows"][0]
-    assert (strided["attn_len_min"], strided["attn_len_max"]) == (60, 60)
+    assert spans(json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)) == [(60, 60)]
 
 
 def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
@@ -120,7 +122,7 @@ def test_auto_searches_for_the_memory_length_on_valid_and_applies_it_to_test(her
 
 def test_auto_searches_for_the_window_of_a_model_without_memory(here):
     # Learned positions limit the windows, and the lengths that are tried.
-    train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="windows")
+    train(*WINDOWS, name="windows")
     output = json_of("eval", "windows", "--attn-len", "auto", *SHORT)
     assert max(one["length"] for one in output["search"]["tried"]) <= 5  # the number of learned positions
     assert output["rows"][0]["attn_len_max"] == output["search"]["found"]

@@ -63,11 +63,6 @@ def trained_novel(trained_novel, tmp_path_factory):
     return directory
 
 
-@pytest.fixture
-def sharp(here):
-    return here
-
-
 def with_temperature(run, temperature):
     """Change the temperature of a run's recipe."""
     path = Path("runs", run, "run.json")
@@ -81,7 +76,7 @@ def rows_of(*options):
 
 
 @pytest.mark.parametrize("options", [("--mem-len", "0,5"), ("--protocols", "recurrence,strided")])
-def test_the_chosen_temperature_lowers_the_loss_on_valid_and_is_reported(sharp, options):
+def test_the_chosen_temperature_lowers_the_loss_on_valid_and_is_reported(here, options):
     plain, auto = rows_of("--split", "valid", *options), rows_of("--split", "valid", "--temperature", "auto", *options)
     assert not any("temperature" in row for row in plain)
     for before, after in zip(plain, auto, strict=True):
@@ -99,7 +94,7 @@ def test_the_chosen_temperature_lowers_the_loss_on_valid_and_is_reported(sharp, 
     ]
 
 
-def test_the_cache_and_dynamic_evaluation_have_a_temperature(sharp):
+def test_the_cache_and_dynamic_evaluation_have_a_temperature(here):
     options = ("--cache", "5", "--dynamic")
     plain, auto = rows_of(*options), rows_of(*options, "--temperature", "auto")
     assert [row["method"] for row in plain] == ["model", "cache 5", "dynamic"]
@@ -113,7 +108,7 @@ def test_the_cache_and_dynamic_evaluation_have_a_temperature(sharp):
     assert rows_of(*options, "--temperature", number)[3]["loss_nats"] == pytest.approx(auto[3]["loss_nats"], rel=1e-6)
 
 
-def test_a_recipe_can_have_a_temperature_and_the_table_reports_it(sharp):
+def test_a_recipe_can_have_a_temperature_and_the_table_reports_it(here):
     with_temperature("sharp", "auto")
     result = done("eval", "sharp")
     (row,) = rows_of()
@@ -121,21 +116,20 @@ def test_a_recipe_can_have_a_temperature_and_the_table_reports_it(sharp):
     assert "chosen on " in result.stderr
     done("eval", "sharp", "--html", "page.html")
     done("probe", "sharp", "--plot", "probe.png")
-    assert (sharp / "probe.png").stat().st_size > 0
+    assert (here / "probe.png").stat().st_size > 0
     assert "temperature 1.5" in " ".join(done("eval", "sharp", "--temperature", 1.5).stdout.split())
 
 
 def test_a_recipe_with_a_wrong_temperature_is_refused(here):
-    for number, message in (("hot", "a number or auto, not 'hot'"), ("0", "greater than 0, not 0.0")):
-        given = refusal("train", "tiny.toml", "--set", f"eval.temperature={number}")
-        assert given.endswith(f"[eval] temperature must be {message}")
+    for number, telling in (("hot", "a number or auto"), ("0", "greater than 0")):
+        assert telling in refusal("train", "tiny.toml", "--set", f"eval.temperature={number}")
     assert math.isfinite(json_of("eval", "byte", "--temperature", 100)["rows"][0]["loss_nats"])
 
 
-def test_python_scores_with_the_stored_temperature_as_eval_does(sharp):
+def test_python_scores_with_the_stored_temperature_as_eval_does(here):
     with_temperature("sharp", "auto")
-    (sharp / "text.txt").write_text("the fox jumps over lazy dogs\n" * 20)
+    (here / "text.txt").write_text("the fox jumps over lazy dogs\n" * 20)
     (row,) = rows_of("--text", "text.txt", "--batch-size", 1)
-    score = txlcli.load("sharp").score(sharp / "text.txt")
+    score = txlcli.load("sharp").score(here / "text.txt")
     assert score.total_nats / len(score.loss_nats) == pytest.approx(row["loss_nats"], rel=1e-6)
     assert row["temperature"] != 1
