@@ -37,13 +37,11 @@ def test_the_text_continues_the_prompt(here):
 
 def test_samples_use_consecutive_seeds(here):
     options = ["generate", "byte", "--prompt", "the", "--tokens", 20]
-    output = json_of(*options, "--samples", 3, "--seed", 5)
     singles = [json_of(*options, "--seed", seed)["samples"][0] for seed in (5, 6, 7)]
-    assert output["samples"] == singles
+    assert json_of(*options, "--samples", 3, "--seed", 5)["samples"] == singles
     assert len({sample["text"] for sample in singles}) == 3
     shown = done(*options, "--samples", 3, "--seed", 5).stdout
-    expected = [f"--- generation {n} of 3 ---\nthe{one['text']}\n" for n, one in enumerate(singles, 1)]
-    assert shown == "".join(expected)
+    assert [shown.count(f"\nthe{sample['text']}\n") for sample in singles] == [1, 1, 1]
 
 
 def test_top_k_is_40_by_default_unless_top_p_is_given(here):
@@ -108,7 +106,6 @@ def test_the_reference_is_the_continuation_of_the_split(here, kind):
     ids = store.ids("test")
     options = ["generate", kind, "--at", 50, "--context", 30, "--tokens", 17, "--reference"]
     output = json_of(*options)
-    assert set(output) == {"run", "context", "samples", "position", "reference"}
     assert (output["position"], output["context"]) == (50, store.vocab.decode(ids[20:50]))
     assert output["reference"] == store.vocab.decode(ids[50:67])
     (sample,) = output["samples"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.commands.novel import RECIPE, Saved, card, contents, done, json_of, refusal
+from tests.commands.novel import RECIPE, Saved, card, contents, done, json_of, names_in, refusal
 from tests.core.builders import V
 from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
 from tests.faults.sample import FOREIGN
@@ -18,6 +18,12 @@ from tests.workflows.exchange.hostile import HOSTILE, MARKER
 
 ADAPTIVE = ["model.cutoffs=[5,11]", "model.div_val=2", "model.d_embed=16", "model.tie_biases=false"]
 EVALUATION = ["--batch-size", 3]  # the only evaluation setting that is not in Hugging Face's configuration
+TO_HF = ["--format", "hf"]
+
+
+def exported(run, directory="hf"):
+    """Export a run as a folder of Hugging Face; return the facts that are told."""
+    return json_of("export", run, directory, *TO_HF)
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +31,9 @@ def trained_novel(trained_novel, tmp_path_factory):
     """Train a further run, with an adaptive softmax and a memory that starts with zeros."""
     directory = tmp_path_factory.mktemp("adaptive") / "here"
     shutil.copytree(trained_novel, directory)
-    changes = [
-        f"--set={change}"
-        for change in (*ADAPTIVE, "model.memory_start=zeros", "corpus.store=word", "train.valid_every=3")
-    ]
+    changes = (*ADAPTIVE, "model.memory_start=zeros", "corpus.store=word", "train.valid_every=3")
     where = ["--data-dir", directory / "data", "--runs-dir", directory / "runs", "--name", "adaptive"]
-    done("train", directory / "tiny.toml", "--max-steps", 3, *changes, *where)
+    done("train", directory / "tiny.toml", "--max-steps", 3, *(f"--set={change}" for change in changes), *where)
     return directory
 
 
@@ -48,10 +51,8 @@ def refused(*arguments, code=1):
 
 @pytest.mark.parametrize("run", ["adaptive", "word"])
 def test_an_exported_run_is_imported_with_the_same_weights(here, run):
-    told = json_of("export", run, "hf", "--format", "hf")
-    assert told["files"] == ["config.json", "model.safetensors", "vocab.json", "vocab.txt"]
-    assert sorted(path.name for path in (here / "hf").iterdir()) == told["files"]
-    assert (told["run"], told["folder"], told["parameters"]) == (f"runs/{run}", "hf", card(f"runs/{run}")["parameters"])
+    told = exported(run)
+    assert told["files"] == ["config.json", "model.safetensors", "vocab.json", "vocab.txt"] == names_in(here / "hf")
     json_of("import", "hf")
     assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{run}/best.safetensors")
     ours, theirs = card("runs/hf"), card(f"runs/{run}")
@@ -65,7 +66,7 @@ def test_an_exported_run_is_imported_with_the_same_weights(here, run):
 
 
 def test_an_imported_run_is_evaluated_with_the_same_settings_and_loss_and_generates_the_same_text(here):
-    done("export", "adaptive", "hf", "--format", "hf")
+    exported("adaptive")
     done("import", "hf", "--name", "back", "--store", "word")
     (ours,), (theirs,) = (json_of("eval", run, *EVALUATION)["rows"] for run in ("back", "adaptive"))
     same = ("tokens", "lanes", "mem_len", "attn_len_min", "attn_len_max")
@@ -79,8 +80,8 @@ def test_an_imported_run_is_evaluated_with_the_same_settings_and_loss_and_genera
 
 
 def test_an_export_notes_that_the_memory_started_empty(here):
-    assert len(json_of("export", "word", "hf", "--format", "hf")["notes"]) == 1
-    assert json_of("export", "adaptive", "other", "--format", "hf")["notes"] == []
+    assert len(exported("word")["notes"]) == 1
+    assert exported("adaptive", "other")["notes"] == []
     done("import", "hf", "--store", "word")  # a key of txl in config.json records how it started
     config = json.loads((here / "hf/config.json").read_text())
     assert config.pop("memory_start") == "empty"
@@ -93,11 +94,7 @@ def test_an_export_notes_that_the_memory_started_empty(here):
 
 @pytest.mark.parametrize("tokenizer", ["byte", "sentencepiece"])
 def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, tokenizer):
-    assert json_of("export", tokenizer, "hf", "--format", "hf")["files"] == [
-        "config.json",
-        "model.safetensors",
-        "vocab.json",
-    ]
+    assert exported(tokenizer)["files"] == ["config.json", "model.safetensors", "vocab.json"]
     done("import", "hf")
     assert card("runs/hf")["metric"] == card(f"runs/{tokenizer}")["metric"]
     assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{tokenizer}/best.safetensors")
@@ -107,14 +104,11 @@ def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, token
 
 
 def test_the_store_is_the_one_of_the_folder_or_the_recipe_if_it_has_the_vocabulary(here):
-    done("export", "adaptive", "word", "--format", "hf")
+    exported("adaptive", "word")
     told = json_of("import", "word", "--name", "hf")
-    assert told == {
-        **{"run": "runs/hf", "source": "word", "system": "Hugging Face TransfoXL"},
-        **{"parameters": card("runs/adaptive")["parameters"], "vocab_size": card("runs/adaptive")["vocab_size"]},
-        **{"store": "data/word.h5", "prepare": None, "boundary": "<eos>", "unknown": "<unk>", "norm": "post"},
-        **{"notes": [], "cutoffs": [5, 11], "settings_from": "its configuration", "next": "txl eval runs/hf"},
-    }
+    facts = {"system": "Hugging Face TransfoXL", "store": "data/word.h5", "boundary": "<eos>", "unknown": "<unk>"}
+    facts |= {"prepare": None, "cutoffs": [5, 11], "settings_from": "its configuration", "next": "txl eval runs/hf"}
+    assert told.items() >= facts.items()
     assert card("runs/hf")["settings"]["corpus"]["store"] == "word"
     assert json_of("eval", "hf")["rows"][0]["tokens"] > 0
     (here / "word").rename(here / "novel2")
@@ -124,7 +118,7 @@ def test_the_store_is_the_one_of_the_folder_or_the_recipe_if_it_has_the_vocabula
 
 
 def test_without_a_store_the_text_can_still_be_prepared(here):
-    done("export", "adaptive", "hf", "--format", "hf")
+    exported("adaptive")
     shutil.copyfile(here / "data/novel.h5", here / "data/taken.h5")  # of another vocabulary
     (here / "data/word.h5").unlink()
     (here / "data/broken.h5").write_text("not a store")
@@ -149,7 +143,7 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     ids=["a list with a byte order mark", "a given file", "a store"],
 )
 def test_the_vocabulary_comes_from_the_folder_a_file_or_a_store(here, kept, mark, options):
-    done("export", "adaptive", "hf", "--format", "hf")
+    exported("adaptive")
     words = (here / "hf/vocab.txt").read_bytes()
     for name in ("vocab.txt", "vocab.json"):
         (here / "hf" / name).unlink()
@@ -160,7 +154,7 @@ def test_the_vocabulary_comes_from_the_folder_a_file_or_a_store(here, kept, mark
 
 
 def test_a_recipe_provides_the_settings_that_a_directory_lacks(here):
-    done("export", "adaptive", "hf", "--format", "hf")
+    exported("adaptive")
     (here / "mine.toml").write_text(RECIPE.replace("lr = 3e-2", "lr = 7e-2").replace("d_model = 8", "d_model = 6"))
     done("import", "hf", "--recipe", "mine.toml", "--set", "eval.batch_size=3")
     told = card("runs/hf")
@@ -266,8 +260,7 @@ def test_force_replaces_a_run_after_a_successful_import_only(foreign):
     (foreign / "good.bin").rename(foreign / "folder/pytorch_model.bin")
     done("import", "folder", "--name", "word", "--force")
     assert card("runs/word")["vocab_size"] == V
-    files = sorted(path.name for path in (foreign / "runs/word").iterdir())
-    assert files == ["best.safetensors", "run.json", "vocab.json"]
+    assert names_in(foreign / "runs/word") == ["best.safetensors", "run.json", "vocab.json"]
     assert not list((foreign / "runs").glob("*.replaced"))
 
 
@@ -287,11 +280,11 @@ def test_no_code_of_a_hostile_directory_is_run(foreign, name):
 
 def test_an_export_is_replaced_only_with_force(here):
     (here / "hf").mkdir()
-    done("export", "adaptive", "hf", "--format", "hf")
+    exported("adaptive")
     before = contents(here / "hf")
-    assert "--force" in refusal("export", "byte", "hf", "--format", "hf", code=1)
+    assert "--force" in refusal("export", "byte", "hf", *TO_HF, code=1)
     assert contents(here / "hf") == before
-    done("export", "byte", "hf", "--force", "--format", "hf")
+    done("export", "byte", "hf", "--force", *TO_HF)
     assert sorted(contents(here / "hf")) != sorted(before)
     done("import", "hf")
     assert card("runs/hf")["vocab_size"] == 256
@@ -300,9 +293,9 @@ def test_an_export_is_replaced_only_with_force(here):
 def test_other_files_are_never_overwritten(here):
     before = contents(here / "novel")
     for force in ([], ["--force"]):
-        refusal("export", "adaptive", "novel", *force, "--format", "hf", code=1)
-        assert "tiny.toml exists" in refusal("export", "adaptive", "tiny.toml", *force, "--format", "hf", code=1)
-    assert "novel holds test.txt" in refusal("export", "adaptive", "novel", "--force", "--format", "hf", code=1)
+        refusal("export", "adaptive", "novel", *force, *TO_HF, code=1)
+        assert "tiny.toml exists" in refusal("export", "adaptive", "tiny.toml", *force, *TO_HF, code=1)
+    assert "novel holds test.txt" in refusal("export", "adaptive", "novel", "--force", *TO_HF, code=1)
     assert contents(here / "novel") == before
 
 
@@ -313,7 +306,6 @@ def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
         if content:
             (here / "mine/vocab.json").write_text(content)
         before = contents(here / "mine")
-        assert "which no export of this format wrote" in refusal(
-            "export", "adaptive", "mine", "--force", "--format", "hf", code=1
-        )
+        refused = refusal("export", "adaptive", "mine", "--force", *TO_HF, code=1)
+        assert "which no export of this format wrote" in refused
         assert contents(here / "mine") == before

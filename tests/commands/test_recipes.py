@@ -33,14 +33,9 @@ def test_the_list_has_every_recipe_once_and_fits_a_terminal():
 def test_the_list_is_printed_as_json():
     listed = {entry["name"]: entry for entry in json_of("recipes")["recipes"]}
     assert list(listed) == NAMES
-    assert listed["wt103-large"] == {
-        **{"name": "wt103-large", "store": "wt103", "parameters": 285_170_506, "vocab_size": 267_735},
-        **{"metric": "ppl", "paper_valid": 17.7, "paper_test": 18.3},
-        **{"description": 'Table 1, "Ours - Transformer-XL Large" (257M)'},
-    }
-    unknown = ("parameters", "vocab_size", "paper_valid", "paper_test")
-    assert [listed["stdlib"][key] for key in unknown] == [None] * 4
-    assert listed["stdlib"]["description"] == "A small model for text you already have"
+    facts = {"store": "wt103", "parameters": 285_170_506, "metric": "ppl", "paper_valid": 17.7, "paper_test": 18.3}
+    assert listed["wt103-large"].items() >= facts.items()
+    assert [listed["stdlib"][key] for key in ("parameters", "vocab_size", "paper_test")] == [None] * 3
     # A first sentence that continues in the second line of the header.
     assert listed["text8"]["description"] == "The 12-layer model of Table 2 on text8, as the released scripts train it"
 

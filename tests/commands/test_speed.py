@@ -8,17 +8,7 @@ import torch
 from tests.commands.novel import RECIPE, card, done, json_of, refusal
 from tests.extensions import registered_watched
 
-SLOWDOWN_KEYS = (
-    "attn_len seg_len xl_ms_per_token xl_low_high_ms xl_share_of_peak xl_single_low_high_ms "
-    "vanilla_batched_low_high_ms xl_single_ms_per_token "
-    "vanilla_ms_per_token vanilla_low_high_ms windows vanilla_batched_ms_per_token slowdown slowdown_batched "
-    "slowdown_single paper_slowdown processor_share times_trusted"
-)
 QUICK = ["--attn-len", 11, "--repeat", 1]
-THROUGHPUT_KEYS = (
-    "work tokens_per_s ms_per_token low_high_ms share_of_peak peak_memory_bytes tokens_per_step path processor_share "
-    "times_trusted"
-)
 SMALL = [
     *("--set", "model.n_layers=1", "--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.d_head=3"),
     *("--set", "model.d_inner=5", "--set", "train.seg_len=5", "--set", "train.mem_len=5", "--set", "eval.mem_len=7"),
@@ -36,7 +26,6 @@ def test_the_numbers_of_a_timing_are_consistent(here):
     assert [row["attn_len"] for row in output["slowdown"]] == [11, 800]
     assert [row["paper_slowdown"] for row in output["slowdown"]] == [None, 363]
     for row in output["slowdown"]:
-        assert set(row) == set(SLOWDOWN_KEYS.split())
         assert row["seg_len"] == 5
         xl, vanilla = row["xl_ms_per_token"], row["vanilla_ms_per_token"]
         assert row["slowdown"] == pytest.approx(vanilla / xl, rel=1e-12)
@@ -54,7 +43,6 @@ def test_the_numbers_of_a_timing_are_consistent(here):
         "training, 3 lanes, L 5, M 5",
     ]
     for row in output["throughput"]:
-        assert set(row) == set(THROUGHPUT_KEYS.split())
         assert row["tokens_per_s"] * row["ms_per_token"] == pytest.approx(1000)
         assert 0 < row["share_of_peak"] < 1
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
