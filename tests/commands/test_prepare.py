@@ -12,14 +12,13 @@ import pytest
 from filelock import FileLock
 from pyarrow import parquet
 
-from tests.commands.novel import done, json_of, refusal, store
+from tests.commands.novel import done, json_of, names_in, refusal, store
 from tests.corpora.server import serving
 from tests.corpora.test_unpack import PACKERS
 from tests.errors import rejection
 from tests.samples import sampled
 from txlcli import __version__, corpora
 from txlcli.corpora.corpus import SPLITS, Download
-from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
@@ -45,16 +44,8 @@ def book(tmp_path) -> Path:
 
 
 def ptb_directory(tmp_path) -> Path:
-    directory = tmp_path / "ptb-source"
-    directory.mkdir()
-    for split, text in {"train": " a N b \n b a \n", "valid": " c a \n", "test": " N d a\n"}.items():
-        (directory / f"ptb.{split}.txt").write_text(text)
-    return directory
-
-
-def prepare(text, data_dir, options=None, **more) -> TokenStore:
-    """Prepare a text and return its store."""
-    return run(str(text), options or PrepareOptions(), data_dir, **more)
+    texts = {"train": b" a N b \n b a \n", "valid": b" c a \n", "test": b" N d a\n"}
+    return written(tmp_path / "ptb-source", {f"ptb.{split}.txt": text for split, text in texts.items()})
 
 
 def test_ptb_follows_the_convention_of_the_benchmark(tmp_path):
@@ -97,13 +88,13 @@ def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(tmp_path
 
 
 def lm1b_directory(tmp_path) -> Path:
-    directory = tmp_path / "lm1b-source"
-    directory.mkdir()
-    (directory / "1b_word_vocab.txt").write_text("</S> 9\n<S> 9\n<UNK> 5\nThe 4\ncat 3\ncat\u00a0 2\n. 1\n")
-    (directory / "news.en-00001-of-00100").write_text("The cat .\nThe dog\n")
-    (directory / "news.en.heldout-00001-of-00050").write_text(". .\n")
-    (directory / "news.en.heldout-00000-of-00050").write_text("cat The\n")
-    return directory
+    files = {
+        "1b_word_vocab.txt": "</S> 9\n<S> 9\n<UNK> 5\nThe 4\ncat 3\ncat\u00a0 2\n. 1\n".encode(),
+        "news.en-00001-of-00100": b"The cat .\nThe dog\n",
+        "news.en.heldout-00001-of-00050": b". .\n",
+        "news.en.heldout-00000-of-00050": b"cat The\n",
+    }
+    return written(tmp_path / "lm1b-source", files)
 
 
 def test_lm1b_keeps_its_vocabulary_and_sentence_starts_and_released_validates_on_test(tmp_path):
@@ -132,12 +123,10 @@ def test_lm1b_needs_its_own_vocabulary_file_or_builds_a_vocabulary_and_notes_it(
 def test_own_text_is_tokenized_by_bytes_by_default(book):
     shown = json_of("prepare", book)
     own = store("my-book")
-    assert (shown["store"], shown["vocabulary_size"]) == ("data/my-book.h5", 256)
     assert shown["splits"]["train"]["tokens"] == own.info("train").tokens
     assert shown["splits"]["train"]["begins"].startswith("the fox jumps")
     assert b"".join(own.ids(split).tobytes() for split in own.splits).decode() == BOOK
     assert (own.vocab.size, own.corpus, own.unit, own.metric) == (256, "text", "byte", "bpc")
-    assert sum(own.info(split).words for split in own.splits) == len(BOOK.split()) + BOOK.count("\n")
     assert own.source_digest == hashlib.sha256(BOOK.encode()).hexdigest()
 
 
@@ -195,7 +184,7 @@ def test_of_two_preparations_of_one_store_the_second_is_rejected(book, tmp_path)
         assert "another process" in refusal("prepare", book, "--force", code=1)
     assert not (tmp_path / "data/my-book.h5").exists()
     done("prepare", book)
-    assert [path.name for path in Path("data").iterdir()] == ["my-book.h5"]
+    assert names_in(Path("data")) == ["my-book.h5"]
 
 
 def test_nothing_is_overwritten_without_force(book, tmp_path):
@@ -234,11 +223,11 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
     size = 400 if tokenizer == "sentencepiece" else None
     chunk = 1 << 15  # so that worker processes start
     options = [PrepareOptions(tokenizer=tokenizer, vocab_size=size, workers=n) for n in (1, 2)]
-    stores = [prepare(str(text), tmp_path / f"data{one.workers}", one, chunk=chunk) for one in options]
+    stores = [run(str(text), one, tmp_path / f"data{one.workers}", chunk=chunk) for one in options]
     assert stores[0].fingerprint == stores[1].fingerprint
     assert stores[0].splits == stores[1].splits
     options = PrepareOptions(tokenizer=tokenizer, vocab_size=size, split=(100, 0, 0))
-    whole = prepare(str(text), tmp_path / "whole", options, chunk=chunk)
+    whole = run(str(text), options, tmp_path / "whole", chunk=chunk)
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
 
 
@@ -250,13 +239,13 @@ def test_sentencepiece_is_trained_on_a_sample_of_a_long_text_and_the_store_says_
     text.write_text(BOOK * 300 + "zq zq zq\n" * 1250)
     options = {"tokenizer": "sentencepiece", "vocab_size": 285, "sp_type": sp_type, "split": (100, 0, 0)}
     stores = [
-        prepare(str(text), tmp_path / f"data{workers}", PrepareOptions(**options, workers=workers), chunk=1 << 14)
+        run(str(text), PrepareOptions(**options, workers=workers), tmp_path / f"data{workers}", chunk=1 << 14)
         for workers in (1, 2)
     ]
     assert stores[0].fingerprint == stores[1].fingerprint
     assert all(any(f"{named:,}" in line for line in store.notes) for store in stores)
     assert not any("q" in stores[0].vocab.symbol(number) for number in range(stores[0].vocab.size))
-    whole = prepare(str(text), tmp_path / "whole", PrepareOptions(**options))
+    whole = run(str(text), PrepareOptions(**options), tmp_path / "whole")
     assert not any("SentencePiece" in line for line in whole.notes)
     assert any("q" in whole.vocab.symbol(number) for number in range(whole.vocab.size))
 
@@ -297,7 +286,7 @@ def test_text8_is_downloaded_checked_and_unpacked(tmp_path, site):
     assert site.agents == {f"txl/{__version__}"}
     assert [path.name for path in (tmp_path / "data/downloads/text8").iterdir()] == ["text8.zip"]
     assert store("text8").info("train").tokens == 108
-    assert sorted(path.name for path in Path("data").iterdir()) == ["downloads", "text8.h5"]
+    assert names_in(Path("data")) == ["downloads", "text8.h5"]
     requests = len(site.requests)
     prepare_offered("text8", downloads, tokenizer="byte")
     assert len(site.requests) == requests
@@ -345,10 +334,7 @@ WIKI_ROWS = {
 }
 MIRRORED = {
     "enwik8": ("mattmahoney.net", {"enwik8.zip": packed("zip", {"enwik8": b"<page>\n" * 20})}),
-    "text8": (
-        "mattmahoney.net",
-        {"text8.zip": packed("zip", {"text8": b" ab" * 40}), "text8.gz": gzip.compress(b" ab" * 40)},
-    ),
+    "text8": ("mattmahoney.net", {"text8.zip": packed("zip", {"text8": TEXT8}), "text8.gz": gzip.compress(TEXT8)}),
     "ptb": (
         "www.fit.",
         {"simple-examples.tgz": packed("tgz", {f"data/{name}": text for name, text in PTB_FILES.items()}), **PTB_FILES},
@@ -395,15 +381,18 @@ def test_a_file_of_a_mirror_that_is_not_parquet_is_rejected_and_fetched_again(tm
     ]
 
 
+def written(directory: Path, contents: dict[str, bytes]) -> Path:
+    """Write files into a new folder."""
+    for name, content in contents.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
+    return directory
+
+
 def test_parquet_files_of_a_mirror_are_a_source(tmp_path):
-    (tmp_path / "wiki").mkdir()
-    for name, content in reversed(WIKI_ROWS.items()):
-        (tmp_path / "wiki" / name).write_bytes(content)
-    (tmp_path / "plain").mkdir()
-    for name, content in WIKI_FILES.items():
-        (tmp_path / "plain" / name).write_bytes(content)
+    written(tmp_path / "wiki", dict(reversed(WIKI_ROWS.items())))
     done("prepare", "wt103", "--source", "wiki")
-    done("prepare", "wt103", "--source", "plain", "--name", "plain")
+    done("prepare", "wt103", "--source", written(tmp_path / "plain", WIKI_FILES), "--name", "plain")
     assert store("wt103").source_digest == store("plain").source_digest
     result = done("prepare", "wt103", "--source", "wiki/test-00000-of-00001.parquet", "--name", "test")
     assert "note: wiki.test.tokens is not the original file" in result.stdout
@@ -420,34 +409,28 @@ BENCHMARKS = {
 }
 
 
-def published(directory: Path, name: str) -> Path:
-    """Create a folder like the one that `txl prepare` keeps after downloading a benchmark."""
-    directory.mkdir()
+def published(name: str) -> dict[str, bytes]:
+    """Return the files that `txl prepare` keeps after downloading a benchmark."""
+    files = {}
     for download in corpora.CORPORA[name].downloads:
-        if download.file == "1b_word_vocab.txt":
-            (directory / download.file).write_text("<S> 9\n<UNK> 5\nThe 4\n. 1\n")
-        else:
-            kind = "zip" if download.file.endswith(".zip") else "tgz"
-            (directory / download.file).write_bytes(packed(kind, BENCHMARKS[name]))
-    return directory
+        kind = "zip" if download.file.endswith(".zip") else "tgz"
+        files[download.file] = packed(kind, BENCHMARKS[name])
+    return files | ({"1b_word_vocab.txt": b"<S> 9\n<UNK> 5\nThe 4\n. 1\n"} if name == "lm1b" else {})
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_published_archive_is_read_from_a_directory_without_its_files(tmp_path, name):
-    done("prepare", name, "--source", published(tmp_path / "downloads", name))
+    downloads = written(tmp_path / "downloads", published(name))
+    done("prepare", name, "--source", downloads)
     from_archive = store(name)
-    for member, content in BENCHMARKS[name].items():
-        (tmp_path / "plain" / member).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "plain" / member).write_bytes(content)
-    if name == "lm1b":
-        (tmp_path / "plain/1b_word_vocab.txt").write_bytes((tmp_path / "downloads/1b_word_vocab.txt").read_bytes())
-    done("prepare", name, "--source", tmp_path / "plain", "--name", "plain")
+    words = {file: content for file, content in published(name).items() if file == "1b_word_vocab.txt"}
+    done("prepare", name, "--source", written(tmp_path / "plain", BENCHMARKS[name] | words), "--name", "plain")
     plain = store("plain")
     assert (from_archive.fingerprint, from_archive.splits) == (plain.fingerprint, plain.splits)
     assert from_archive.source_digest == plain.source_digest
-    for member, content in BENCHMARKS[name].items():  # unpacked files take precedence
-        (tmp_path / "downloads" / Path(member).name).write_bytes(content * 2)
-    done("prepare", name, "--source", tmp_path / "downloads", "--force")
+    # Unpacked files take precedence.
+    written(downloads, {Path(member).name: content * 2 for member, content in BENCHMARKS[name].items()})
+    done("prepare", name, "--source", downloads, "--force")
     read = store(name)
     assert sum(info.bytes for info in read.splits.values()) == 2 * sum(map(len, BENCHMARKS[name].values()))
 
