@@ -12,6 +12,8 @@ from tests.cards import read_card
 from tests.commands.novel import HERE, cells, change_weights, done, json_of, refusal, train
 from tests.commands.test_recurrent import recipe_of
 from tests.report.test_plots import marks_in
+from txlcli.core.measures.recl import sample_positions
+from txlcli.data.token_store import TokenStore
 from txlcli.system.plain_json import as_json
 from txlcli.workflows import recl
 from txlcli.workflows.recl_options import DEFAULT_RECL_POSITIONS, ReclOptions
@@ -36,9 +38,6 @@ def test_every_model_has_a_recl_for_every_r(group):
     assert "3,200 tokens to read" in result.stderr.splitlines()[0]
     output = json.loads(result.stdout)
     assert output["context_tokens"] == [3, 7, 11, 15]
-    facts = output["text"], output["unit"], output["positions"], output["threshold"]
-    assert facts == ("novel test", "byte", 40, 0.01)
-    assert [model["run"] for model in output["models"]] == ["runs/byte", "runs/window", "runs/state"]
     assert [model["context"] for model in output["models"]] == ["memory", "window", "state"]
     for model in output["models"]:
         assert [point["top_r"] for point in model["recl"]] == [0.1, 0.5, 1.0]
@@ -62,9 +61,6 @@ def test_losses_of_windows_equal_those_of_eval(here):
 
 
 def positions_of(count, longest=15):
-    from txlcli.core.measures.recl import sample_positions
-    from txlcli.data.token_store import TokenStore
-
     tokens = len(TokenStore.open("data/novel.h5").ids("test")) - 1  # the first byte has no context
     return sample_positions(tokens, longest=longest, sample_size=count, seed=1111).tolist()
 

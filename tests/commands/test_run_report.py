@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import txlcli
 from tests.cards import read_log
 from tests.commands.novel import card, done, json_of, refusal
 from tests.commands.test_recurrent import recipe_of
@@ -33,7 +34,7 @@ def test_the_report_has_the_numbers_of_the_other_commands(here):
     sample = json_of("generate", "byte", "--reference", "--seed", 5, "--tokens", 300)
     for text in (sample["context"], sample["samples"][0]["text"], sample["reference"]):
         assert f"\n{text}\n" in markdown
-    heads = json_of("attention", "byte", "--out", "figures")["heads"]
+    heads = txlcli.load("byte").attention().to_dict()["heads"]
     widest = max((head for head in heads if head["layer"] == 2), key=lambda head: head["width_tokens"])
     row = next(line.strip("| ").split(" | ") for line in lines if line.startswith("| 2 | "))
     assert row[-2:] == [f"2.{widest['head']}", f"{widest['width_tokens']:,.1f}"]
