@@ -32,11 +32,7 @@ def test_a_run_begins_with_the_best_weights_and_the_settings_of_another_and_a_fr
     assert float(state.group("optimizer")["embedding.tables.0.step"]) == 1
     origin = card("runs/tuned")["origin"]
     best = checkpoint.load(here / "runs/byte/best.safetensors")
-    assert origin == {
-        **{"run": "runs/byte", "weights": "best.safetensors", "step": best.state["step"]},
-        **{"weights_sha256": best.weights_digest(), "new_symbols": 0},
-    }
-    assert card("runs/tuned")["recipe"] == "tiny"
+    assert (origin["run"], origin["weights_sha256"], origin["new_symbols"]) == ("runs/byte", best.weights_digest(), 0)
     assert recipe.differences([card(f"runs/{name}")["settings"] for name in ("byte", "tuned")]) == {
         "train.lr": [0.03, 1e-30]
     }
@@ -100,19 +96,22 @@ def test_rows_of_words_in_bands_are_copied_between_bands_of_the_same_width(div_v
     weights = InitialWeights(run=run, checkpoint=saved, settings=settings, old_ids=old_ids)
     before = {name: tensor.detach().clone() for name, tensor in new.named_parameters()}
     weights.copy_into(new)
-    with torch.no_grad():
-        for bands in (new.embedding.tables, new.softmax.biases):
-            name = "embedding.tables" if bands is new.embedding.tables else "softmax.biases"
-            theirs = old.embedding.tables if bands is new.embedding.tables else old.softmax.biases
-            for new_id, old_id in enumerate(old_ids):
-                band, first = next((n, f) for n, f in ((2, 7), (1, 4), (0, 0)) if new_id >= f)
-                old_band, old_first = next((n, f) for n, f in ((2, 7), (1, 4), (0, 0)) if old_id >= f or f == 0)
-                keeps = old_id >= 0 and (div_val == 1 or band == old_band)
-                row = theirs[old_band][old_id - old_first] if keeps else before[f"{name}.{band}"][new_id - first]
-                assert torch.equal(bands[band][new_id - first], row), new_id
-        for name, tensor in old.named_parameters():
-            if not name.startswith(("embedding.tables", "softmax.biases")):
-                assert torch.equal(dict(new.named_parameters())[name], tensor), name
+    theirs, ours = (dict(model.named_parameters()) for model in (old, new))
+    for name in ("embedding.tables", "softmax.biases"):
+        for new_id, old_id in enumerate(old_ids):
+            band, place = place_of(new_id)
+            old_band, old_place = place_of(max(0, old_id))
+            keeps = old_id >= 0 and (div_val == 1 or band == old_band)
+            row = theirs[f"{name}.{old_band}"][old_place] if keeps else before[f"{name}.{band}"][place]
+            assert torch.equal(ours[f"{name}.{band}"][place], row), new_id
+    for name, tensor in theirs.items():
+        if not name.startswith(("embedding.tables", "softmax.biases")):
+            assert torch.equal(ours[name], tensor), name
+
+
+def place_of(number):
+    """Return the band of an id of the vocabularies above, and its place there."""
+    return next((band, number - first) for band, first in ((2, 7), (1, 4), (0, 0)) if number >= first)
 
 
 def test_what_does_not_fit_is_refused_with_the_setting(here):

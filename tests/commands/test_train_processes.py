@@ -12,7 +12,7 @@ import pytest
 from torch import distributed
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, wait_for
+from tests.commands.novel import ENDLESS, done, json_of, names_in, refusal, reports, start, wait_for
 from tests.commands.processes import (
     TORCHRUN,
     ended,
@@ -27,7 +27,24 @@ from txlcli.core.training import checkpoint
 from txlcli.system.launcher import SECONDS_TO_EXPLAIN
 
 NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
+LAST = Path("runs/tiny/last.safetensors")
 RENDEZVOUS = "join_timeout=60,last_call_timeout=3"
+
+
+def last_step():
+    return checkpoint.load(LAST).state["step"]
+
+
+def error_of(stderr):
+    """Return the only line of an error."""
+    (error,) = (line for line in stderr if line.startswith("error: "))
+    return error
+
+
+def trains_as_one(run, *changes):
+    """Check that a run has the losses of one process that was not stopped."""
+    done("train", "tiny.toml", "--name", "one", *changes, *NOTHING_RANDOM)
+    assert losses(run) == losses("one")
 
 
 def losses(run):
@@ -37,10 +54,8 @@ def losses(run):
 @pytest.mark.slow
 def test_two_processes_train_the_same_run_as_one(here):
     stdout, stderr = ended(start("train", "tiny.toml", "--processes", 2, "--name", "two", *NOTHING_RANDOM), 0)
-    done("train", "tiny.toml", "--name", "one", *NOTHING_RANDOM)
-    assert losses("two") == losses("one")
-    names = [sorted(path.name for path in Path(f"runs/{run}").iterdir()) for run in ("one", "two")]
-    assert names[0] == names[1]
+    trains_as_one("two")
+    assert names_in(Path("runs/one")) == names_in(Path("runs/two"))
     assert stdout.count("7 of 7") == 1
     assert stderr[0].endswith("fp32, 2 processes, cpu (1 thread) each, into runs/two")
     assert [line.partition(",")[0] for line in stderr[1:]] == ["step 4", "step 7"]
@@ -54,8 +69,7 @@ def test_a_fully_divided_training_is_resumed_by_one_process(here):
     assert sum(line.startswith("step 4, ") for line in stderr) == 1
     assert "at least two processes" in refusal("train", "--resume", "tiny")
     done("train", "--resume", "tiny", "--set", "train.parallel=ddp")
-    done("train", "tiny.toml", "--name", "one", "--set", "train.average=exponential", *NOTHING_RANDOM)
-    assert losses("tiny") == losses("one")
+    trains_as_one("tiny", "--set", "train.average=exponential")
 
 
 @pytest.mark.slow
@@ -67,11 +81,11 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
     process.send_signal(number)
     stdout, stderr = ended(process, code)
     assert [json.loads(line) for line in stdout.splitlines()] == read_log(metrics)
-    step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
+    step = last_step()
     assert stderr[-1].endswith('resume with "txl train --resume runs/tiny --processes 2"')
     if number == signal.SIGTERM:
         ended(start("train", "--resume", "runs/tiny", "--processes", 2, "--max-steps", step + 3), 0)
-        assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == step + 3
+        assert last_step() == step + 3
 
 
 @pytest.mark.slow
@@ -80,8 +94,7 @@ def test_a_training_started_by_torchrun_can_be_resumed_by_one_process(here):
     _, stderr = ended(start(*TORCHRUN, "train", "tiny.toml", "--max-steps", 4, *NOTHING_RANDOM, module=module), 0)
     assert sum(line.startswith("training tiny: ") for line in stderr) == 1
     done("train", "--resume", "tiny")
-    done("train", "tiny.toml", "--name", "one", *NOTHING_RANDOM)
-    assert losses("tiny") == losses("one")
+    trains_as_one("tiny")
 
 
 @pytest.mark.slow
@@ -96,8 +109,7 @@ def test_processes_of_a_cluster_form_one_training(here, free_port):
     processes = start_ranks(arguments, arguments, port=free_port)
     written = [ended(process, 0) for process in processes]
     assert [len(stdout) > 0 for stdout, _ in written] == [True, False]
-    done("train", "tiny.toml", "--name", "one", *NOTHING_RANDOM)
-    assert losses("two") == losses("one")
+    trains_as_one("two")
 
 
 @pytest.mark.slow
@@ -138,7 +150,7 @@ def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port):
 @pytest.mark.parametrize("rank", [None, pytest.param(0, marks=pytest.mark.slow)])
 def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
     process = start("train", "tiny.toml", *ENDLESS[:2], "--processes", 2, "--set", "train.valid_every=20")
-    wait_for((here / "runs/tiny/last.safetensors").exists)
+    wait_for(LAST.exists)
     os.kill(process.pid if rank is None else processes_in(here)[rank], signal.SIGKILL)
     _, stderr = ended(process, -signal.SIGKILL if rank is None else 1)
     wait_for(lambda: not processes_in(here))
@@ -183,7 +195,7 @@ def write_pickle_to_store(environment, payload):
 )
 def test_processes_of_one_machine_cannot_be_reached_run_no_pickle_and_die_with_the_last_checkpoint(here, parallel):
     done("train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM, "--max-steps", 3)
-    first = (here / "runs/tiny/last.safetensors").read_bytes()
+    first = LAST.read_bytes()
     process = start("train", "--resume", "tiny", "--processes", 2, "--set", f"train.parallel={parallel}")
     wait_for(lambda: reports("runs/tiny")[-1]["step"] > 3)
     ranks = processes_in(here)
@@ -192,9 +204,8 @@ def test_processes_of_one_machine_cannot_be_reached_run_no_pickle_and_die_with_t
     os.kill(ranks[1], signal.SIGKILL)  # rank 0 looks for its note, and the launcher reports why it ended
     _, stderr = ended(process, 1)
     wait_for(lambda: not processes_in(here))
-    (error,) = (line for line in stderr if line.startswith("error: "))
-    assert "process 1 was killed by signal 9" in error
-    assert (here / "runs/tiny/last.safetensors").read_bytes() == first
+    assert "process 1 was killed by signal 9" in error_of(stderr)
+    assert LAST.read_bytes() == first
     assert not Path("run by a pickle").exists()
 
 
@@ -204,7 +215,7 @@ def test_processes_of_one_machine_cannot_be_reached_run_no_pickle_and_die_with_t
 def test_a_stopped_process_of_a_launcher_is_named_and_all_end_with_the_last_save(here, number, code):
     saves = ["--set", "train.save_minutes=0.01", "--set", "train.rank_timeout=4"]
     process = start("train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM, *saves, "--processes", 2)
-    wait_for((here / "runs/tiny/last.safetensors").exists)
+    wait_for(LAST.exists)
     ranks = processes_in(here)
     os.kill(ranks[1], signal.SIGSTOP)
     if number:
@@ -213,9 +224,8 @@ def test_a_stopped_process_of_a_launcher_is_named_and_all_end_with_the_last_save
     _, stderr = ended(process, code)
     assert time.monotonic() - began < 4 + SECONDS_TO_EXPLAIN + 5
     wait_for(lambda: not processes_in(here))
-    (error,) = (line for line in stderr if line.startswith("error: "))
-    assert "rank 1 has ended or does not answer" in error
-    assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] > 0
+    assert "rank 1 has ended or does not answer" in error_of(stderr)
+    assert last_step() > 0
 
 
 def test_more_processes_than_lanes_are_rejected_before_they_start(here):
@@ -230,7 +240,7 @@ def test_more_processes_than_lanes_are_rejected_before_they_start(here):
 def test_lost_processes_are_started_again_and_resume(here):
     steps = ["--set", "train.max_steps=90", "--set", "train.valid_every=30"]
     process = start("train", "tiny.toml", *steps, *NOTHING_RANDOM, "--processes", 2, "--restarts", 1)
-    wait_for((here / "runs/tiny/last.safetensors").exists)
+    wait_for(LAST.exists)
     os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 0)
     assert sum("(restart 1)" in line for line in stderr) == 1

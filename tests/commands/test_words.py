@@ -183,15 +183,19 @@ def test_files_that_a_folder_leaves_out_or_that_describe_it_are_told(stories):
 
 
 def test_documents_are_rejected_where_there_are_none(stories):
-    assert "--text" in refusal("eval", "byte", "--documents", "records", code=2)
-    assert "records" in refusal("eval", "byte", "--text", "stories/a.txt", "--documents", "records", code=2)
-    assert "blank-lines" in refusal("eval", "byte", "--text", stories, "--documents", "blank-line", code=2)
-    assert "--html" in refusal("eval", "byte", "--text", stories, "--html", "page.html", code=2)
-    assert "--text" in refusal("eval", "byte", "--text", "", code=2)
     Path("nothing").mkdir()
-    assert "no text" in refusal("eval", "byte", "--text", "nothing", code=1)
-    Path("nothing/empty.txt").touch()
-    assert "no token" in refusal("eval", "byte", "--text", "nothing", code=1)
+    Path("empty").mkdir()
+    Path("empty/empty.txt").touch()
+    for words, telling, code in (
+        ("--documents records", "--text", 2),
+        ("--text stories/a.txt --documents records", "records", 2),
+        ("--text stories --documents blank-line", "blank-lines", 2),
+        ("--text stories --html page.html", "--html", 2),
+        ("--text nothing", "no text", 1),
+        ("--text empty", "no token", 1),
+    ):
+        assert telling in refusal("eval", "byte", *words.split(), code=code)
+    assert "--text" in refusal("eval", "byte", "--text", "")
 
 
 def test_as_many_words_as_the_perplexity_per_word_counts(here):
@@ -202,15 +206,19 @@ def test_as_many_words_as_the_perplexity_per_word_counts(here):
 
 
 def test_words_are_rejected_where_there_are_none(story):
-    assert "--text" in refusal("eval", "byte", "--words", "words.tsv", code=2)
-    assert ".tsv" in refusal("eval", "byte", "--text", story, "--words", "words.csv", code=2)
-    assert "--words" in refusal("eval", "byte", "--text", story, "--words", "words.tsv", "--cache", 5, code=2)
     Path("mine.tsv").write_text("my\town\n")
-    assert "mine.tsv" in refusal("eval", "byte", "--text", story, "--words", "mine.tsv", "--force", code=2)
+    for words, telling in (
+        ("--words words.tsv", "--text"),
+        ("--text story.txt --words words.csv", ".tsv"),
+        ("--text story.txt --words words.tsv --cache 5", "--words"),
+        ("--text story.txt --words mine.tsv --force", "mine.tsv"),
+    ):
+        assert telling in refusal("eval", "byte", *words.split())
     assert Path("mine.tsv").read_text() == "my\town\n"
-    story.write_bytes(b"the \xff fox\n")
-    assert "story.txt" in refusal("eval", "byte", "--text", story, "--words", "words.tsv", code=1)
-    story.write_bytes(b"   ")
-    for name in ("byte", "char", "sentencepiece"):
-        assert "only blanks" in refusal("eval", name, "--text", story, "--words", "words.tsv", code=1)
+    for run, data, telling in (
+        ("byte", b"the \xff fox\n", "story.txt"),
+        *((run, b"   ", "only blanks") for run in ("byte", "char", "sentencepiece")),
+    ):
+        story.write_bytes(data)
+        assert telling in refusal("eval", run, "--text", story, "--words", "words.tsv", code=1)
     assert not Path("words.tsv").exists()
