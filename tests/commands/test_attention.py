@@ -97,17 +97,6 @@ def test_heads_are_counted_from_1_and_drawn_into_another_folder_in_another_forma
     assert attention[2, 3] != attention[1, 1]
 
 
-@pytest.mark.slow
-def test_columns_before_the_text_have_no_label(untouched):
-    done("prepare", "novel")
-    done("train", "tiny.toml", "--set", "eval.same_length=off", "--set", "train.max_steps=1")
-    output = json_of("attention", "--at", 6)
-    assert output["attn_len_max"] == 10
-    assert output["figure6"]["context"] == [""] * 3 + list("the fox")
-    nowhere = {tuple(row[:3]) for head in output["figure6"]["heads"] for row in head["attention"]}
-    assert nowhere == {(None, None, None)}
-
-
 def test_lengths_split_and_the_last_token_can_be_set(here):
     output = measured("word", mem_len=11, seg_len=3, split="test", positions=20)
     assert (output["seg_len"], output["attn_len_max"], output["first_position"]) == (3, 11, 12)

@@ -76,16 +76,6 @@ def test_a_sweep_keeps_the_order_drops_repetitions_and_marks_the_best_row(here):
     assert "*" not in done("eval", "byte", "--attn-len", 4, "--positions", 60).stdout
 
 
-def test_bytes_are_reported_in_bits_and_words_in_perplexity(here):
-    row = only_row("byte")
-    assert [row["bpc"], row["bits_per_byte"]] == pytest.approx([row["loss_nats"] / LN2] * 2, rel=1e-12)
-    assert row["ppl"] == pytest.approx(math.exp(row["loss_nats"]), rel=1e-12)
-    assert headings(done("eval", "word"))[:4] == ["M", "attention", "ppl", "ms/token"]
-    row = only_row("word")
-    assert row["ppl"] == row["ppl_per_word"] == pytest.approx(math.exp(row["loss_nats"]), rel=1e-12)
-    assert "bits_per_byte" not in row
-
-
 @pytest.mark.parametrize("source", [["--split", "test"], ["--text", "novel/test.txt"]])
 def test_pieces_are_reported_per_original_word_and_per_byte(here, source):
     # Counted by hand from the text: 13 words and 11 lines of 7, a line end each; the bytes are the file's.

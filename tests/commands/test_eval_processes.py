@@ -5,12 +5,10 @@ import os
 import signal
 from pathlib import Path
 
-import h5py
 import pytest
 
-from tests.commands.novel import done, json_of, start, wait_for
+from tests.commands.novel import json_of, start, wait_for
 from tests.commands.processes import ended, on_linux, processes_in
-from txlcli.runs import history, run_directory
 
 ENDLESS = ["eval", "byte", "--text", "endless.txt", "--mem-len", "0,5", "--batch-size", 2, "--device", "cpu"]
 TIMES = {
@@ -59,23 +57,6 @@ def assert_same(result, expected):
 )
 def test_processes_find_the_losses_of_one_process(here, arguments):
     assert_same(in_processes(*arguments), alone(*arguments))
-
-
-@pytest.mark.slow
-def test_the_losses_of_processes_are_written_and_recorded_once(here):
-    run = run_directory.find("byte", Path("runs"))
-    before = len(history.read(run).evals)
-    process = start("eval", "byte", "--processes", 2, "--losses", "two.h5", "--plot", "two.png")
-    _, stderr = ended(process, 0)
-    assert sum(line.endswith(" written to two.h5") for line in stderr) == 1
-    assert Path("two.png").exists()
-    recorded = list(history.read(run).evals)
-    assert len(recorded) == before + 1
-    assert recorded[-1]["processes"] == 2
-    done("eval", "byte", "--losses", "one.h5", "--device", "cpu")
-    with h5py.File("one.h5") as one, h5py.File("two.h5") as two:
-        for name in one:
-            assert two[name][()] == pytest.approx(one[name][()], abs=1e-5)
 
 
 @pytest.mark.slow

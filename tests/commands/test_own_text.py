@@ -37,33 +37,6 @@ def test_a_store_without_test_is_evaluated_on_valid(here, missing, given, follow
     done(*command.split())
 
 
-WORDS_OF = {"byte": [], "char": [], "word": [], "sentencepiece": ["--vocab-size", "271"]}
-
-
-@pytest.mark.parametrize("tokenizer", WORDS_OF)
-def test_a_split_of_files_with_open_last_lines_scores_as_its_text(here, tokenizer):
-    files = {"train": ["one two", "three four\nfive\n"] * 40, "test": ["two five\none", "end", "tiny\n\nfour three"]}
-    joined = {split: "\n".join(part.removesuffix("\n") for part in parts) for split, parts in files.items()}
-    for split, parts in files.items():
-        for number, text in enumerate(parts):
-            (here / "open" / split).mkdir(parents=True, exist_ok=True)
-            (here / f"open/{split}/{number:02}.txt").write_bytes(text.encode())
-    told = json_of("prepare", "open", "--tokenizer", tokenizer, *WORDS_OF[tokenizer])
-    # Counted by hand: two five / one / end / tiny / an empty line / four three, of which the last line is open.
-    words, line_ends, added = 7, 5 + (tokenizer == "word"), 2 + (tokenizer == "word")
-    assert told["splits"]["test"]["words"] == words + line_ends
-    assert told["splits"]["test"]["bytes"] == len("two five\none\nend\ntiny\n\nfour three") + (tokenizer == "word")
-    assert told["changes"]["line_ends_added"] == added + 40 + 0
-    (here / "test.txt").write_text(joined["test"])
-    done("train", "tiny.toml", "--set", "corpus.store=open", "--name", "open")
-    split, text = (
-        json_of("eval", "open", *source, "--batch-size", 1, "--mem-len", 5)["rows"][0]
-        for source in ([], ["--text", "test.txt"])
-    )
-    same = [key for key in split if "ms_per" not in key and key not in ("slowdown", "processor_share", "times_trusted")]
-    assert {key: split[key] for key in same} == {key: text[key] for key in same}
-
-
 def test_line_ends_that_a_vocabulary_drops_are_no_words(here):
     (here / "list.txt").write_text("the\nfox\n<unk>\n")
     (here / "lines.txt").write_text("the fox\nfox owl <unk>\n" * 50)

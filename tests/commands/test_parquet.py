@@ -46,14 +46,6 @@ def test_an_exported_text_is_prepared_again_with_the_same_digests(here, tokenize
     assert store("again").conventions["vocabulary"] == "from files/vocab.json"
 
 
-def test_bytes_that_are_no_text_are_exported_too(untouched):
-    (untouched / "any").write_bytes(bytes(range(256)) * 99)
-    done("prepare", "any")
-    done("export", "any", "files", "--format", "parquet")
-    done("prepare", "files", "--name", "again")
-    assert digests("again") == digests("any")
-
-
 # --- preparing -------------------------------------------------------------------------------------------------------
 
 

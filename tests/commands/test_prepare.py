@@ -60,16 +60,6 @@ def test_ptb_follows_the_convention_of_the_benchmark(tmp_path):
     assert "note: not the full benchmark" in result.stdout
 
 
-def test_blank_lines_and_an_unterminated_last_line_end_in_eos(tmp_path):
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"wiki.{split}.tokens").write_text(" \n A a\u00a0b \r\n\r\n <unk>")
-    done("prepare", "wt103", "--source", tmp_path)
-    wt103 = store("wt103")
-    assert wt103.vocab.symbols == ["<eos>", "A", "a", "b", "<unk>"]
-    assert wt103.ids("valid").tolist() == [0, 1, 2, 3, 0, 0, 4, 0]
-    assert (wt103.info("valid").words, wt103.info("valid").unknown) == (8, 0)
-
-
 def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(tmp_path):
     data = b"abcdefghi\t" * 4 + b"\n" * 20 + b"x\n" * 20
     (tmp_path / "enwik8").write_bytes(data)
@@ -185,15 +175,6 @@ def test_of_two_preparations_of_one_store_the_second_is_rejected(book, tmp_path)
     assert not (tmp_path / "data/my-book.h5").exists()
     done("prepare", book)
     assert names_in(Path("data")) == ["my-book.h5"]
-
-
-def test_nothing_is_overwritten_without_force(book, tmp_path):
-    done("prepare", book)
-    before = (tmp_path / "data/my-book.h5").read_bytes()
-    assert "--force" in refusal("prepare", book, "--tokenizer", "word", code=1)
-    assert (tmp_path / "data/my-book.h5").read_bytes() == before
-    done("prepare", book, "--tokenizer", "word", "--force")
-    assert store("my-book").tokenizer == "word"
 
 
 def test_list_shows_the_existing_stores(book, tmp_path):

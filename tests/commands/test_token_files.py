@@ -219,16 +219,6 @@ def test_pieces_are_documents_and_their_ids_keep_their_names(pieces):
     assert digests("again") == digests("music")
 
 
-def test_folders_of_pieces_are_splits_and_a_list_may_name_the_ids(untouched):
-    for split in ("train", "valid"):
-        (untouched / "music" / split).mkdir(parents=True)
-        (untouched / "music" / split / "one.json").write_text('{"ids": [[0, 1, 1], [2, 0]]}')
-    (untouched / "names.json").write_text('["Bar", "Rest", "Pitch"]')
-    told = json_of("prepare", "music", "--ids", "--vocab", "names.json", "--name", "music")
-    assert [(info["tokens"], info["documents"]) for info in told["splits"].values()] == [(5, 2), (5, 2)]
-    assert told["splits"]["valid"]["begins"] == "Bar Rest Rest Pitch Bar"
-
-
 def test_a_run_continues_ids(pieces):
     done("prepare", "music", "--ids")
     train("corpus.store=music", name="ids")

@@ -12,7 +12,7 @@ import pytest
 from torch import distributed
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, done, json_of, names_in, refusal, reports, start, wait_for
+from tests.commands.novel import ENDLESS, done, names_in, refusal, reports, start, wait_for
 from tests.commands.processes import (
     TORCHRUN,
     ended,
@@ -86,15 +86,6 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
     if number == signal.SIGTERM:
         ended(start("train", "--resume", "runs/tiny", "--processes", 2, "--max-steps", step + 3), 0)
         assert last_step() == step + 3
-
-
-@pytest.mark.slow
-def test_a_training_started_by_torchrun_can_be_resumed_by_one_process(here):
-    module = "torch.distributed.run"
-    _, stderr = ended(start(*TORCHRUN, "train", "tiny.toml", "--max-steps", 4, *NOTHING_RANDOM, module=module), 0)
-    assert sum(line.startswith("training tiny: ") for line in stderr) == 1
-    done("train", "--resume", "tiny")
-    trains_as_one("tiny")
 
 
 @pytest.mark.slow
@@ -266,14 +257,3 @@ def test_torchrun_restarts_a_training_on_fewer_machines(here, free_port):
     lost.communicate()
     assert any(line.startswith("resuming runs/tiny at step ") for line in stderr)
     assert reports("runs/tiny")[-1]["step"] == 300
-
-
-@pytest.mark.slow
-def test_a_dry_run_counts_the_memory_of_one_process(here):
-    alone, one_of_two = (json_of("train", "tiny.toml", "--dry-run", "--processes", count) for count in (1, 2))
-    assert (alone["processes"], one_of_two["processes"]) == (1, 2)
-    memory = [plan["step_bytes"]["memory"] for plan in (alone, one_of_two)]
-    assert memory[1] * 3 == memory[0] * 2  # the larger part of three lanes
-    assert one_of_two["training_flops"] == alone["training_flops"]
-    assert refusal("train", "tiny.toml", "--dry-run", "--processes", 4).startswith("train.batch_size = 3 is too small")
-    assert "2 processes" in done("train", "tiny.toml", "--dry-run", "--processes", 2).stdout

@@ -194,10 +194,3 @@ def test_the_best_checkpoint_holds_the_average_and_the_last_one_both(tmp_path, p
         assert torch.equal(last.group("model")[name], weight)
         assert torch.equal(last.group("average")[name], mean[name])
         assert not torch.equal(mean[name], weight)
-
-
-def test_a_checkpoint_names_the_weights_to_evaluate(tmp_path):
-    for average, group in {"none": "model", "exponential": "average", "asgd": "model"}.items():
-        training = new_training(tmp_path / average, average=average)
-        run(training)
-        assert checkpoint.load(training.saver.last_path).weights_to_evaluate == group

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.core.builders import V
-from tests.core.training.test_loop import LANES, assert_equal, new_training, reports_of, run, valids_of
+from tests.core.training.test_loop import assert_equal, new_training, reports_of, run, valids_of
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
@@ -97,20 +97,6 @@ def test_a_stop_at_the_validation_that_begins_an_average_loses_nothing(tmp_path)
     second = run(resumed(tmp_path / "parts", **changed))
     assert timeless(first + second) == timeless(whole)
     assert_same_file(tmp_path / "whole", tmp_path / "parts")
-
-
-def test_the_file_holds_weights_optimizer_memory_and_random_generator(tmp_path):
-    training = fresh(tmp_path)
-    run(training, until=2)
-    saved = checkpoint.load(training.saver.last_path)
-    names = {name for name, _ in training.model.named_parameters()}
-    assert saved.group("model").keys() == names
-    assert saved.group("optimizer").keys() == {f"{n}.{key}" for n in names for key in ("step", "exp_avg", "exp_avg_sq")}
-    assert {name: tuple(t.shape) for name, t in saved.group("memory").items()} == {
-        "0": (LANES, 7, 14),
-        "1": (LANES, 7, 14),
-    }
-    assert torch.equal(saved.group("rng")["cpu"], torch.get_rng_state())
 
 
 def crash(directory, step, **changed):

@@ -107,11 +107,6 @@ def test_some_lanes_of_a_rolled_epoch_are_those_of_all():
     np.testing.assert_array_equal(segments.at(position, slice(2, 4)), segments.at(position)[2:4])
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
-def test_segments_are_int64_for_every_dtype_of_a_store(dtype):
-    assert segments_of(np.arange(9, dtype=dtype), batch_size=2, seg_len=3).at(StreamPosition()).dtype == np.int64
-
-
 LENGTHS = [4, 1, 6, 7, 5, 2, 3, 8, 1, 4]
 STARTS = np.cumsum([0, *LENGTHS[:-1]])
 
