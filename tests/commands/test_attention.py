@@ -106,13 +106,6 @@ def test_lengths_split_and_the_last_token_can_be_set(here):
     assert measured("byte", positions=N_VALID - 5)["positions"] == N_VALID - 5
 
 
-def test_the_seed_selects_the_passage_of_text(here):
-    passages = [measured("byte", seed=seed, positions=18)["figure6"] for seed in (1, 1, 5, 7)]
-    assert passages[0] == passages[1]
-    assert {one["at"] for one in passages} == {5, 6, 7}  # 16 rows fit
-    assert all(len(one["targets"]) == 16 for one in passages)
-
-
 def test_figure_7_has_the_terms_of_the_encoding(other):
     assert list(measured("shaw")["figure7"]) == ["a", "b"]
     done("attention", "sinusoid")

@@ -112,16 +112,6 @@ def test_training_that_begins_documents_anew_validates_as_the_evaluation_documen
     assert reports("runs/carried")[0]["loss_nats"] != reports("runs/many")[0]["loss_nats"]
 
 
-def test_bytes_of_documents_are_all_scored_but_the_first(here):
-    write_records(here / "many.jsonl")
-    done("prepare", "many.jsonl", "--documents", "records")
-    train("corpus.store=many", name="many")
-    (row,) = json_of("eval", "many", "--reset-at-documents", "--losses", "losses.h5")["rows"]
-    assert row["tokens"] == store("many").info("test").tokens - 1
-    (part,) = json_of("eval", "many", "--reset-at-documents", "--positions", 20)["rows"]
-    assert (part["tokens"], part["documents"]) == (20, 1)
-
-
 def test_what_documents_cannot_be_used_for_is_named(here):
     done("export", "novel", "pieces", "--format", "parquet")
     (here / "one.txt").write_text("one document\n" * 9)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from matplotlib.figure import Figure
 
 from tests.cards import read_card
 from tests.commands.novel import (
@@ -68,14 +67,6 @@ def test_json_contains_the_settings_of_the_evaluation_and_ratios_of_times(here):
     assert with_memory["slowdown"] == pytest.approx(ratio, rel=1e-12)
 
 
-def test_a_sweep_keeps_the_order_drops_repetitions_and_marks_the_best_row(here):
-    rows = json_of("eval", "byte", "--mem-len", "0,13,1,0,5")["rows"]
-    assert [row["mem_len"] for row in rows] == [0, 13, 1, 5]
-    lowest = min(row["loss_nats"] for row in rows)
-    assert [row["best"] for row in rows] == [row["loss_nats"] == lowest for row in rows]
-    assert "*" not in done("eval", "byte", "--attn-len", 4, "--positions", 60).stdout
-
-
 @pytest.mark.parametrize("source", [["--split", "test"], ["--text", "novel/test.txt"]])
 def test_pieces_are_reported_per_original_word_and_per_byte(here, source):
     # Counted by hand from the text: 13 words and 11 lines of 7, a line end each; the bytes are the file's.
@@ -108,16 +99,10 @@ def test_pieces_with_unknown_characters_have_no_bits_per_byte(here):
         assert "bits_per_byte" not in row
 
 
-def test_positions_scores_the_beginning_of_the_split_which_has_no_word_count(here):
+def test_the_beginning_of_a_split_has_no_word_count(here):
     row = only_row("sentencepiece", "--positions", 17)
     assert row["tokens"] == 17
     assert not {"ppl_per_word", "bits_per_byte"} & set(row)
-    assert headings(done("eval", "sentencepiece", "--positions", 17))[:4] == ["M", "attention", "ppl", "ms/token"]
-    done("eval", "byte", "--batch-size", 1, "--losses", "all.h5")
-    done("eval", "byte", "--batch-size", 1, "--losses", "head.h5", "--positions", 23)
-    with h5py.File("all.h5") as everything, h5py.File("head.h5") as head:
-        np.testing.assert_array_equal(head["tokens"][()], everything["tokens"][:23])
-        np.testing.assert_allclose(head["mem_len_5"][()], everything["mem_len_5"][:23], rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "word", "sentencepiece"])
@@ -192,15 +177,6 @@ def test_compiled_layers_give_the_same_loss_but_for_rounding(here, backend):
     assert losses_of(compiled) != losses_of(eager)
 
 
-def test_same_length_sets_the_number_of_keys_per_query(here):
-    same, free = (json_of("eval", "byte", options) for options in ("--same-length", "--no-same-length"))
-    assert (same["same_length"], free["same_length"]) == ("m", "off")
-    spans = [[one["rows"][0][key] for key in ("attn_len_min", "attn_len_max")] for one in (same, free)]
-    assert spans == [[5, 5], [6, 10]]
-    assert same["rows"][0]["loss_nats"] != free["rows"][0]["loss_nats"]
-    assert cells(done("eval", "byte", "--no-same-length"))[0][1] == "6-10"
-
-
 def test_max_distance_is_the_trained_length_by_default(here):
     outputs = [
         json_of("eval", "byte", "--mem-len", 40, *given)
@@ -236,20 +212,6 @@ def test_a_split_that_may_contain_training_data_is_reported_and_not_counted(here
     assert tests["byte"] is not None
     assert "may contain training data" not in done("eval", "char").stderr
     assert "may contain training data" not in done("generate", "byte", "--prompt", "the", "--tokens", 2).stderr
-
-
-@pytest.mark.parametrize("options", [["--mem-len", "5,0,3"], ["--attn-len", "7,3"]])
-def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    output = json_of("eval", "byte", *options, "--plot", "curve.svg")
-    ((axes, *timed),) = (figure.axes for figure in figures)
-    assert len(timed) == ("--mem-len" in options)
-    by_length = sorted((row.get("attn_len", row["mem_len"]), row["bpc"]) for row in output["rows"])
-    curves = {line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines}
-    assert curves == {"byte": by_length}
-    assert [length for length, _ in by_length] == ([0, 3, 5] if "--mem-len" in options else [3, 7])
-    assert axes.get_xlabel().startswith("memory length M" if "--mem-len" in options else "attention length")
 
 
 # --- errors ------------------------------------------------------------------------------------------------------
@@ -346,19 +308,18 @@ def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):
     (here / "letters").write_text(" abcdefghijklmnopqrstuvwxyz" * 200)
     done("prepare", "text8", "--source", "letters")
     done("train", "tiny.toml", "--name", "own", "--set", "corpus.store=text8", "--set", "published.test=1.06")
-    assert json_of("eval", "own")["paper"] is None
-
     card = read_card(here / "runs/own")
-
-    def write_card(recipe, **published):
+    own = {"vocab_size": 27, "parameters": card["parameters"]}
+    for recipe, published, shown in (
+        ("tiny", own, None),
+        ("text8", own | {"parameters": 1}, None),
+        ("text8", own | {"vocab_size": 28}, None),
+        ("enwik8", own, None),
+        ("text8", own, 1.06),
+    ):
         card["recipe"] = recipe
-        card["settings"]["published"] |= {"vocab_size": 27, "parameters": card["parameters"], **published}
+        card["settings"]["published"] |= published
         (here / "runs/own/run.json").write_text(json.dumps(card))
-
-    for recipe, published in (("text8", {"parameters": 1}), ("text8", {"vocab_size": 28}), ("enwik8", {})):
-        write_card(recipe, **published)
-        assert json_of("eval", "own")["paper"] is None
-    write_card("text8")
-    assert json_of("eval", "own")["paper"] == 1.06
+        assert json_of("eval", "own")["paper"] == shown
     assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "own").stdout
     assert json_of("eval", "own", "--split", "valid")["paper"] is None

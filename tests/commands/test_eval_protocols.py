@@ -1,6 +1,5 @@
 """txl eval --protocols: the same weights and tokens by windows of each kind and with memory."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -50,16 +49,6 @@ def test_lengths_and_stride_can_be_given(here):
     assert settings == [*windows, 3, 11, ("sliding", 7, 1), ("sliding", 4, 1)]
     rows = compared("byte", "--mem-len", 9, "--positions", 97)["rows"]
     assert [row["attn_len_max"] for row in rows] == [9, 9, 9, 9]  # windows as long as the given memory by default
-
-
-def test_rows_are_recorded_with_their_protocol(here):
-    done("eval", "byte", "--protocols", "recurrence,disjoint", "--positions", 97)
-    *_, disjoint, recurrence = map(json.loads, Path("runs/byte/evals.jsonl").read_text().splitlines())
-    assert (disjoint["protocol"], disjoint["attn_len"], disjoint["stride"]) == ("disjoint", 5, 5)
-    assert (disjoint["seg_len"], disjoint["same_length"]) == (None, None)
-    assert (recurrence["protocol"], recurrence["mem_len"], recurrence["seg_len"]) == ("recurrence", 5, 5)
-    assert recurrence["same_length"] == "m"
-    assert "change" not in disjoint
 
 
 def test_a_model_without_memory_lacks_recurrence(here):

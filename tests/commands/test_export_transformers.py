@@ -31,13 +31,6 @@ def test_the_folder_holds_model_tokenizer_and_card(here):
     assert "`model.d_model` | `8`" in text
 
 
-def test_imported_weights_are_not_called_trained(here):
-    done("export", "word", "hf", "--format", "hf")
-    done("import", "hf", "--store", "word", "--name", "again")
-    done("export", "again", "out")
-    assert "imported and exported by" in Path("out/README.md").read_text()
-
-
 def test_ids_without_text_have_no_tokenizer(here):
     Path("pieces").mkdir()
     for number in range(20):

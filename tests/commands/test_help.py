@@ -69,11 +69,3 @@ def test_quiet_leaves_the_result_and_no_messages(here):
     assert "│ 0 " in quiet.stdout
     loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
     assert loud.stderr.startswith("evaluating runs/word")
-
-
-def test_names_with_terminal_escapes_are_shown_harmless(here):
-    (here / "runs/word").rename(here / "runs/a\x1b[2Jb")
-    for words in (("runs",), ("runs", "show", "a\x1b[2Jb")):
-        shown = done(*words)
-        assert "\x1b" not in shown.stdout + shown.stderr
-        assert r"a\x1b[2Jb" in shown.stdout

@@ -278,34 +278,25 @@ def test_no_code_of_a_hostile_directory_is_run(foreign, name):
 # --- exports that are refused ----------------------------------------------------------------------------------------
 
 
-def test_an_export_is_replaced_only_with_force(here):
+def test_only_an_earlier_export_is_replaced_and_only_with_force(here):
     (here / "hf").mkdir()
     exported("adaptive")
-    before = contents(here / "hf")
-    assert "--force" in refusal("export", "byte", "hf", *TO_HF, code=1)
-    assert contents(here / "hf") == before
+    (here / "mine").mkdir()
+    (here / "mine/config.json").write_text("{}")
+    (here / "other").mkdir()
+    for name, content in (("config.json", "{}"), ("vocab.json", '{"the": 0}')):
+        (here / "other" / name).write_text(content)
+    before = {name: contents(here / name) for name in ("hf", "novel", "mine", "other")}
+    for directory, force, telling in (
+        ("hf", [], "--force"),
+        ("novel", [], ""),
+        ("novel", ["--force"], "novel holds test.txt"),
+        ("tiny.toml", ["--force"], "tiny.toml exists"),
+        ("mine", ["--force"], "which no export of this format wrote"),
+        ("other", ["--force"], "which no export of this format wrote"),
+    ):
+        assert telling in refusal("export", "byte", directory, *force, *TO_HF, code=1)
+    assert {name: contents(here / name) for name in before} == before
     done("export", "byte", "hf", "--force", *TO_HF)
-    assert sorted(contents(here / "hf")) != sorted(before)
     done("import", "hf")
     assert card("runs/hf")["vocab_size"] == 256
-
-
-def test_other_files_are_never_overwritten(here):
-    before = contents(here / "novel")
-    for force in ([], ["--force"]):
-        refusal("export", "adaptive", "novel", *force, *TO_HF, code=1)
-        assert "tiny.toml exists" in refusal("export", "adaptive", "tiny.toml", *force, *TO_HF, code=1)
-    assert "novel holds test.txt" in refusal("export", "adaptive", "novel", "--force", *TO_HF, code=1)
-    assert contents(here / "novel") == before
-
-
-def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
-    (here / "mine").mkdir()
-    for content in (None, '{"the": 0}'):
-        (here / "mine/config.json").write_text("{}")
-        if content:
-            (here / "mine/vocab.json").write_text(content)
-        before = contents(here / "mine")
-        refused = refusal("export", "adaptive", "mine", "--force", *TO_HF, code=1)
-        assert "which no export of this format wrote" in refused
-        assert contents(here / "mine") == before

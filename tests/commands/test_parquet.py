@@ -60,25 +60,6 @@ def test_a_dataset_gives_the_tokens_of_its_lines(dataset):
     }
 
 
-def test_a_single_file_is_cut_at_line_ends(untouched):
-    rows = [f"line {number} of many" for number in range(400)]
-    write_rows(untouched / "stories.parquet", [*rows, None], column="story")
-    told = json_of("prepare", "stories.parquet", "--tokenizer", "word")
-    cut = store("stories")
-    assert sum(info.tokens for info in cut.splits.values()) == 5 * len(rows)
-    assert all(info.tokens % 5 == 0 for info in cut.splits.values())
-    assert told["notes"] == ["text of the column story (Parquet files: 1)"]
-    assert told["changes"] == {"rows_without_text": 1}
-
-
-def test_a_vocabulary_of_the_user_replaces_that_of_the_export(here):
-    done("export", "word", "files", "--format", "parquet")
-    done("prepare", "files", "--name", "chars", "--tokenizer", "char")
-    assert store("chars").tokenizer == "char"
-    done("prepare", "files", "--name", "given", "--vocab", "runs/char/vocab.json")
-    assert digests("given") == digests("char")
-
-
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 

@@ -18,14 +18,6 @@ def test_the_vocabulary_of_a_run_gives_the_ids_of_its_training_text(here, tokeni
         np.testing.assert_array_equal(again.ids(split), first.ids(split))
 
 
-def test_a_run_is_evaluated_on_another_text_with_its_own_vocabulary(here):
-    (here / "later.txt").write_text("the fox\nthe zebra jumps\n" * 90)
-    done("prepare", "later.txt", "--vocab", "runs/word/vocab.json", "--name", "word", "--force")
-    test = store("word")
-    assert test.info("test").unknown > 0
-    assert json_of("eval", "word")["rows"][0]["tokens"] == test.info("test").tokens
-
-
 def test_a_word_list_sets_the_ids(here):
     (here / "list.txt").write_text("<eos>\nowl\nfox 12\nthe\n<unk>\n")
     (here / "text.txt").write_text("the fox\nthe dog\n" * 30)

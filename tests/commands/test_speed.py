@@ -67,14 +67,8 @@ LAYER, KEY, ENDS = 4 * 8 * 15 + 2 * 8 * 11, 3 * 15, 8 * 256
         ([], 2 * (LAYER + 5 * KEY) + ENDS, 2 * (LAYER + 5 * KEY) + ENDS),
         # The memory's five, and of the segment's five the first query one, the last one all; or just the token itself.
         (["eval.same_length=off"], 2 * (LAYER + 8 * KEY) + ENDS, 2 * (LAYER + 6 * KEY) + ENDS),
-        # One to five keys; or a window of five tokens: of the last layer one of them, with the keys of the others.
-        (
-            ["train.mem_len=0", "eval.mem_len=0"],
-            2 * (LAYER + 3 * KEY) + ENDS,
-            5 * (LAYER + 3 * KEY) + (LAYER + 5 * KEY) + 4 * 2 * 8 * 15 + ENDS,
-        ),
     ],
-    ids=["memory", "all keys", "no memory"],
+    ids=["memory", "all keys"],
 )
 def test_shares_of_the_peak_count_the_visible_keys(here, changes, evaluation, single):
     output = json_of("speed", "tiny.toml", *(word for change in changes for word in ("--set", change)), *QUICK)

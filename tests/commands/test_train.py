@@ -40,10 +40,7 @@ def test_a_run_is_a_directory_of_settings_vocabulary_metrics_and_checkpoints(her
 def test_json_lines_are_the_metrics_of_the_run(here):
     result = train("--json")
     assert [json.loads(line) for line in result.stdout.splitlines()] == reports("runs/tiny")
-    first, *_, last = reports("runs/tiny")
-    common = {"kind", "step", "after", "epoch", "loss_nats", "bpc"}
-    assert set(first) == common | {"lr", "grad_norm", "tokens_per_s", "path"}
-    assert set(last) == common | {"tokens", "seconds", "best", "averaged"}
+    last = reports("runs/tiny")[-1]
     assert last["bpc"] == pytest.approx(last["loss_nats"] / 0.6931471805599453, rel=1e-12)
     assert last["tokens"] == TokenStore.open(here / "data/novel.h5").info("valid").tokens - 1
 
