@@ -167,7 +167,7 @@ class GraphsByPhase:
         self.has_captured = False
         """True if there is a graph; a function that could not be captured is called as it is."""
 
-    def __call__(self, phase: int, *tensors: Tensor, integers: Sequence[int] = ()) -> Tensor:
+    def __call__(self, *tensors: Tensor, integers: Sequence[int] = (), phase: int = 0) -> Tensor:
         """Return a copy of the result for tensors on the device, and integers (n,) that change with each call.
 
         There is one graph for each phase, captured when the phase occurs for the second time.

@@ -188,7 +188,7 @@ class Decoder(Reader):
         key = function, options
         if key not in self._captured:
             self._captured[key] = GraphsByPhase(super().captured(function, options), self._capture_graph)
-        return partial(self._captured[key], 0)
+        return self._captured[key]
 
     @torch.inference_mode()
     def _allocate(self) -> None:
@@ -237,11 +237,11 @@ class Decoder(Reader):
         before = self._read_before
         reach = min(remembered + length, self.reach)
         if length == 1 and self.replays_tokens:
-            # `count` is 0 or 1.
-            return self._token(0, tokens, integers=(before, self._range.end, reach))[:, 1 - count :]
+            hidden = self._token(tokens, integers=(before, self._range.end, reach))
+            return hidden[:, 1 - count :]  # `count` is 0 or 1
         recurs = length == count == self.seg_len and remembered == self.mem_len  # a phase of the buffer
         if recurs and self._replays_segments:
-            return self._segment(self._range.start, tokens, integers=(before,))
+            return self._segment(tokens, integers=(before,), phase=self._range.start)
         # A segment that is not complete has a length that occurs once.
         is_usual = length == self.seg_len or not self.model.backend.compiles_reading
         compiler = contextlib.nullcontext() if is_usual else self.model.uncompiled()
@@ -300,7 +300,7 @@ class Decoder(Reader):
         ids = targets.flatten()
         if self._tail_sizes:
             ids = send(torch.cat([ids, *self._rows_of_tails(ids)]), self.device)
-        return self._on_fast_path(partial(self._losses, 0, hidden, ids))
+        return self._on_fast_path(partial(self._losses, hidden, ids))
 
     def _losses_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the losses (B, L), given targets and the rows of those in each tail, one after another."""
