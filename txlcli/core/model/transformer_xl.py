@@ -99,7 +99,8 @@ class TransformerXL(LanguageModel):
         """
         pasts = self.pasts(memory, mem_len, **lengths)
         outputs = self.read_layers(tokens, pasts, key_limit, max_distance)
-        return self.final_hidden(outputs[-1].hidden), self.memory_after(pasts, outputs, Objective(mem_len=mem_len))
+        hidden = self.final_hidden(outputs[-1].hidden)
+        return hidden, self.memory_after(pasts, outputs, Objective(mem_len=mem_len))
 
     def read_layers(
         self,
@@ -256,7 +257,8 @@ class TransformerXL(LanguageModel):
         hidden = self.final_hidden(outputs[-1].hidden)
         if ends:
             return hidden, self.memory_after(pasts, outputs, Objective(mem_len=mem_len)), []
-        return hidden, memory, [past.whole_segment(out.kept) for past, out in zip(pasts, outputs, strict=True)]
+        segments = [past.whole_segment(output.kept) for past, output in zip(pasts, outputs, strict=True)]
+        return hidden, memory, segments
 
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
@@ -281,7 +283,8 @@ class TransformerXL(LanguageModel):
         for layer_hidden in of_layers:
             hidden, penalties = final(self, layer_hidden, first, end, goal)
             states.append(hidden)
-        loss = self.softmax.mean_loss(states[-1], targets, goal.tail_rows, goal.weights(targets.shape[1]))
+        weights = goal.weights(targets.shape[1])
+        loss = self.softmax.mean_loss(states[-1], targets, goal.tail_rows, weights)
         if self.auxiliary is not None:
             added.append(self.auxiliary(states, targets, goal.progress))
         return sum([*added, *penalties], loss), loss.detach(), memory
