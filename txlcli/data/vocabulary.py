@@ -161,10 +161,7 @@ class Vocab:
         if self.tokenizer == "byte":
             kept = data.translate(None, self.dropped)
             return arrow.array(np.frombuffer(kept, dtype=np.uint8))
-        try:
-            decoded = data.decode()
-        except UnicodeDecodeError as error:
-            raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
+        decoded = to_characters(data)
         if self.tokenizer == "char":
             return arrow.array(np.frombuffer(decoded.encode("utf-32-le"), dtype=np.uint32))
         if self.tokenizer == "sentencepiece":
@@ -337,6 +334,14 @@ def to_bytes(text: str | bytes) -> bytes:
         raise VocabularyError(
             f"the text has an unpaired surrogate, {surrogate}, at {error.start}; leave it out"
         ) from error
+
+
+def to_characters(data: bytes) -> str:
+    """Return the characters of a text that must be UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
 
 
 def count_words(data: bytes, tokens: int, tokenizer: TokenizerName, *, has_boundary: bool) -> tuple[int, int]:

@@ -167,14 +167,18 @@ def _import_transformers(path: Path) -> Any:
 
 def _check_path(path: Path) -> None:
     """Reject a path without a model."""
-    expected = f"give a folder with config.json, weights and tokenizer, or a {GGUF} file"
+    fault = None
     if path.suffix.lower() == GGUF:
         if not path.is_file():
-            raise ExternalModelError(f"{path}: no such file; {expected}")
+            fault = "no such file"
     elif not path.is_dir():
-        raise ExternalModelError(f"{path}: no such folder; {expected}")
+        fault = "no such folder"
     elif not (path / "config.json").is_file():
-        raise ExternalModelError(f"{path}: has no config.json, which every model of Transformers has; {expected}")
+        fault = "has no config.json, which every model of Transformers has"
+    if fault is not None:
+        raise ExternalModelError(
+            f"{path}: {fault}; give a folder with config.json, weights and tokenizer, or a {GGUF} file"
+        )
 
 
 def _not_opened(path: Path, error: Exception, *, trust_remote_code: bool) -> ExternalModelError:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.vocabulary import Vocab, to_bytes
+from txlcli.data.vocabulary import Vocab, to_bytes, to_characters
 from txlcli.errors import VocabularyError
 
 BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -108,11 +108,7 @@ class ExternalVocab(Vocab):
             VocabularyError: it is not UTF-8, the tokenizer loses a part of it, or the model lacks an id.
         """
         data = to_bytes(text)
-        try:
-            written = data.decode()
-        except UnicodeDecodeError as error:
-            raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
-        encoded = self._tokenizer(written, add_special_tokens=False, verbose=False)
+        encoded = self._tokenizer(to_characters(data), add_special_tokens=False, verbose=False)
         ids = np.array(encoded["input_ids"], dtype=np.int64)
         if ids.size and ids.max() >= self._n_outputs:
             raise VocabularyError(

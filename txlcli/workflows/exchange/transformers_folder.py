@@ -48,6 +48,7 @@ SAME_SETTINGS = (
     "word_dropout",
 )
 """Settings of [model] that config.json has under the same names."""
+DROPOUTS = ("embedding_dropout", "output_dropout", "distance_dropout", "feed_forward_dropout")
 
 
 def check_architecture(opened: OpenRun) -> None:
@@ -118,10 +119,7 @@ def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: 
         "key_limit": min(limits, default=None),
         "max_distance": evaluation.max_distance,
         "softmax_temperature": evaluation.exported_temperature,
-        "embedding_dropout": model.dropout_rate("embedding_dropout"),
-        "output_dropout": model.dropout_rate("output_dropout"),
-        "distance_dropout": model.dropout_rate("distance_dropout"),
-        "feed_forward_dropout": model.dropout_rate("feed_forward_dropout"),
+        **{name: model.dropout_rate(name) for name in DROPOUTS},
         "inner_dropout": model.dropout_rate("inner_dropout", "feed_forward_dropout"),
         "dtype": "float32",
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +52,7 @@ def cut_into_chunks(slices: Slices, size: int = CHUNK) -> Iterator[Slices]:
             end = head.rfind(b"\n") + 1 or head.rfind(b" ") + 1 or _character_end(rest, size)
             cut = rest.start + end
             yield (Slice(rest.path, rest.start, cut),)
-            rest = Slice(rest.path, cut, rest.stop, rest.tail)
+            rest = replace(rest, start=cut)
         if rest.size:
             held.append(rest)
             filled += rest.size
@@ -76,7 +76,7 @@ def align_to_characters(slices: Slices) -> Slices:
         file = whole(piece.path)
         start = _character_end(file, piece.start)
         stop = _character_end(file, piece.stop)
-        aligned.append(Slice(piece.path, start, stop, piece.tail))
+        aligned.append(replace(piece, start=start, stop=stop))
     return tuple(aligned)
 
 
@@ -102,7 +102,7 @@ def _closed(piece: Slice) -> Slice:
     """Return a slice with the line end that its last line lacks."""
     if piece.read(piece.size - 1) in (b"\n", b"\r"):
         return piece
-    return Slice(piece.path, piece.start, piece.stop, tail=b"\n")
+    return replace(piece, tail=b"\n")
 
 
 def read_chunk(chunk: Slices, *, is_utf8: bool) -> bytes:
