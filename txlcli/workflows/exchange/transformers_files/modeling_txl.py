@@ -35,8 +35,6 @@ class TxlConfig(PreTrainedConfig):
     def __init__(self, **settings):
         settings.setdefault("tie_word_embeddings", False)  # the softmax reads the tables of the embedding itself
         super().__init__(**settings)
-        for name, value in settings.items():
-            setattr(self, name, value)
         if settings.get("mem_len"):
             self.sliding_window = self.key_limit or self.mem_len + self.segment_len
             self.layer_types = ["sliding_attention"] * self.n_layers
@@ -271,21 +269,21 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(config.d_head, config.norm_eps) if normalizes else nn.Identity()
         self.projection_dropout = Dropout(config, config.projection_dropout)
 
-    def project(self, linear: nn.Linear, norm: nn.Module, hidden: Tensor) -> Tensor:
-        """Project hidden states (B, x, d) to heads (B, H, x, D)."""
-        return norm(split_heads(linear(hidden), self.config.n_heads))
+    def keys_and_values(self, hidden: Tensor, position: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H, x, D) of hidden states (B, x, d) at positions (B, x)."""
+        key = self.k_norm(split_heads(self.w_k_content(hidden), self.config.n_heads))
+        return encoding.rotate(key, position), split_heads(self.w_v(hidden), self.config.n_heads)
 
     def forward(self, hidden, zeros, encoding, encoded, context, cache):
         """Attend from hidden states (B, T, d) to the keys of `context`; `zeros` (B, M, d) are read before all text."""
-        key = encoding.rotate(self.project(self.w_k_content, self.k_norm, hidden), context.position)
-        value = self.project(self.w_v, nn.Identity(), hidden)
-        if cache is not None:
-            key, value = (heads[:, :, -context.n_keys :] for heads in cache.update(key, value, self.number))
+        key, value = self.keys_and_values(hidden, context.position, encoding)
+        key, value = (heads[:, :, -context.n_keys :] for heads in cache.update(key, value, self.number))
         if zeros is not None:
-            first = encoding.rotate(self.project(self.w_k_content, self.k_norm, zeros), context.zeros_position)
-            key = torch.cat([first, key], dim=2)
-            value = torch.cat([self.project(self.w_v, nn.Identity(), zeros), value], dim=2)
-        query = encoding.rotate(self.project(self.w_q, self.q_norm, hidden), context.position)
+            first_key, first_value = self.keys_and_values(zeros, context.zeros_position, encoding)
+            key = torch.cat([first_key, key], dim=2)
+            value = torch.cat([first_value, value], dim=2)
+        query = self.q_norm(split_heads(self.w_q(hidden), self.config.n_heads))
+        query = encoding.rotate(query, context.position)
         query, key, value = (self.projection_dropout(heads) for heads in (query, key, value))
         score = at_least_float32(encoding.score(self, query, key, context.distance, encoded))
         score = score.masked_fill(~context.visible[:, None], torch.finfo(score.dtype).min)
