@@ -61,20 +61,16 @@ def test_a_file_too_short_to_split_or_larger_than_the_corpus_is_rejected(tmp_pat
         corpora.CORPORA["enwik8"].read(tmp_path / "enwik8", PLAIN)
 
 
-@pytest.mark.parametrize(("other", "shown"), [("T", "0x54"), ("8", "0x38"), ("\n", "0x0a"), ("\u00e9", "0xc3")])
-def test_a_text_with_symbols_that_are_not_in_text8_is_rejected(tmp_path, other, shown):
-    path = tmp_path / "small.txt"
-    valid = " the fox jumps" * 80_000  # longer than the block in which the file is read
-    path.write_text(f"{valid}{other}over {other}")
-    with pytest.raises(CorpusError, match=f"byte 1,120,000 is {shown}"):
-        corpora.CORPORA["text8"].read(path, PLAIN)
+OTHER_BYTES = [("text8", other) for other in (b"T", b"8", b"\n", b"\xc3")]
+OTHER_BYTES += [("enwik8", other) for other in (b"\x01", b"\xff", b"\0", b"\r")]
 
 
-@pytest.mark.parametrize("data", [b"\x01 the\n" * 50, b"text\xff" * 60, b"text " * 50 + b"\0", b"text\r\n" * 50])
-def test_a_file_with_bytes_that_are_not_in_enwik8_is_rejected(tmp_path, data):
-    (tmp_path / "enwik8").write_bytes(data)
-    with pytest.raises(CorpusError, match="which enwik8 does not have"):
-        corpora.CORPORA["enwik8"].read(tmp_path / "enwik8", PLAIN)
+@pytest.mark.parametrize(("name", "other"), OTHER_BYTES)
+def test_a_file_with_a_byte_that_the_corpus_does_not_have_is_rejected(tmp_path, name, other):
+    valid = b" the fox jumps" * 300_000  # longer than the block in which the file is read
+    (tmp_path / name).write_bytes(valid + other + b"over " + other)
+    with pytest.raises(CorpusError, match=f"byte 4,200,000 is 0x{other.hex()}"):
+        corpora.CORPORA[name].read(tmp_path / name, PLAIN)
 
 
 def an_archive(path):
@@ -239,14 +235,10 @@ def binary_files():
         "a NumPy array": array.getvalue(),
         "a pickle": pickle.dumps([1, 2, 3]),
         "an SQLite database": database.serialize(),
-        "a compiled GNU message catalogue": b"\xde\x12\x04\x95" + bytes(24),
         "an HDF5 file": b"\x89HDF\r\n\x1a\n" + bytes(20),
         "a file of weights": b'\x40\0\0\0\0\0\0\0{"__metadata__"' + bytes(20),
-        "a PDF file": b"%PDF-1.7" + bytes(20),
-        "a document": b"{\\rtf1\\ansi some text}",
         "a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n",
         "a PNG picture": b"\x89PNG\r\n" + bytes(20),
-        "a program": b"\x7fELF\2\1\1" + bytes(9),
         "an archive or compressed file": lz4.getvalue().to_pybytes(),
         "(lzma)": lzma.compress(text, format=lzma.FORMAT_ALONE),
         "(zlib)": zlib.compress(text),
@@ -294,8 +286,6 @@ def write_named(directory, *names):
 
 NAMED_AS_SPLITS = {
     "plain words": {"train": ["train.txt"], "valid": ["validation.txt"], "test": ["test.txt"]},
-    "WikiText": {"train": ["wiki.train.tokens"], "valid": ["wiki.valid.tokens"], "test": ["wiki.test.tokens"]},
-    "Penn Treebank": {"train": ["ptb.train.txt"], "valid": ["ptb.valid.txt"], "test": ["ptb.test.txt"]},
     "numbered": {"train": ["train-00.txt", "train-01.txt"], "test": ["test.txt"]},
     "sub-folders": {"train": ["train/b/2.txt", "train/a.txt"], "valid": ["valid/a.txt"], "test": ["test/a.txt"]},
     "in one folder": {"train": ["x/ptb.train.txt"], "valid": ["x/ptb.valid.txt"], "test": ["x/ptb.test.txt"]},
