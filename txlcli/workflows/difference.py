@@ -93,16 +93,15 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
     names = [name for name in (first, second) if not _is_file(name)]
     run_directory.check_same_text([run_directory.find(name, workspace.runs_dir) for name in names])
     if options.mem_len is None:
-        lengths = [_default_mem_len(name, workspace) for name in (first, second)]
-        if None not in lengths and lengths[0] != lengths[1]:
+        first_len, second_len = (_default_mem_len(name, workspace) for name in (first, second))
+        if None not in (first_len, second_len) and first_len != second_len:
             raise UsageError(
-                f"{first} is evaluated with M = {lengths[0]}, and {second} with M = {lengths[1]}; give `mem_len`, one "
+                f"{first} is evaluated with M = {first_len}, and {second} with M = {second_len}; give `mem_len`, one "
                 "length for both, or one for each"
             )
-    else:
-        lengths = [options.mem_len[0], options.mem_len[-1]]
+    lengths = options.mem_len or (None,)
     first_source, first_tokens, first_losses = _evaluate(first, lengths[0], options, workspace)
-    second_source, second_tokens, second_losses = _evaluate(second, lengths[1], options, workspace)
+    second_source, second_tokens, second_losses = _evaluate(second, lengths[-1], options, workspace)
     if not np.array_equal(first_tokens, second_tokens):
         raise UsageError(f"{first} and {second} have losses of different tokens; evaluate both runs on the same text")
     differences = second_losses.astype(np.float64) - first_losses.astype(np.float64)
