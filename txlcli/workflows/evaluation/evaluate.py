@@ -16,7 +16,7 @@ from txlcli.runs.loading import OpenModel
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.evaluation import result
 from txlcli.workflows.evaluation.adapted import adapted_rows
-from txlcli.workflows.evaluation.options import AUTO, EvalOptions
+from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.result import EvalResult
 from txlcli.workflows.evaluation.rows import EvalRow, add_times, score_row
 from txlcli.workflows.evaluation.scoring import Scoring
@@ -92,7 +92,7 @@ def evaluate(
     scoring = Scoring(opened, text, settings, workspace, options, world)
     if options.words is not None:
         words_of_parts(scoring)  # a text without words is an error before it is scored
-    chosen_on_valid = bool(options.searched or options.adapts or settings.temperature == AUTO)
+    chosen_on_valid = bool(options.searched or options.adapts or settings.temperature == "auto")
     if chosen_on_valid and text.split is None:
         warn_if_trained_on(opened.as_run, "valid", workspace)
     if world.size > 1:

@@ -24,7 +24,6 @@ from txlcli.workflows.options import (
 )
 from txlcli.workflows.user_text import STDIN, UserText
 
-AUTO: Literal["auto"] = "auto"
 LengthOption = Literal["mem_len", "attn_len"]
 """Option whose lengths are swept or searched."""
 LENGTH_THRESHOLD = 0.001
@@ -194,9 +193,9 @@ class EvalOptions(PlotOptions):
     @property
     def searched(self) -> LengthOption | None:
         """Option whose length is searched for."""
-        if self.mem_len == AUTO:
+        if self.mem_len == "auto":
             return "mem_len"
-        return "attn_len" if self.attn_len == AUTO else None
+        return "attn_len" if self.attn_len == "auto" else None
 
     @property
     def reads_documents(self) -> bool:
@@ -237,7 +236,7 @@ class EvalOptions(PlotOptions):
         because = "a model of Transformers has no train and valid split, and none of the kernels of txl"
         runs_only = ("cache", "dynamic", "reset_at_documents", "max_distance", "same_length", "attention", "compile")
         self.exclude(*runs_only, because=because)
-        if self.searched or self.temperature == AUTO:
+        if self.searched or self.temperature == "auto":
             raise UsageError(f"auto chooses on valid, and {because}; give a number")
         if not self.text and self.store is None:
             raise UsageError(f"{because}: give `text` with a file, or `store` with the name of a token store")

@@ -8,7 +8,7 @@ from typing import Any
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.runs import history, run_directory
-from txlcli.workflows.evaluation.options import AUTO, SLOWDOWN_WINDOWS
+from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
 from txlcli.workflows.evaluation.rows import EvalRow
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.search import LengthSearch
@@ -96,7 +96,7 @@ class EvalResult:
         if model.limits_distance:
             details.insert(0, f"max_distance = {settings.max_distance or 'none'}")
         if row.temperature != 1:
-            chosen = " (chosen on valid)" if settings.temperature == AUTO else ""
+            chosen = " (chosen on valid)" if settings.temperature == "auto" else ""
             details.append(f"temperature {row.temperature:g}{chosen}")
         described = ", ".join(details)
         if row.stride:

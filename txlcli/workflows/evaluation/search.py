@@ -7,7 +7,7 @@ from typing import Any
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
 from txlcli.system.command_lines import flag
-from txlcli.workflows.evaluation.options import AUTO, LENGTH_THRESHOLD, LengthOption
+from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD, LengthOption
 from txlcli.workflows.evaluation.rows import EvalRow, score_row
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
@@ -47,7 +47,7 @@ def with_temperature(
     scoring: Scoring, score_text: Callable[[Scoring], EvalRow], valid: Scoring | None = None
 ) -> Scoring:
     """Return the scoring with a number as its temperature; `auto` is chosen on valid, which `score_text` scores."""
-    if scoring.settings.temperature != AUTO:
+    if scoring.settings.temperature != "auto":
         return scoring
     on_valid = valid or scoring.on_valid()
 
@@ -149,7 +149,7 @@ def search_length(scoring: Scoring, setting: RowSetting) -> LengthSearch:
         longest = min(tokens, opened.settings.model.longest_window or tokens)
     if stride > longest:
         raise UsageError(f"`stride` {stride} exceeds the longest window that can be tried, {longest}; use at most that")
-    if on_valid.settings.temperature == AUTO:
+    if on_valid.settings.temperature == "auto":
         on_valid = on_valid.changed(temperature=1.0)
     # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.
     step = max(stride, trained // SEARCH_STEPS)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from txlcli.paper import published
 from txlcli.paper.metrics import perplexity
-from txlcli.workflows.evaluation.options import AUTO, EvalOptions
+from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.reproduction.runner import Runner
 from txlcli.workflows.reproduction.section import Claim, Grid, Measured, ReportSection, check_claims, parts
 
@@ -88,10 +88,10 @@ def _measure(runner: Runner, part: str) -> LengthResult:
     train = runner.settings(part).train
     if train.mem_len:
         as_trained = EvalOptions(split="valid", mem_len=(train.mem_len,), seg_len=train.seg_len, same_length=False)
-        search = EvalOptions(split="valid", mem_len=AUTO)
+        search = EvalOptions(split="valid", mem_len="auto")
     else:
         as_trained = runner.in_windows(part, "valid")
-        search = EvalOptions(split="valid", attn_len=AUTO, stride=as_trained.stride)
+        search = EvalOptions(split="valid", attn_len="auto", stride=as_trained.stride)
     init = [perplexity(result.rows[0].loss_nats) for result in runner.evaluate_all(part, as_trained)]
     searches = [result.search for result in runner.evaluate_all(part, search) if result.search]
     best = []
