@@ -14,6 +14,7 @@ from txlcli.core.training.distributed import of_one_process
 from txlcli.errors import TrainingError
 from txlcli.system.memory import format_size
 from txlcli.workflows.training.out_of_memory import advise, explained, smaller_steps, warn
+from txlcli.workflows.training.plan import Plan
 
 CPU, V = torch.device("cpu"), 300
 SETTINGS = recipe.resolve_text(RECIPE, "tiny.toml", ["train.batch_size=12", "train.seg_len=64", "train.mem_len=64"])
@@ -26,7 +27,7 @@ def forecast(train, processes=1):
 
 def plan(train=TRAIN, model=MODEL, device=CPU, processes=1):
     run = SimpleNamespace(settings=SimpleNamespace(model=model, train=train), vocab_size=V)
-    return SimpleNamespace(run=run, device=device, processes=processes)
+    return Plan(run=run, device=device, processes=processes)
 
 
 def advice(available, processes=1):

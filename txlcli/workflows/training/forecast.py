@@ -158,7 +158,7 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
     out_of_memory.warn(plan, workspace.reporter)
     for note in plan.notes:
         workspace.reporter.say(note)
-    needed = step_bytes(settings.model, vocab_size, train, device=device, processes=processes)
+    needed = plan.step_bytes(train)
     rank_settings = of_one_process(train, processes)
     share, source = plan.expected_share(rank_settings)
     peak, timed_share = _measure(plan, rank_settings, needed, quick=device.type == "cpu" and not measures)

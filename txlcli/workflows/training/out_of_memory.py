@@ -10,7 +10,6 @@ import torch
 
 from txlcli.config.train_settings import Parallel, Recompute, TrainSettings
 from txlcli.core.kernels.device import available_bytes, used_by_others
-from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, TrainingError
 from txlcli.system.memory import format_size, is_out_of_memory, requested_size
@@ -42,8 +41,7 @@ def explained(
         error.__traceback__ = None  # which holds the tensors of the block
         what = f"out of memory{requested_size(error)}"
         batch_size = plan.run.settings.train.valid_batch_size
-        validates = training is not None and training.valid is not None and training.validation_is_due()
-        if training and validates and batch_size > 1:
+        if training and training.valid and training.validation_is_due() and batch_size > 1:
             raise TrainingError(
                 f"{what} in the validation after step {training.step:,}; resume with `overrides` "
                 f"train.valid_batch_size={batch_size // 2}"
@@ -60,16 +58,9 @@ def warn(plan: Plan, reporter: Reporter, *, available: Callable[[torch.device], 
     free = available(plan.device) if plan.device.type == "cpu" else None
     if free is None:
         return
-    needed = plan.processes * forecast_bytes(plan, plan.run.settings.train)
+    needed = plan.processes * plan.step_bytes(plan.run.settings.train).total
     if needed > free:
         reporter.say(f"memory may run out, and the system then ends txl: {advise(plan, free)}")
-
-
-def forecast_bytes(plan: Plan, train: TrainSettings) -> int:
-    """Return the bytes that a step of one of the processes needs."""
-    run = plan.run
-    needed = step_bytes(run.settings.model, run.vocab_size, train, device=plan.device, processes=plan.processes)
-    return needed.total
 
 
 def advise(plan: Plan, available: int | None) -> str:
@@ -78,14 +69,14 @@ def advise(plan: Plan, available: int | None) -> str:
     `available` are the bytes that this process can use; None if the system does not say.
     """
     train = plan.run.settings.train
-    needed = forecast_bytes(plan, train)
+    needed = plan.step_bytes(train).total
     limit = USABLE * min(available or needed, needed)
     needs = f"a step needs about {format_size(needed)}"
     if available:
         needs += f" of {format_size(available)}"
     fitting: list[str] = []
     for smaller in smaller_steps(train, plan.processes):
-        size = forecast_bytes(plan, smaller)
+        size = plan.step_bytes(smaller).total
         if size <= limit:
             fitting.append(f"{_options(train, smaller)} (about {format_size(size)})")
         if len(fitting) == MAX_SHOWN:

@@ -11,6 +11,7 @@ from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.compilation import compiler_problem, triton_problem
 from txlcli.core.kernels.device import describe, describe_precision
 from txlcli.core.measures.cost import step_flops_per_token
+from txlcli.core.measures.forecast import StepBytes, step_bytes
 from txlcli.core.measures.gpus import ExpectedShare, data_sheet_flops_per_s, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.core.training.checkpoint import Checkpoint
@@ -85,6 +86,11 @@ class Plan:
             # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
             share *= 0.75
         return ExpectedShare(share, source)
+
+    def step_bytes(self, train: TrainSettings) -> StepBytes:
+        """Return the bytes that a step of one of the processes needs with these settings."""
+        run = self.run
+        return step_bytes(run.settings.model, run.vocab_size, train, device=self.device, processes=self.processes)
 
     @property
     def notes(self) -> list[str]:
