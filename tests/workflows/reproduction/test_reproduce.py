@@ -29,24 +29,21 @@ def test_a_directory_that_a_killed_process_began_is_used(tmp_path, left):
     assert begin(tmp_path).sections == {}
 
 
-def test_a_directory_with_other_files_is_rejected(tmp_path):
-    (tmp_path / "text.txt").touch()
-    with pytest.raises(UsageError, match="not a reproduction"):
+@pytest.mark.parametrize(
+    ("name", "content", "error", "telling"),
+    [
+        ("text.txt", "", UsageError, "not a reproduction"),
+        ("reproduction.json", '{"scale": "paper", "sections": {}}', UsageError, "at paper scale"),
+        ("reproduction.json", '{"scale": "tiny", "sections": }', RunError, "damaged"),
+        ("reproduction.json", '{"scale": "tiny", "sections": {"table4": 5}}', RunError, "damaged"),
+        ("reproduction.json", '{"scale": "tiny", "sections": []}', RunError, "damaged"),
+    ],
+)
+def test_a_directory_of_something_else_is_rejected(tmp_path, name, content, error, telling):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(error, match=telling):
         begin(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
-
-
-def test_a_report_at_another_scale_is_rejected(tmp_path):
-    (tmp_path / "reproduction.json").write_text('{"scale": "paper", "sections": {}}')
-    with pytest.raises(UsageError, match="at paper scale"):
-        begin(tmp_path)
-
-
-@pytest.mark.parametrize("sections", ["", '{"table4": 5}', "[]"])
-def test_a_damaged_report_is_named(tmp_path, sections):
-    (tmp_path / "reproduction.json").write_text(f'{{"scale": "tiny", "sections": {sections}}}')
-    with pytest.raises(RunError, match=r"reproduction\.json: damaged"):
-        begin(tmp_path)
+    assert (tmp_path / name).read_text() == content
 
 
 def test_items_are_selected_in_the_papers_order():
