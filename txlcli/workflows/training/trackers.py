@@ -11,7 +11,6 @@ import secrets
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from txlcli.config import recipe
@@ -27,43 +26,53 @@ PROJECT = "txl"
 LEFT_OUT = ("step", "best", "averaged", "after")
 """Keys of a line of metrics.jsonl that are not sent as metrics."""
 
-Log = Callable[[dict[str, float], int], None]
-"""Records metrics, named like "train/loss_nats", at a step."""
+
+class TensorBoard:
+    """Event files in the run directory; points beyond the step at which training begins are replaced."""
+
+    def __init__(self, run: Run, after: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        settings = json.dumps({"run": run.name, **recipe.to_table(run.settings)}, indent=2)
+        text = textwrap.indent(settings, "    ")  # Markdown: an indented block is code
+        self._writer = SummaryWriter(str(run.directory), purge_step=after + 1)
+        self._writer.add_text("settings", text, after + 1)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Record metrics, named like "train/loss_nats", at a step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
 
 
-@contextlib.contextmanager
-def tensorboard(run: Run, after: int) -> Iterator[Log]:
-    """Write event files to the run directory; points beyond the step at which training begins are replaced."""
-    from torch.utils.tensorboard import SummaryWriter
+class WeightsAndBiases:
+    """Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
 
-    settings = json.dumps({"run": run.name, **recipe.to_table(run.settings)}, indent=2)
-    with SummaryWriter(str(run.directory), purge_step=after + 1) as writer:
-        writer.add_text("settings", textwrap.indent(settings, "    "), after + 1)  # Markdown: an indented block is code
+    def __init__(self, run: Run, _after: int) -> None:
+        import wandb
 
-        def log(values: dict[str, float], step: int) -> None:
-            for name, value in values.items():
-                writer.add_scalar(name, value, step)
+        config = recipe.to_table(run.settings)
+        self._tracked = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=tracked_id(run),
+            name=run.name,
+            config=config,
+            dir=os.environ.get("WANDB_DIR", str(run.directory)),
+            resume="allow",
+            settings=wandb.Settings(console="off"),
+        )
+        self._tracked.config.update(config, allow_val_change=True)  # settings may change on resume
 
-        yield log
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Record metrics at a step; W&B ignores steps that it has."""
+        self._tracked.log(values, step=step)
 
-
-@contextlib.contextmanager
-def wandb(run: Run, _after: int) -> Iterator[Log]:
-    """Send to Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
-    import wandb as package
-
-    config = recipe.to_table(run.settings)
-    with package.init(
-        project=os.environ.get("WANDB_PROJECT", PROJECT),
-        id=tracked_id(run),
-        name=run.name,
-        config=config,
-        dir=os.environ.get("WANDB_DIR", str(run.directory)),
-        resume="allow",
-        settings=package.Settings(console="off"),
-    ) as tracked:
-        tracked.config.update(config, allow_val_change=True)  # settings may change on resume
-        yield lambda values, step: tracked.log(values, step=step)  # W&B ignores steps that it has
+    def close(self) -> None:
+        """Send what is left."""
+        self._tracked.finish()
 
 
 def tracked_id(run: Run) -> str:
@@ -75,7 +84,8 @@ def tracked_id(run: Run) -> str:
     return str(parse_json(read_text(path, MAX_SETTINGS))["wandb"])
 
 
-BACKENDS: dict[str, Callable[[Run, int], AbstractContextManager[Log]]] = {"tensorboard": tensorboard, "wandb": wandb}
+Tracker = TensorBoard | WeightsAndBiases
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 """Trackers by the words of log.to, the names of their packages and of txl's extras.
 
 Each is given the run, and the step at which training begins."""
@@ -95,7 +105,7 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
 
     A tracker that fails is reported once and receives nothing more; the training continues.
     """
-    trackers: dict[str, tuple[Log, contextlib.ExitStack]] = {}
+    trackers: dict[str, Tracker] = {}
 
     @contextlib.contextmanager
     def continuing(name: str) -> Iterator[None]:
@@ -108,21 +118,19 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
             say(f"{name} failed ({reason}); training continues without it")
 
     def write(line: dict[str, Any]) -> None:
-        for name, (log, _) in list(trackers.items()):
+        for name, tracker in list(trackers.items()):
             with continuing(name):
-                log(scalars(line), line["step"])
+                tracker.log(scalars(line), line["step"])
 
     for requested in dict.fromkeys(run.settings.log.to):
         with continuing(requested):
-            stack = contextlib.ExitStack()
-            log = stack.enter_context(BACKENDS[requested](run, after))
-            trackers[requested] = (log, stack)
+            trackers[requested] = TRACKERS[requested](run, after)
     try:
         yield write
     finally:
-        for name, (_, stack) in list(trackers.items()):
+        for name, tracker in list(trackers.items()):
             with continuing(name):
-                stack.close()
+                tracker.close()
 
 
 def scalars(line: dict[str, Any]) -> dict[str, float]:
