@@ -49,14 +49,14 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         by_split = files_by_split(files, source, OTHERWISE)
     texts = {path: text_of(path) for path in itertools.chain.from_iterable(by_split.values())}
     left_out = [path for path in listed if path not in texts and path.stat().st_size]
-    notes: list[str] = []
-    conventions: dict[str, str] = {}
+    notes = []
+    conventions = {}
     splits: Splits
     if "" not in by_split:
         names = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
         notes.append(f"the splits are as the folder's names say ({names}); --split cuts the whole text")
         notes += missing_note(by_split)
-        conventions["split"] = "the folder's own files"
+        conventions = {"split": "the folder's own files"}
         splits = {split: list(map(texts.__getitem__, paths)) for split, paths in by_split.items()}
     else:
         pieces = list(texts.values())

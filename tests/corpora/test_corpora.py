@@ -1,6 +1,7 @@
 import gzip
 import io
 import lzma
+import os
 import pickle
 import re
 import sqlite3
@@ -344,6 +345,13 @@ def test_a_link_to_a_file_that_does_not_exist_is_named(tmp_path):
     write_named(tmp_path, "a.txt")
     (tmp_path / "b.txt").symlink_to("gone.txt")
     with pytest.raises(CorpusError, match=r"b\.txt: a link to a file that does not exist"):
+        own.read(tmp_path, PLAIN)
+
+
+def test_a_pipe_in_a_folder_is_named(tmp_path):
+    write_named(tmp_path, "a.txt")
+    os.mkfifo(tmp_path / "b.txt")
+    with pytest.raises(CorpusError, match=r"b\.txt is a pipe"):
         own.read(tmp_path, PLAIN)
 
 

@@ -98,11 +98,8 @@ def rows(path: Path, column: str) -> Iterator[bytes | None]:
 
 def _has_deltas(group: Any, column: str) -> bool:
     """Return True if a group of rows encodes the column as differences."""
-    for number in range(group.num_columns):
-        chunk = group.column(number)
-        if chunk.path_in_schema == column and not DELTAS.isdisjoint(chunk.encodings):
-            return True
-    return False
+    chunks = map(group.column, range(group.num_columns))
+    return any(chunk.path_in_schema == column and not DELTAS.isdisjoint(chunk.encodings) for chunk in chunks)
 
 
 def _values(column: Any) -> list[bytes | None]:
