@@ -54,27 +54,29 @@ def test_a_run_is_named_after_its_recipe_and_numbered_from_2(runs_dir):
     assert [create(runs_dir).name for _ in range(3)] == ["enwik8", "enwik8-2", "enwik8-4"]
 
 
-def test_a_taken_name_is_rejected(runs_dir):
-    create(runs_dir, "mine")
-    before = (runs_dir / "mine" / "run.json").read_bytes()
-    assert "runs/mine exists" in refusal(create, runs_dir, "mine", metric="ppl")
-    assert (runs_dir / "mine" / "run.json").read_bytes() == before
-
-
-def test_force_replaces_a_run_with_all_its_files(runs_dir):
+def test_only_force_replaces_a_run_with_all_its_files(runs_dir):
     old = create(runs_dir, "mine")
     old.append_metrics({"step": 1})
+    assert "runs/mine exists" in refusal(create, runs_dir, "mine", metric="ppl")
+    assert run_directory.read_run(old.directory) == old
     assert create(runs_dir, "mine", force=True, metric="ppl").metric == "ppl"
     assert sorted(file.name for file in old.directory.iterdir()) == ["run.json", "vocab.json"]
 
 
-@pytest.mark.parametrize("file", ["thesis.txt", "last.safetensors"])  # the latter of a run that lost its run.json
 @pytest.mark.parametrize("force", [True, False])
-def test_a_directory_that_is_not_a_run_is_never_replaced(runs_dir, force, file):
-    (runs_dir / "mine").mkdir(parents=True)
-    (runs_dir / "mine" / file).write_text("years of work")
-    assert "is not a run" in refusal(create, runs_dir, "mine", force=force)
-    assert (runs_dir / "mine" / file).read_text() == "years of work"
+@pytest.mark.parametrize(
+    ("file", "telling"),
+    [
+        ("mine/thesis.txt", "is not a run"),
+        ("mine/last.safetensors", "is not a run"),  # of a run that lost its run.json
+        ("mine", "is a link or a file"),
+    ],
+)
+def test_what_is_not_a_run_is_never_replaced(runs_dir, force, file, telling):
+    (runs_dir / file).parent.mkdir(parents=True)
+    (runs_dir / file).write_text("years of work")
+    assert telling in refusal(create, runs_dir, "mine", force=force)
+    assert (runs_dir / file).read_text() == "years of work"
 
 
 @pytest.mark.parametrize("file", ["thesis.txt", ".mine.new/thesis.txt", "wandb/notes.txt", "report/mine.png"])
@@ -89,14 +91,6 @@ def test_a_file_of_the_user_in_a_run_is_never_removed(runs_dir, file):
     assert lifecycle.files_of_user(run.directory) == [run.directory / file]
     (run.directory / file).unlink()
     assert create(runs_dir, "mine", force=True) == run
-
-
-@pytest.mark.parametrize("force", [True, False])
-def test_a_name_that_a_file_has_is_rejected(runs_dir, force):
-    runs_dir.mkdir()
-    (runs_dir / "mine").write_text("years of work")
-    assert "is a link or a file" in refusal(create, runs_dir, "mine", force=force)
-    assert (runs_dir / "mine").read_text() == "years of work"
 
 
 @pytest.mark.parametrize("name", ["run.json", "evals.jsonl", "best.safetensors", "figures", "wandb"])

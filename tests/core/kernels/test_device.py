@@ -24,7 +24,7 @@ from txlcli.errors import UsageError
 from txlcli.system.launcher import Place
 from txlcli.system.memory import is_out_of_memory
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 
 def test_auto_is_cuda_where_it_is_available_and_cuda_is_rejected_elsewhere():
@@ -52,14 +52,10 @@ def test_more_processes_than_gpus_are_rejected():
 def test_a_gpu_of_apples_is_rejected_if_there_is_none_and_computes_in_fp32():
     with pytest.raises(UsageError, match="no GPU of Apple's"):
         pick_device("mps")
-    mps = torch.device("mps")
-    check_precision("fp32", mps)
-    for precision in ("bf16", "fp16"):
-        with pytest.raises(UsageError, match="needs a CPU or a CUDA device"):
-            check_precision(precision, mps)
-    assert [float64_device(device).type for device in (mps, CPU)] == ["cpu", "cpu"]
-    assert "Apple" in describe(mps)
-    assert used_by_others(mps) == 0
+    check_precision("fp32", MPS)
+    assert [float64_device(device).type for device in (MPS, CPU)] == ["cpu", "cpu"]
+    assert "Apple" in describe(MPS)
+    assert used_by_others(MPS) == 0
 
 
 @pytest.mark.parametrize(
@@ -77,25 +73,25 @@ def test_few_tokens_of_a_small_model_use_few_threads(model, tokens, most):
     assert torch.get_num_threads() == before
 
 
-def test_unknown_devices_and_precisions_are_rejected():
-    with pytest.raises(UsageError, match=r'did you mean "cuda"\?'):
-        pick_device("gpu")
-    with pytest.raises(UsageError, match="known: fp32, tf32, bf16, fp16"):
-        check_precision("fp8", CPU)
+@pytest.mark.parametrize(
+    ("check", "arguments", "telling"),
+    [
+        (pick_device, ["gpu"], 'did you mean "cuda"'),
+        (check_precision, ["fp8", CPU], "known: fp32, tf32, bf16, fp16"),
+        *((check_precision, [precision, CPU], f"{precision} needs a CUDA device") for precision in ("fp16", "tf32")),
+        *((check_precision, [precision, MPS], "needs a CPU or a CUDA device") for precision in ("bf16", "fp16")),
+        (check_tf32, [(7, 5)], r"8\.0 or higher, not 7\.5"),
+    ],
+)
+def test_unknown_devices_and_precisions_that_a_device_does_not_have_are_rejected(check, arguments, telling):
+    with pytest.raises(UsageError, match=telling):
+        check(*arguments)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "tf32"])
-def test_some_precisions_need_cuda(precision):
-    with pytest.raises(UsageError, match=f"{precision} needs a CUDA device; use fp32 or bf16 on the CPU"):
-        check_precision(precision, CPU)
+def test_recent_gpus_have_every_precision():
     check_precision("fp16", CUDA)
-
-
-def test_tf32_needs_a_recent_gpu():
     for capability in ((8, 0), (12, 0)):
         check_tf32(capability)
-    with pytest.raises(UsageError, match=r"compute capability 8\.0 or higher, not 7\.5"):
-        check_tf32((7, 5))
 
 
 def float32_settings():
@@ -133,16 +129,11 @@ def test_more_than_a_cpu_has_free_is_rejected():
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="only Linux has /proc/meminfo")
-def test_the_free_memory_is_read_from_linux():
-    assert check_free_memory(1, CPU) is None
+def test_memory_is_read_from_linux_and_what_the_process_holds_is_available():
+    check_free_memory(1, CPU)
     with pytest.raises(MemoryError):
         check_free_memory(1 << 60, CPU)
-
-
-@pytest.mark.skipif(not STATM.exists(), reason="only Linux has /proc/meminfo")
-def test_available_memory_is_what_is_free_and_what_the_process_holds():
     before = available_bytes(CPU, free=lambda: 1 << 30)
-    assert before > 1 << 30
     held = torch.ones(64 << 20)  # 256 MiB
     assert available_bytes(CPU, free=lambda: 1 << 30) - before > 200 << 20
     assert held.numel() == 64 << 20
