@@ -57,6 +57,20 @@ every = 2
 """
 
 
+RMT = [
+    *("model.arch=rmt", "model.segment_len=5", "model.n_memory_tokens=2", "train.seg_len=10"),
+    *("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off"),
+]
+"""Changes of the recipe for a Recurrent Memory Transformer."""
+
+
+def recipe_of(arch, *keys, mem_len=0):
+    """Return the recipe for a model without attention."""
+    lines = (line for line in RECIPE.splitlines() if not line.startswith(("n_heads", "d_head", "d_inner")))
+    model = "\n".join([f'arch = "{arch}"', "n_layers = 2", *keys])
+    return "\n".join(lines).replace("n_layers = 2", model).replace("mem_len = 5", f"mem_len = {mem_len}")
+
+
 HERE = {"device": "cpu", "data_dir": Path("data"), "runs_dir": Path("runs")}
 """Arguments of a training workflow in the current folder."""
 

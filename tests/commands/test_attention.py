@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import txlcli
-from tests.commands.novel import done, json_of, names_in, refusal, text_of, write_texts
-from tests.commands.test_recurrent import recipe_of
+from tests.commands.novel import done, json_of, names_in, recipe_of, refusal, text_of, write_texts
 from tests.report.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
 

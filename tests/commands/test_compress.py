@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import change_weights, done, json_of, refusal, start, train
+from tests.commands.novel import change_weights, done, json_of, recipe_of, refusal, start, train
 from tests.commands.processes import ended
-from tests.commands.test_recurrent import recipe_of
 from tests.samples import sampled
 from txlcli.data import compressed_file
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import cells, done, json_of, refusal, train
-from tests.commands.test_recurrent import recipe_of
+from tests.commands.novel import cells, done, json_of, recipe_of, refusal, train
 
 ORDER = ["disjoint", "strided", "recurrence", "sliding"]
 TIMES = {

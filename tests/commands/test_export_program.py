@@ -8,8 +8,7 @@ import warnings
 import pytest
 import torch
 
-from tests.commands.novel import done, refusal, text_of, train
-from tests.commands.test_rmt import RMT
+from tests.commands.novel import RMT, done, refusal, text_of, train
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 from txlcli.runs import loading

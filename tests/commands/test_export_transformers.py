@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.commands.novel import card, done, json_of, refusal, train
-from tests.commands.test_rmt import RMT
+from tests.commands.novel import RMT, card, done, json_of, refusal, train
 from tests.core.builders import POSITIONS
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.runs import history, run_directory

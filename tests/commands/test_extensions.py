@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import RECIPE, Saved, done, json_of, refusal, reports, start
+from tests.commands.novel import RECIPE, Saved, done, json_of, recipe_of, refusal, reports, start
 from tests.commands.processes import ended
-from tests.commands.test_recurrent import recipe_of
 from tests.extensions import registered_architecture, registered_pairs, registered_slopes
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL

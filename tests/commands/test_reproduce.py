@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import HERE, RecordingReporter, done, interrupt_at_save, json_of, refusal
-from tests.commands.test_recurrent import recipe_of
+from tests.commands.novel import HERE, RecordingReporter, done, interrupt_at_save, json_of, recipe_of, refusal
 from txlcli.commands.reproduce import make_report
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, Interrupted, TxlError

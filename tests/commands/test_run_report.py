@@ -6,8 +6,7 @@ from pathlib import Path
 
 import txlcli
 from tests.cards import read_log
-from tests.commands.novel import card, done, json_of, refusal
-from tests.commands.test_recurrent import recipe_of
+from tests.commands.novel import card, done, json_of, recipe_of, refusal
 from txlcli.paper.metrics import format_measure
 from txlcli.runs import log_file
 

@@ -1,0 +1,166 @@
+"""Commands with runs of other architectures: LSTM, QRNN, the Compressive and the Recurrent Memory Transformer."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.commands.novel import (
+    RMT,
+    compressed_and_restored,
+    done,
+    json_of,
+    recipe_of,
+    refusal,
+    start,
+    train,
+    write_texts,
+)
+from tests.commands.processes import ended
+from tests.commands.test_eval import cells, headings
+
+ARCHS = ("lstm", "qrnn")
+COMPRESSIVE = ["model.arch=compressive", "model.compressed_len=4", "model.compression_rate=5", "eval.same_length=off"]
+SHORT = ["--positions", 60, "--batch-size", 2]
+
+
+@pytest.fixture(scope="module")
+def recurrent_novel(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("recurrent") / "here"
+    write_texts(directory)
+    done("prepare", directory / "novel", "--data-dir", directory / "data")
+    for arch in ARCHS:
+        (directory / f"{arch}.toml").write_text(recipe_of(arch, "d_hidden = 11"))
+        done("train", directory / f"{arch}.toml", "--data-dir", directory / "data", "--runs-dir", directory / "runs")
+    return directory
+
+
+@pytest.fixture
+def recurrent(recurrent_novel, tmp_path, monkeypatch):
+    shutil.copytree(recurrent_novel, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_training_reports_and_saves_the_recurrent_state(recurrent, arch):
+    result = done("train", f"{arch}.toml", "--name", "again")
+    assert "batches of 3 x 5 tokens, recurrent state, 7 steps" in result.stderr
+    tensors = load_file(recurrent / "runs/again/last.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("memory.")}
+    last = {"lstm": (3, 8), "qrnn": (3, 0, 11)}[arch]
+    second = {"lstm": (3, 11), "qrnn": (3, 1, 8)}[arch]
+    assert shapes == {"memory.0": (3, 11), "memory.1": second, "memory.2": (3, 8), "memory.3": last}
+    assert any(tensor.count_nonzero() for name, tensor in tensors.items() if name.startswith("memory."))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_evaluation_has_one_row_without_memory_length_or_slowdown(recurrent, arch):
+    table, told = done("eval", arch), json_of("eval", arch)
+    (row,) = told["rows"]
+    assert headings(table) == ["attention", "bpc", "ppl", "ms/token"]
+    (line,) = cells(table)
+    assert line[:3] == ["state", f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
+    assert "The recurrent state is carried along the text. L = 5, fp32; 3 lanes" in table.stdout
+    assert (row["attn_len_min"], row["attn_len_max"], row["slowdown"]) == (None, None, None)
+    assert (told["max_distance"], told["same_length"]) == (None, None)
+
+
+def test_speed_measures_all_but_table_9(recurrent):
+    result = done("speed", "lstm", "--repeat", 1)
+    assert "Table 9 is left out: a model with a recurrent state has no attention length" in result.stderr
+    assert "XL" not in result.stdout
+    assert "run runs/lstm on cpu (" in result.stdout
+    told = json_of("speed", "qrnn.toml", "--repeat", 1)
+    assert told["slowdown"] == []
+    assert [row["work"] for row in told["throughput"]] == [
+        "evaluation, 1 lane, L 5",
+        "evaluation, 3 lanes, L 5",
+        "one token at a time, L 1",
+        "training, 3 lanes, L 5",
+    ]
+    for row in told["throughput"]:
+        assert 0 < row["share_of_peak"] < 1
+
+
+REJECTED = {
+    "eval {arch} --mem-len 0": "recurrent state",
+    "eval {arch} --plot curve.svg": "recurrent state",
+    "eval {arch} --same-length": "no attention",
+    "eval {arch} --max-distance none": "no attention",
+    "speed {arch} --attn-len 800": "no attention length",
+}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_options_without_meaning_for_a_recurrent_state_are_rejected(recurrent, arch):
+    for words, telling in REJECTED.items():
+        assert telling in refusal(*words.format(arch=arch).split())
+
+
+@pytest.mark.slow
+def test_three_processes_read_the_lanes_of_an_lstm(recurrent):
+    arguments = ["eval", "lstm", "--batch-size", 7, "--device", "cpu", "--json"]
+    stdout, _ = ended(start(*arguments, "--processes", 3), 0)
+    alone, together = json.loads(done(*arguments).stdout), json.loads(stdout)
+    assert together["processes"] == 3
+    assert together["rows"][0]["loss_nats"] == pytest.approx(alone["rows"][0]["loss_nats"], abs=1e-6)
+
+
+@pytest.fixture
+def compressive(here):
+    train(*COMPRESSIVE, "eval.compressed_len=3", name="compressive")
+
+
+@pytest.fixture
+def rmt(here):
+    train(*RMT, name="rmt")
+
+
+def test_an_evaluation_counts_the_slots_among_the_keys(compressive):
+    rows = json_of("eval", "compressive", "--mem-len", "0,5,20", "--seg-len", 5, *SHORT)["rows"]
+    assert [(row["mem_len"], row["attn_len_min"], row["attn_len_max"]) for row in rows] == [
+        (0, 1, 5),
+        (5, 3 + 5 + 1, 3 + 5 + 5),
+        (20, 3 + 20 + 1, 3 + 20 + 5),
+    ]
+    assert len({row["loss_nats"] for row in rows}) == 3
+    assert json_of("eval", "compressive", "--attn-len", 7, *SHORT)["rows"][0]["attn_len_max"] == 7
+
+
+def test_a_forecast_states_the_parameters_of_the_compression(compressive):
+    parts = json_of("train", "tiny.toml", "--dry-run", *(f"--set={change}" for change in COMPRESSIVE))
+    assert parts["parameters_by_part"]["compression"] > 0
+
+
+def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(compressive):
+    for command, telling, code in (
+        ("eval compressive --same-length", "leave out --same-length", 2),
+        ("eval compressive --compile on", "leave out --compile", 2),
+        ("generate compressive --compile on", "leave out --compile", 2),
+        ("attention compressive", "no attention to single tokens", 2),
+        ("export compressive exported", 'only arch = "transformer"', 1),
+    ):
+        assert telling in refusal(*command.split(), code=code)
+
+
+def test_the_segment_length_of_an_evaluation_changes_its_speed_only(rmt):
+    outputs = [json_of("eval", "rmt", "--seg-len", length, *SHORT) for length in (1, 5, 7, 20)]
+    losses = [output["rows"][0]["loss_nats"] for output in outputs]
+    assert losses[1:] == pytest.approx(losses[:1] * 3, rel=1e-5)
+    assert "The recurrent state is carried along the text." in done("eval", "rmt", *SHORT).stdout
+
+
+def test_what_memory_tokens_cannot_do_is_rejected_in_one_line(rmt):
+    for option in ("--mem-len", "--max-distance"):
+        assert f"leave out {option}" in refusal("eval", "rmt", option, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "methods"), [("compressive", ["--cache 10"]), ("rmt", ["--cache 10", "--dynamic"])])
+def test_other_memories_generate_compress_and_adapt(compressive, rmt, arch, methods):
+    assert len(json_of("generate", arch, "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
+    assert compressed_and_restored(arch, b"the fox saw the fox and the fox saw the hen")
+    for method in methods:
+        assert json_of("eval", arch, *method.split(), *SHORT)["rows"][0]["tokens"] == 60
