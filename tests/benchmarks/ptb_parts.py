@@ -1,17 +1,15 @@
 """Compare four-layer models of the recipes ptb, ptb-memory and ptb-fast, and ptb without or with single parts.
 
-python -m tests.benchmarks.ptb_parts [--minutes 20 | --steps N] [--seeds 3] [--only TEXT] [--stride 10] [--json FILE]
+python -m tests.benchmarks.ptb_parts --steps N [--seeds 3] [--only TEXT] [--stride 10] [--json FILE]
 python -m tests.benchmarks.ptb_parts --only "on top" --steps 6000 --lanes 10 --precision fp32 --keep FOLDER
 
-The recipes have several seeds, the variants one by default, which only shows what does harm. All runs take the same
-number of steps, those that `ptb` can take in the time at the measured pace. The file has the results after every run;
-with --keep, another call continues the runs. What stands on top of ptb is evaluated as the recipe says, segments of 10
-tokens, with a memory of 130 tokens and that of training.
+The recipes have several seeds, the variants one by default, which only shows what does harm. The file has the results
+after every run; with --keep, another call continues the runs. What stands on top of ptb is evaluated as the recipe
+says, segments of 10 tokens, with a memory of 130 tokens and that of training.
 """
 
 import json
 import re
-import statistics
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,12 +18,10 @@ from typing import Annotated, Literal
 import typer
 
 from tests.benchmarks.curve import trained
-from txlcli.config import recipe
 from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.training.options import TrainOptions
-from txlcli.workflows.training.run import train_recipe
 from txlcli.workflows.workspace import Workspace
 
 SHARED = (
@@ -62,22 +58,11 @@ ADDITIONS = {
     "on top: exponential average": VARIANTS["no mean of the weights"] + ("train.average=exponential",),
 }
 """Changes of the recipe, each of which adds or replaces one part."""
-PROBE_STEPS = 12
 
 
 def scheduled(steps):
     """Return the changes for a schedule of so many steps, with a twelfth of them for warm-up, as was measured."""
     return (f"train.max_steps={steps}", f"train.warmup_steps={steps // 12}", f"train.valid_every={max(1, steps // 12)}")
-
-
-def pace(shared, workspace):
-    """Return the seconds of a step of ptb."""
-    times = []
-    options = TrainOptions(name="pace", overrides=(*shared, *RECIPES["ptb"], *scheduled(PROBE_STEPS), "log.every=1"))
-    train_recipe("ptb", options, workspace, on_report=times.append)
-    settings = recipe.load("ptb", shared).train
-    rates = [line["tokens_per_s"] for line in times if line["kind"] == "train"]
-    return settings.batch_size * settings.seg_len / statistics.median(rates)
 
 
 def measure(recipe_name, label, changes, seed, workspace, *, lengths):
@@ -107,14 +92,13 @@ def cases(seeds, variant_seeds, stride):
 
 
 def main(
-    minutes: Annotated[float, typer.Option(min=0.0, help="Longest time of a run.")] = 20.0,
+    steps: Annotated[int, typer.Option(min=12, help="Steps of a run.")],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of the whole recipes.")] = 3,
     variant_seeds: Annotated[int, typer.Option(min=1, help="Seeds of the variants.")] = 1,
     only: Annotated[
         str, typer.Option(help="Part of the names of variant and recipe, as in 'whole recipe ptb-fast'.")
     ] = "",
     json_file: Annotated[Path, typer.Option("--json", help="File of the results.")] = Path("ptb_parts.json"),
-    steps: Annotated[int | None, typer.Option(min=12, help="Steps of a run instead of a time.")] = None,
     stride: Annotated[int, typer.Option(min=1, help="Tokens of a window of ptb that count.")] = 10,
     lanes: Annotated[int, typer.Option(min=1, help="Batch size.")] = 20,
     precision: Annotated[Literal["fp32", "bf16"], typer.Option(help="Precision of products.")] = "bf16",
@@ -123,13 +107,10 @@ def main(
     data_dir: Annotated[Path, typer.Option(help="Folder of the token stores.")] = DATA_DIR,
 ) -> None:
     """Train all variants, and write the results after each."""
-    if keep is not None and steps is None:
-        raise typer.BadParameter("runs that are continued need a fixed number of steps; give --steps, too")
     results = []
     shared = (*SHARED, f"train.batch_size={lanes}", f"train.precision={precision}")
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(data_dir=data_dir, runs_dir=Path(folder), device=device)
-        steps = steps or max(12, int(60 * minutes / pace(shared, workspace)))
         for name, label, changes, seed, lengths in cases(seeds, variant_seeds, stride):
             if only in f"{label} {name}":
                 of_run = (*shared, *RECIPES[name], *scheduled(steps), *changes)
