@@ -110,20 +110,17 @@ def _measure_here(row: Row) -> dict[str, int]:
 
 def _train(model, vocab_size, train):  # type: ignore[no-untyped-def]
     """Take steps until the memory is full, and two more."""
-    import numpy as np
     import torch
 
+    from tests.gpu.small_runs import zipf_ids
     from txlcli.core.architectures.registry import new_model
     from txlcli.core.training.loop import Training
     from txlcli.core.training.saving import Saver
     from txlcli.core.training.segments import TrainingSegments
 
     steps = -(-train.mem_len // train.seg_len) + 2
-    random = np.random.default_rng(5)
-    ranks = (
-        np.exp(random.random(train.batch_size * train.seg_len * steps + 1) * np.log(vocab_size)).astype(np.int32) - 1
-    )
-    segments = TrainingSegments(ranks, train)
+    ids = zipf_ids(vocab_size, train.batch_size * train.seg_len * steps + 1)
+    segments = TrainingSegments(ids, train)
     network = new_model(model, vocab_size, seed=1, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
         training = Training(network, train, segments, saver=Saver(Path(directory)))

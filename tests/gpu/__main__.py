@@ -8,8 +8,8 @@ eager steps and the definition), `enwik8` (training, with the kernels of three r
 `test_cuda_*.py` in parallel processes, while the other recipes are compiled), `training` (other recipes), `reading`
 (evaluation and single tokens), `bf16` (losses of 300 steps against autocast's and those of float64), `combo` (training
 without the compiler's combined kernels), `peer` (Hugging Face's TransfoXL in the same precision), `rates` (of copies
-and matrix products), `ptb` (Penn Treebank in the time that is
-left). Each row is printed and written to the file before the next begins; a table of them ends the output.
+and matrix products), `ptb` (Penn Treebank in the time that is left). Each row is printed and written to the file before
+the next begins; a table of them ends the output.
 """
 
 import argparse
