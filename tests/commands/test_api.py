@@ -102,6 +102,11 @@ def test_a_store_opens_by_name_and_by_path_and_tells_what_it_could_not_read(here
     assert "owl's" not in repr(prepared)
 
 
+def test_a_model_of_a_recipe_has_its_parameters_and_changes():
+    model = txlcli.make_model("stdlib", vocab_size=11, changes={"model.n_layers": 2, "model.tie_embeddings": False})
+    assert (model.settings.n_layers, model.settings.tie_embeddings, model.vocab_size) == (2, False, 11)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

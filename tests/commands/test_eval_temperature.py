@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import txlcli
 from tests.cards import read_card
 from tests.commands.novel import done, json_of, refusal
 from tests.core.builders import V, draw_tokens, small_model
@@ -123,3 +124,12 @@ def test_a_recipe_with_a_wrong_temperature_is_refused(here):
     for number, telling in (("hot", "a number or auto"), ("0", "greater than 0")):
         assert telling in refusal("train", "tiny.toml", "--set", f"eval.temperature={number}")
     assert math.isfinite(json_of("eval", "byte", "--temperature", 100)["rows"][0]["loss_nats"])
+
+
+def test_python_scores_with_the_stored_temperature_as_eval_does(here):
+    with_temperature("sharp", "auto")
+    (here / "text.txt").write_text("the fox jumps over lazy dogs\n" * 20)
+    (row,) = rows_of("--text", "text.txt", "--batch-size", 1)
+    score = txlcli.load("sharp").score(here / "text.txt")
+    assert score.total_nats / len(score.loss_nats) == pytest.approx(row["loss_nats"], rel=1e-6)
+    assert row["temperature"] != 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from tests.commands.novel import done, refusal
+from tests.commands.novel import done, refusal, txl
 
 SHORT = ["--positions", "7", "--quiet"]
 COMMANDS = {
@@ -26,9 +26,11 @@ def text(here):
 
 
 @pytest.mark.parametrize("file", COMMANDS)
-def test_a_file_of_txl_is_replaced(text, file):
+def test_a_file_of_txl_is_replaced_with_force_only(text, file):
     done(*COMMANDS[file])
     before = Path(file).stat().st_ino
+    assert "--force" in txl(*COMMANDS[file]).stderr
+    assert Path(file).stat().st_ino == before
     done(*COMMANDS[file], "--force")
     assert Path(file).stat().st_ino != before
 

@@ -99,6 +99,13 @@ def test_an_error_of_the_writer_ends_the_training_before_the_next_step(tmp_path)
     assert training.step == 3
 
 
+def test_a_stop_waits_for_the_files(tmp_path):
+    write = SlowWriter()
+    threading.Timer(0.3, write.may_write.set).start()
+    run(new_training(tmp_path, valid=False, saver=Saver(tmp_path, write=write)), until=2)
+    assert write.written == [("last.safetensors", 2)]
+
+
 @pytest.mark.parametrize("average", ["none", "exponential"])
 def test_without_memory_for_a_copy_the_step_waits_and_the_files_are_the_same(tmp_path, average):
     settings = {"valid_every": 2, "max_steps": 5, "average": average, "dropout": 0.3}
