@@ -105,6 +105,23 @@ def test_lengths_split_and_the_last_token_can_be_set(here):
     assert measured("byte", positions=N_VALID - 5)["positions"] == N_VALID - 5
 
 
+def test_the_seed_selects_the_passage_of_text(here):
+    passages = [measured("byte", seed=seed, positions=18)["figure6"] for seed in (1, 1, 5, 7)]
+    assert passages[0] == passages[1]
+    assert {one["at"] for one in passages} == {5, 6, 7}  # 16 rows fit
+
+
+@pytest.mark.slow
+def test_columns_before_the_text_have_no_label(untouched):
+    done("prepare", "novel")
+    done("train", "tiny.toml", "--set", "eval.same_length=off", "--set", "train.max_steps=1")
+    output = json_of("attention", "--at", 6)
+    assert output["attn_len_max"] == 10
+    assert output["figure6"]["context"] == [""] * 3 + list("the fox")
+    nowhere = {tuple(row[:3]) for head in output["figure6"]["heads"] for row in head["attention"]}
+    assert nowhere == {(None, None, None)}
+
+
 def test_figure_7_has_the_terms_of_the_encoding(other):
     assert list(measured("shaw")["figure7"]) == ["a", "b"]
     done("attention", "sinusoid")

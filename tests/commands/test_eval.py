@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
+from matplotlib.figure import Figure
 
 from tests.cards import read_card
 from tests.commands.novel import (
@@ -99,10 +100,43 @@ def test_pieces_with_unknown_characters_have_no_bits_per_byte(here):
         assert "bits_per_byte" not in row
 
 
+def test_a_sweep_keeps_the_order_drops_repetitions_and_marks_the_best_row(here):
+    rows = json_of("eval", "byte", "--mem-len", "0,13,1,0,5")["rows"]
+    assert [row["mem_len"] for row in rows] == [0, 13, 1, 5]
+    lowest = min(row["loss_nats"] for row in rows)
+    assert [row["best"] for row in rows] == [row["loss_nats"] == lowest for row in rows]
+    assert "*" not in done("eval", "byte", "--attn-len", 4, "--positions", 60).stdout
+
+
 def test_the_beginning_of_a_split_has_no_word_count(here):
     row = only_row("sentencepiece", "--positions", 17)
     assert row["tokens"] == 17
     assert not {"ppl_per_word", "bits_per_byte"} & set(row)
+    done("eval", "byte", "--batch-size", 1, "--losses", "all.h5")
+    done("eval", "byte", "--batch-size", 1, "--losses", "head.h5", "--positions", 23)
+    with h5py.File("all.h5") as everything, h5py.File("head.h5") as head:
+        np.testing.assert_array_equal(head["tokens"][()], everything["tokens"][:23])
+        np.testing.assert_allclose(head["mem_len_5"][()], everything["mem_len_5"][:23], rtol=1e-5)
+
+
+def test_same_length_sets_the_number_of_keys_per_query(here):
+    same, free = (json_of("eval", "byte", option) for option in ("--same-length", "--no-same-length"))
+    assert (same["same_length"], free["same_length"]) == ("m", "off")
+    spans = [[one["rows"][0][key] for key in ("attn_len_min", "attn_len_max")] for one in (same, free)]
+    assert spans == [[5, 5], [6, 10]]
+
+
+@pytest.mark.parametrize("options", [["--mem-len", "5,0,3"], ["--attn-len", "7,3"]])
+def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    output = json_of("eval", "byte", *options, "--plot", "curve.svg")
+    ((axes, *timed),) = (figure.axes for figure in figures)
+    assert len(timed) == ("--mem-len" in options)
+    by_length = sorted((row.get("attn_len", row["mem_len"]), row["bpc"]) for row in output["rows"])
+    curves = {line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines}
+    assert curves == {"byte": by_length}
+    assert axes.get_xlabel().startswith("memory length M" if "--mem-len" in options else "attention length")
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "word", "sentencepiece"])

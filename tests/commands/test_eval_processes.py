@@ -5,9 +5,11 @@ import os
 import signal
 from pathlib import Path
 
+import h5py
 import pytest
 
-from tests.commands.novel import json_of, start, wait_for
+from tests.cards import read_log
+from tests.commands.novel import done, json_of, start, wait_for
 from tests.commands.processes import ended, on_linux, processes_in
 
 ENDLESS = ["eval", "byte", "--text", "endless.txt", "--mem-len", "0,5", "--batch-size", 2, "--device", "cpu"]
@@ -90,3 +92,15 @@ def test_a_process_that_is_killed_ends_all_with_one_line(here, rank):
     (error,) = (line for line in stderr if line.startswith("error: "))
     assert f"process {rank} was killed by signal 9" in error
     wait_for(lambda: not processes_in(here))
+
+
+@pytest.mark.slow
+def test_the_losses_of_processes_are_written_and_recorded_once(here):
+    log = Path("runs/byte/evals.jsonl")
+    _, stderr = ended(start("eval", "byte", "--processes", 2, "--losses", "two.h5"), 0)
+    assert sum(line.endswith(" written to two.h5") for line in stderr) == 1
+    assert [row["processes"] for row in read_log(log)] == [2]
+    done("eval", "byte", "--losses", "one.h5", "--device", "cpu")
+    with h5py.File("one.h5") as one, h5py.File("two.h5") as two:
+        for name in one:
+            assert two[name][()] == pytest.approx(one[name][()], abs=1e-5)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cards import read_log
 from tests.commands.novel import cells, done, json_of, recipe_of, refusal, train
 
 ORDER = ["disjoint", "strided", "recurrence", "sliding"]
@@ -75,3 +76,11 @@ def test_a_recurrent_state_is_read_in_windows_and_along_the_text(here):
     assert window["loss_nats"] == pytest.approx(whole["loss_nats"], rel=1e-6)
     protocols = [row[0].removesuffix(" *") for row in cells(done("eval", "lstm", "--protocols", "all"))]
     assert "recurrence, recurrent state" in protocols
+
+
+def test_rows_are_recorded_with_their_protocol(here):
+    done("eval", "byte", "--protocols", "recurrence,disjoint", "--positions", 97)
+    *_, disjoint, recurrence = read_log(Path("runs/byte/evals.jsonl"))
+    assert (disjoint["protocol"], disjoint["attn_len"], disjoint["stride"]) == ("disjoint", 5, 5)
+    assert (recurrence["protocol"], recurrence["mem_len"], recurrence["seg_len"]) == ("recurrence", 5, 5)
+    assert "change" not in disjoint

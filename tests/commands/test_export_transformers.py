@@ -75,3 +75,10 @@ def test_a_model_that_the_code_does_not_compute_is_rejected(watched):
     train(*RMT, name="rmt")
     assert 'not "rmt"' in refusal("export", "rmt", "out", code=1)
     assert not Path("out").exists()
+
+
+def test_imported_weights_are_not_called_trained(here):
+    done("export", "word", "hf", "--format", "hf")
+    done("import", "hf", "--store", "word", "--name", "again")
+    done("export", "again", "out")
+    assert "imported and exported by" in Path("out/README.md").read_text()

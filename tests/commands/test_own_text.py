@@ -72,3 +72,22 @@ def test_bytes_that_are_not_utf_8_are_noted_for_own_text(untouched):
     assert "not UTF-8 in 30 places" in json_of("prepare", "legacy.txt")["notes"][0]
     told = json_of("prepare", "legacy.txt", "--encoding", "cp1252", "--force")
     assert told["splits"]["train"]["begins"].startswith("un café un café")
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "word"])
+def test_a_split_of_files_with_open_last_lines_scores_as_its_text(here, tokenizer):
+    files = {"train": ["one two", "three four\nfive\n"] * 40, "test": ["two five\none", "end", "tiny\n\nfour three"]}
+    for split, parts in files.items():
+        (here / "open" / split).mkdir(parents=True)
+        for number, text in enumerate(parts):
+            (here / f"open/{split}/{number:02}.txt").write_text(text)
+    told = json_of("prepare", "open", "--tokenizer", tokenizer)
+    at_end = int(tokenizer == "word")  # whose last line ends, too
+    assert told["splits"]["test"]["bytes"] == len("two five\none\nend\ntiny\n\nfour three") + at_end
+    assert told["changes"]["line_ends_added"] == 40 + 2 + at_end
+    (here / "test.txt").write_text("two five\none\nend\ntiny\n\nfour three")
+    done("train", "tiny.toml", "--set", "corpus.store=open", "--name", "open")
+    split, text = (
+        json_of("eval", "open", *source, "--batch-size", 1)["rows"][0] for source in ([], ["--text", "test.txt"])
+    )
+    assert (split["tokens"], split["loss_nats"]) == (text["tokens"], text["loss_nats"])

@@ -77,3 +77,20 @@ def test_files_without_text_are_rejected(untouched):
     assert "has no text" in refusal("prepare", "hub", code=1)
     write_rows(untouched / "short.parquet", ["a"])
     assert "too short to split" in refusal("prepare", "short.parquet", code=1)
+
+
+def test_a_single_file_is_cut_at_line_ends(untouched):
+    rows = [f"line {number} of many" for number in range(400)]
+    write_rows(untouched / "stories.parquet", [*rows, None], column="story")
+    assert json_of("prepare", "stories.parquet", "--tokenizer", "word")["changes"] == {"rows_without_text": 1}
+    counts = [info.tokens for info in store("stories").splits.values()]
+    assert sum(counts) == 5 * len(rows)
+    assert all(count % 5 == 0 for count in counts)
+
+
+def test_a_vocabulary_of_the_user_replaces_that_of_the_export(here):
+    done("export", "word", "files", "--format", "parquet")
+    done("prepare", "files", "--name", "chars", "--tokenizer", "char")
+    assert store("chars").tokenizer == "char"
+    done("prepare", "files", "--name", "given", "--vocab", "runs/char/vocab.json")
+    assert digests("given") == digests("char")

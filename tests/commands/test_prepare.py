@@ -60,6 +60,16 @@ def test_ptb_follows_the_convention_of_the_benchmark(tmp_path):
     assert "note: not the full benchmark" in result.stdout
 
 
+def test_blank_lines_and_an_unterminated_last_line_end_in_eos(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"wiki.{split}.tokens").write_text(" \n A a\u00a0b \r\n\r\n <unk>")
+    done("prepare", "wt103", "--source", tmp_path)
+    wt103 = store("wt103")
+    assert wt103.vocab.symbols == ["<eos>", "A", "a", "b", "<unk>"]
+    assert wt103.ids("valid").tolist() == [0, 1, 2, 3, 0, 0, 4, 0]
+    assert (wt103.info("valid").words, wt103.info("valid").unknown) == (8, 0)
+
+
 def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(tmp_path):
     data = b"abcdefghi\t" * 4 + b"\n" * 20 + b"x\n" * 20
     (tmp_path / "enwik8").write_bytes(data)

@@ -319,3 +319,13 @@ def test_a_store_with_more_ids_than_llm_c_can_state_is_rejected(tmp_path):
     with pytest.raises(ExportError, match="2,147,483,648 ids"):
         token_files.write("llm.c", tmp_path / "train.bin", many, 7)
     assert not list(tmp_path.iterdir())
+
+
+def test_folders_of_pieces_are_splits_and_a_list_may_name_the_ids(untouched):
+    for split in ("train", "valid"):
+        (untouched / "music" / split).mkdir(parents=True)
+        (untouched / "music" / split / "one.json").write_text('{"ids": [[0, 1, 1], [2, 0]]}')
+    (untouched / "names.json").write_text('["Bar", "Rest", "Pitch"]')
+    told = json_of("prepare", "music", "--ids", "--vocab", "names.json", "--name", "music")
+    assert [(info["tokens"], info["documents"]) for info in told["splits"].values()] == [(5, 2), (5, 2)]
+    assert told["splits"]["valid"]["begins"] == "Bar Rest Rest Pitch Bar"

@@ -12,7 +12,7 @@ import pytest
 from torch import distributed
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, done, names_in, refusal, reports, start, wait_for
+from tests.commands.novel import ENDLESS, done, json_of, names_in, refusal, reports, start, wait_for
 from tests.commands.processes import (
     TORCHRUN,
     ended,
@@ -257,3 +257,11 @@ def test_torchrun_restarts_a_training_on_fewer_machines(here, free_port):
     lost.communicate()
     assert any(line.startswith("resuming runs/tiny at step ") for line in stderr)
     assert reports("runs/tiny")[-1]["step"] == 300
+
+
+def test_a_dry_run_counts_the_memory_of_one_process(here):
+    alone, one_of_two = (json_of("train", "tiny.toml", "--dry-run", "--processes", count) for count in (1, 2))
+    assert (alone["processes"], one_of_two["processes"]) == (1, 2)
+    memory = [plan["step_bytes"]["memory"] for plan in (alone, one_of_two)]
+    assert memory[1] * 3 == memory[0] * 2  # the larger part of three lanes
+    assert one_of_two["training_flops"] == alone["training_flops"]

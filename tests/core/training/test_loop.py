@@ -250,6 +250,17 @@ def test_a_memory_of_zeros_is_full_from_the_first_step_of_every_epoch(tmp_path):
     assert zeros == [{2}, {0}, {0}, {2}]
 
 
+def test_bf16_trains_close_to_fp32(tmp_path):
+    exact, rounded = (
+        steps_of(run(new_training(tmp_path / precision, optimizer="sgd", lr=0.1, precision=precision)))
+        for precision in ("fp32", "bf16")
+    )
+    for report, expected in zip(rounded, exact, strict=True):
+        assert report.loss_nats != expected.loss_nats
+        assert report.loss_nats == pytest.approx(expected.loss_nats, abs=0.02)
+        assert report.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
+
+
 @pytest.mark.parametrize(("clip", "clipped"), [(0.01, True), (1e6, False), (None, False)])
 def test_the_whole_gradient_is_clipped_to_its_norm(tmp_path, clip, clipped):
     # At the rate 1, SGD moves the weights by the gradient itself.
