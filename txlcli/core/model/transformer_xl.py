@@ -283,6 +283,7 @@ class TransformerXL(LanguageModel):
         for layer_hidden in of_layers:
             hidden, penalties = final(self, layer_hidden, first, end, goal)
             states.append(hidden)
+        del of_layers, layer_hidden  # freed before the logits take memory
         weights = goal.weights(targets.shape[1])
         loss = self.softmax.mean_loss(states[-1], targets, goal.tail_rows, weights)
         if self.auxiliary is not None:
