@@ -5,6 +5,7 @@ import functools
 import itertools
 import sys
 import tomllib
+import zlib
 from array import array
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def format_of(path: Path, *groups: str) -> str | None:
 
 def format_in(head: bytes, *groups: str) -> str | None:
     """Return the format of a group that a file with these first bytes has; None if it has none of them."""
+    if "packed" in groups and _is_zlib(head):
+        return "zlib"
     for group in groups:
         for name, mark, offset in _signatures(group):
             if head.startswith(mark, offset):
@@ -99,6 +102,14 @@ def head_of(path: Path) -> bytes:
     """Return the first bytes of a file."""
     with path.open("rb") as file:
         return file.read(HEAD)
+
+
+def _is_zlib(head: bytes) -> bool:
+    """True for a stream of zlib, whose two first bytes may also begin a text."""
+    try:
+        return head[:1] == b"x" and bool(zlib.decompressobj().decompress(head))
+    except zlib.error:
+        return False
 
 
 def encoding_of(head: bytes) -> str | None:

@@ -242,7 +242,7 @@ def binary_files():
         "a PNG picture": b"\x89PNG\r\n" + bytes(20),
         "an archive or compressed file": lz4.getvalue().to_pybytes(),
         "(lzma)": lzma.compress(text, format=lzma.FORMAT_ALONE),
-        "(zlib)": zlib.compress(text),
+        "(zlib)": zlib.compress(text, 1),
         "(gzip)": gzip.compress(text),
     }
 
