@@ -283,6 +283,13 @@ def test_text8_is_downloaded_checked_and_unpacked(tmp_path, site):
     assert len(site.requests) == requests
 
 
+def test_a_damaged_download_without_a_digest_is_removed(tmp_path, site):
+    damaged = packed("tgz", {"data/ptb.train.txt": b" a b \n"})[:40]
+    downloads = [replace(original(damaged, site, "simple-examples.tgz"), digest=None)]
+    check_offer_refused("damaged, or not gzip", downloads, corpus="ptb")
+    assert not (tmp_path / "data/downloads/ptb/simple-examples.tgz").exists()
+
+
 def on_hosts(site, name: str, contents: dict[str, bytes]) -> tuple[Download, ...]:
     """Describe the published downloads of a corpus, with other contents and each host as a folder of a local server."""
 

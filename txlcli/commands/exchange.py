@@ -91,13 +91,15 @@ def export(
 
 
 def _show_run(result: "ExportedRun") -> None:
+    from txlcli.workflows.exchange.export_run import ONLY_IDS
+
     folder = shlex.quote(result.folder)
     command: str | None = None
     if result.format == "transformers":
         command = f"AutoModelForCausalLM.from_pretrained({result.folder!r}, trust_remote_code=True)"
     elif result.format == "hf":
         command = f"txl import {folder}"
-    elif not result.notes:  # a program with a note reads ids only, not text
+    elif ONLY_IDS not in result.notes:
         command = f"python {folder}/load.py score FILE"
     facts = {"files": ", ".join(result.files), "next": command}
     console.show_facts(f"{result.run} as {result.folder}", facts, result.notes)

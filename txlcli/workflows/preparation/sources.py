@@ -111,8 +111,8 @@ def _download(plan: PreparationPlan, work: Path) -> None:
             path = plan.downloads / file.file
             try:
                 _unpack_or_copy(path, plan, work)
-            except CorpusInputError as error:
-                path.unlink()  # it has the right size, so it would not be fetched again
+            except (CorpusError, CorpusInputError) as error:
+                path.unlink()  # it is complete by its size, and would not be fetched again
                 raise CorpusError(str(error)) from error
 
 
