@@ -99,6 +99,7 @@ def test_a_store_opens_by_name_and_by_path_and_tells_what_it_could_not_read(here
     (here / "words.txt").write_text("<unk>\n<eos>\nowl's\n")
     prepared = txlcli.prepare("novel", txlcli.PrepareOptions(vocab=here / "words.txt", name="other"))
     assert any("not in the vocabulary" in note for note in prepared.to_dict()["notes"])
+    assert [row["split"] for row in prepared.table()] == ["train", "valid", "test"]
     assert "owl's" not in repr(prepared)
 
 
