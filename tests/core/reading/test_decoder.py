@@ -154,7 +154,8 @@ def test_a_sweep_over_memory_lengths_compiles_each_part_of_a_layer_once():
     models = [model.on(reading_compile="on"), model]
     tokens, graphs = draw_tokens(B, 4 * L), set()
     for mem_len in (1, 2, 3, 5, 8, 13, 21, 34):
-        given = [make_reader(model, EvalSettings(seg_len=L, mem_len=mem_len), batch_size=B) for model in models]
+        settings = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=B)
+        given = [make_reader(model, settings) for model in models]
         for segment in tokens.split(L, dim=1):
             torch.testing.assert_close(*(reader.read(segment) for reader in given), rtol=1e-5, atol=1e-5)
         graphs.add(torch._dynamo.utils.counters["stats"]["unique_graphs"])
