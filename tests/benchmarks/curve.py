@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.public_logs import beside, perplexities_beside, read_losses, unit_of
+from tests.benchmarks.public_logs import WIDENED, beside, read_logs, read_losses
 from txlcli.config import recipe
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.data.token_store import TokenStore
@@ -106,17 +106,19 @@ def main(
         workspace = Workspace(data_dir=data_dir, runs_dir=Path(folder), device=device)
         last_step = steps or steps_of_epochs(name, epochs, seed, data_dir)
         reports = trained(name, TrainOptions(name=name, max_steps=last_step, seed=seed), workspace)
+    unit = "epoch" if recipe.load(name).train.valid_every == "epoch" else "step"
+    perplexities = {round(line[unit]): line["ppl"] for line in reports if line["kind"] == "valid"}
     mean_losses = {line["step"]: line["loss_nats"] for line in reports if line["kind"] == "train"}
-    valid = perplexities_beside(name, reports)
+    valid = beside(perplexities, read_logs(name), widened=WIDENED)
     losses = beside(mean_losses, read_losses(name))
     if losses:
         show("Mean training loss up to a step, in nats", "step", losses)
     if valid:
-        show("Perplexity on valid", unit_of(name), valid)
+        show(f"Perplexity on valid by {unit}", unit, valid)
     if json_file:
         json_file.write_text(json.dumps({"recipe": name, "valid": valid, "losses": losses}, indent=1) + "\n")
     if figure and valid:
-        draw(unit_of(name), valid, figure)
+        draw(unit, valid, figure)
 
 
 if __name__ == "__main__":

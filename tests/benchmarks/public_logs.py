@@ -3,8 +3,6 @@
 import csv
 from pathlib import Path
 
-from txlcli.config import recipe
-
 CURVES = Path(__file__).with_name("curves")
 WIDENED = 0.02
 """Share by which the band of the logs is widened for a perplexity."""
@@ -28,18 +26,6 @@ def beside(ours, logs, *, widened=0.0):
         high = max(logs[at].values()) * (1 + widened)
         rows.append({"at": at, "ours": value, "logs": logs[at], "band": [low, high], "inside": low <= value <= high})
     return rows
-
-
-def unit_of(name):
-    """Return what the logs count between two validations of a recipe."""
-    return "epoch" if recipe.load(name).train.valid_every == "epoch" else "step"
-
-
-def perplexities_beside(name, reports):
-    """Return our perplexities on valid next to those of the logs, as `beside` does."""
-    unit = unit_of(name)
-    ours = {round(line[unit]): line["ppl"] for line in reports if line["kind"] == "valid"}
-    return beside(ours, read_logs(name), widened=WIDENED)
 
 
 def read_losses(name):

@@ -2,6 +2,7 @@
 
 python -m tests.gpu [PART ...] [--minutes 9] [--keep FOLDER [--total-minutes 20]] [--json FILE] [--only NAME]
     [--device cuda|cpu] [--toy] [--cache FOLDER]
+python -m tests.gpu wheels
 
 Parts, all of them by default, in this order or the one given: `smoke` (enwik8 with two layers: the default path against
 eager steps and the definition), `enwik8` (training, with the kernels of three replays), `tests` (every test of
@@ -9,7 +10,7 @@ eager steps and the definition), `enwik8` (training, with the kernels of three r
 (evaluation and single tokens), `bf16` (losses of 300 steps against autocast's and those of float64), `combo` (training
 without the compiler's combined kernels), `peer` (Hugging Face's TransfoXL in the same precision), `rates` (of copies
 and matrix products), `ptb` (Penn Treebank in the time that is left). Each row is printed and written to the file before
-the next begins; a table of them ends the output.
+the next begins; a table of them ends the output. `wheels` lists the packages that each part needs.
 """
 
 import argparse
@@ -18,8 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.comparisons import COMPARISONS
-from tests.gpu import parallel_tests, ptb, rows
+from tests.gpu import wheels
 from tests.gpu.stage import Stage, describe_machine, releases
 
 DIRECTORY = Path(__file__).parent
@@ -57,7 +57,9 @@ GOALS = {
 
 def run_smoke(stage, options):
     """Two layers of enwik8."""
-    _run(stage, options, "smoke", rows.smoke, at_most_s=SMOKE_S)
+    from tests.gpu import rows
+
+    stage.run("smoke", rows.smoke, at_most_s=SMOKE_S, device=options.device, toy=options.toy)
 
 
 def time_enwik8(stage, options):
@@ -66,6 +68,8 @@ def time_enwik8(stage, options):
 
 def run_tests(stage, options):
     """The tests; on a GPU, other recipes are compiled at the same time."""
+    from tests.gpu import parallel_tests
+
     files = [DIRECTORY / "test_cuda_steps.py"] if options.toy else sorted(DIRECTORY.glob("test_cuda_*.py"))
     warms = options.device == "cuda" and not options.toy
     also = [[sys.executable, "-m", "tests.gpu.warm", *recipes] for recipes in WARMED if warms]
@@ -81,47 +85,67 @@ def time_training(stage, options):
 
 
 def _time_training(stage, options, name, changes):
-    _run(stage, options, f"training {name}", rows.training, name=name, changes=changes)
+    from tests.gpu import rows
+
+    row = f"training {name}"
+    given = {"name": name, "changes": changes, "device": options.device, "toy": options.toy}
+    stage.run(row, rows.training, at_most_s=ROW_S, goal=_goal(row, options), **given)
 
 
-def _run(stage, options, row, function, *, at_most_s=ROW_S, **arguments):
-    """Compute a row on the device; the times of toys and of CPUs mean nothing and have no goal."""
-    goal = GOALS.get(row) if options.device == "cuda" and not options.toy else None
-    stage.run(row, function, at_most_s=at_most_s, goal=goal, device=options.device, toy=options.toy, **arguments)
+def _goal(row, options):
+    """Return the figure that a row is to reach; None for toys and CPUs, whose times mean nothing."""
+    return GOALS.get(row) if options.device == "cuda" and not options.toy else None
 
 
 def time_reading(stage, options):
     """Evaluation as of a long text, once without compiling, and single tokens."""
+    from tests.gpu import rows
+
+    given = {"device": options.device, "toy": options.toy}
     for name, batch_size in EVALUATED:
-        _run(stage, options, f"evaluation {name}, B {batch_size}", rows.evaluation, name=name, batch_size=batch_size)
+        row = f"evaluation {name}, B {batch_size}"
+        here = {"name": name, "batch_size": batch_size, **given}
+        stage.run(row, rows.evaluation, at_most_s=ROW_S, goal=_goal(row, options), **here)
     for mem_len in MEMORIES:
-        length = mem_len // 100 if options.toy else mem_len
-        _run(stage, options, f"single tokens enwik8, M {mem_len}", rows.single_tokens, name="enwik8", mem_len=length)
+        row = f"single tokens enwik8, M {mem_len}"
+        here = {"name": "enwik8", "mem_len": mem_len // 100 if options.toy else mem_len, **given}
+        stage.run(row, rows.single_tokens, at_most_s=ROW_S, goal=_goal(row, options), **here)
     if options.device == "cuda":
-        eager = {"name": "enwik8", "batch_size": 10, "compiles": False}
-        _run(stage, options, "evaluation enwik8, B 10, not compiled", rows.evaluation, **eager)
+        here = {"name": "enwik8", "batch_size": 10, "compiles": False, **given}
+        stage.run("evaluation enwik8, B 10, not compiled", rows.evaluation, at_most_s=ROW_S, **here)
 
 
 def compare_precisions(stage, options):
     """Losses of bf16 by the default path."""
-    _run(stage, options, "losses in bf16", rows.bf16_steps)
+    from tests.gpu import rows
+
+    stage.run("losses in bf16", rows.bf16_steps, at_most_s=ROW_S, device=options.device, toy=options.toy)
 
 
 def time_without_combo_kernels(stage, options):
+    from tests.gpu import rows
+
     for name in ("enwik8", "ptb"):
-        given = {"name": name, "changes": (), "combo_kernels": False, "fresh": True}
-        _run(stage, options, f"training {name}, no combo kernels", rows.training, **given)
+        given = {"name": name, "changes": (), "device": options.device, "toy": options.toy, "combo_kernels": False}
+        stage.run(f"training {name}, no combo kernels", rows.training, at_most_s=ROW_S, fresh=True, **given)
 
 
 def compare_with_peer(stage, options):
     """The rows of `tests.benchmarks.peer`, in bf16 first: time may end before the others."""
+    from tests.benchmarks.comparisons import COMPARISONS
+    from tests.gpu import rows
+
     for comparison in reversed(COMPARISONS[options.device]):
         for name in TOY_ROWS_OF_PEER if options.toy else ROWS_OF_PEER:
-            _run(stage, options, f"peer {name}, {comparison.peer}", rows.with_peer, name=name, comparison=comparison)
+            row = f"peer {name}, {comparison.peer}"
+            given = {"name": name, "comparison": comparison, "device": options.device, "toy": options.toy}
+            stage.run(row, rows.with_peer, at_most_s=ROW_S, goal=_goal(row, options), **given)
 
 
 def measure_rates(stage, options):
     """The ceilings of the device."""
+    from tests.gpu import rows
+
     device = options.device
     stage.run("copy", rows.copy_rate, at_most_s=ROW_S, device=device)
     for precision in PRECISIONS[device]:
@@ -129,8 +153,16 @@ def measure_rates(stage, options):
 
 
 def train_ptb(stage, options):
-    of_run = {"data_dir": options.data_dir, "keep": options.keep, "total_minutes": options.total_minutes}
-    ptb.run(stage, options.device, toy=options.toy, **of_run)
+    from tests.gpu import ptb
+
+    ptb.run(
+        stage,
+        options.device,
+        toy=options.toy,
+        data_dir=options.data_dir,
+        keep=options.keep,
+        total_minutes=options.total_minutes,
+    )
 
 
 PARTS = {
@@ -150,7 +182,7 @@ PARTS = {
 def parse(arguments):
     """Return the options; end with a line if one is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description="Check and measure txl on a device.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all by default")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}, or wheels; all by default")
     parser.add_argument(
         "--json", type=Path, default=Path("gpu.json"), help="file of the results, written after every row"
     )
@@ -163,8 +195,8 @@ def parse(arguments):
     parser.add_argument("--keep", type=Path, help="folder of the run of ptb; a later call continues it")
     parser.add_argument("--total-minutes", type=float, help="time of the run of ptb in all calls with --keep")
     options = parser.parse_args(arguments)
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"no part {min(unknown)!r}; there are {', '.join(PARTS)}")
+    if unknown := set(options.parts) - {*PARTS, "wheels"}:
+        parser.error(f"no part {min(unknown)!r}; there are {', '.join(PARTS)}, wheels")
     if not options.json.parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
     if options.keep is not None and options.keep.exists() and not (options.keep / "plan.json").exists():
@@ -184,6 +216,9 @@ def cache_variables(folder):
 def main(arguments=None) -> int:
     """Compute the rows of the parts; return the exit code."""
     options = parse(arguments)
+    if "wheels" in options.parts:
+        wheels.show()
+        return 0
     if options.device == "cuda":
         os.environ |= cache_variables(options.cache)
     facts = {"device": options.device, "toy": options.toy, "command": sys.argv[1:]}

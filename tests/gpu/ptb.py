@@ -80,21 +80,41 @@ def workspace(directory, device):
     return Workspace(data_dir=directory, runs_dir=directory / "runs", device=device)
 
 
-def training(directory, name, changes, device, minutes):
-    """Train the recipe, or continue its run; yield facts about the run, and its curve next to the public logs."""
-    yield {"recipe": name, "changes": changes}
-    kept = directory / "runs" / RUN
-    resumes = (kept / run_directory.LAST).exists()
-    if not resumes or history.read(run_directory.read_run(kept)).state != "finished":
-        start = {"resume": RUN} if resumes else {"name": RUN, "overrides": tuple(changes)}
-        options = TrainOptions(**start, max_minutes=minutes)
-        train_recipe(None if resumes else name, options, workspace(directory, device))
-    past = history.read(run_directory.read_run(kept))
+def training(directory, name, changes, device, minutes, tell):
+    """Train the recipe, or continue its run, and tell the curve while it grows."""
+    resumes = (directory / "runs" / RUN / run_directory.LAST).exists()
+    before = history.read(run_directory.read_run(directory / "runs" / RUN)).reports if resumes else ()
+    curve = {"train": [], "valid": []}
+
+    def on_report(line):
+        further = "tokens_per_s" if line["kind"] == "train" else "seconds"
+        curve[line["kind"]].append({field: line[field] for field in ("step", "epoch", "ppl", further)})
+        tell({"curve": curve})
+
+    for line in before:
+        on_report(line)
+    tell({"recipe": name, "changes": changes})
+    if resumes and history.read(run_directory.read_run(directory / "runs" / RUN)).state == "finished":
+        return tell(facts_of(directory, curve))
+    ending = {"max_minutes": minutes}
+    options = (
+        TrainOptions(resume=RUN, **ending) if resumes else TrainOptions(name=RUN, overrides=tuple(changes), **ending)
+    )
+    train_recipe(None if resumes else name, options, workspace(directory, device), on_report=on_report)
+    return tell(facts_of(directory, curve))
+
+
+def facts_of(directory, curve):
+    """Return facts about the run as far as it is trained, and its curve beside the logs of the script."""
+    past = history.read(run_directory.read_run(directory / "runs" / RUN))
     train = past.run.settings.train
-    yield {"curve": past.reports, "seeds": [train.seed]}
-    yield {"steps": past.step, "all_steps": past.state == "finished", "parameters": past.run.parameters}
+    facts = {"steps": past.step, "all_steps": past.state == "finished", "parameters": past.run.parameters}
     if train.valid_every == "epoch":
-        yield {"beside_logs": public_logs.perplexities_beside("ptb", past.reports)}
+        perplexities = {round(point["epoch"]): point["ppl"] for point in curve["valid"]}
+        facts["beside_logs"] = public_logs.beside(
+            perplexities, public_logs.read_logs("ptb"), widened=public_logs.WIDENED
+        )
+    return {**facts, "seeds": [train.seed]}
 
 
 def evaluation(directory, device, readings):

@@ -339,7 +339,7 @@ def with_peer(name, comparison, device, toy):
     try:
         importlib.import_module("tests.benchmarks.rows")
     except ImportError as error:
-        raise Skip(f"the peer is not installed ({error})") from error
+        raise Skip(f"the peer is not installed ({error}); see python -m tests.gpu wheels") from error
     from tests.benchmarks.peer import compare
 
     results = compare(name, comparison, pick_device(device), 1 if toy else REPEAT, quick=toy)

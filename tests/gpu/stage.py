@@ -124,6 +124,8 @@ def _compute(connection, function, arguments):
 
     try:
         with _told(tell):
+            if "tell" in inspect.signature(function).parameters:
+                arguments["tell"] = tell
             result = function(**arguments)
             for part in result if inspect.isgenerator(result) else [result or {}]:
                 tell(part)
@@ -214,7 +216,8 @@ class Stage:
 
         Args:
             row: its name.
-            function: of a module, called in the child process. It returns a dictionary, or yields parts of one.
+            function: of a module, called in the child process. It returns a dictionary, or yields parts of one; it may
+                have an argument `tell`, a function that takes further parts while it is called.
             at_most_s: a row that takes longer than this fails; None for all the time that is left.
             goal: a key of the results and its goal.
             fresh: compute it in a new process.
