@@ -62,6 +62,12 @@ def test_an_option_before_its_command_is_answered_with_the_order():
     assert "unknown option --steps" in txl("--steps", "info").stderr
 
 
+def test_a_wrong_choice_is_answered_with_the_word_that_was_meant():
+    error = txl("prepare", "book.txt", "--tokenizer", "wrod").stderr
+    assert error.startswith("error: Invalid value for '--tokenizer': 'wrod' is not one of 'byte'")
+    assert 'did you mean "word"?' in error
+
+
 WRONG_NAMES = [
     *(f"{command} nowhere".split() for command in ("eval", "generate", "train", "prepare", "speed")),
     *(["train", "--resume", "nowhere"], ["export", "nowhere", "folder"], ["speed", "--attn-len", "long"]),

@@ -201,7 +201,7 @@ def _explain(error: typer.TyperException) -> str:
     """Return an error of the option parser on one line, with what was probably meant."""
     context: typer.Context | None = getattr(error, "ctx", None)
     text = str(error.message) if hasattr(error, "option_name") else error.format_message()
-    message = " ".join(text.split()).rstrip(".")
+    message = " ".join(text.split()).rstrip(".").replace("Value error, ", "")  # a prefix of the option parser
     choice = re.search(r"'([^']*)' is not one of (.+)$", message)
     option = re.match(r"No such option: (-\S*)", message)
     command = re.match(r"No such command '(.*)'$", message)
