@@ -239,7 +239,15 @@ def test_a_model_or_a_memory_that_is_not_as_it_declares_breaks_the_contract(mode
         check_architecture("every-second")
 
 
-@pytest.mark.parametrize("bases", [(EverySecondState,), (EverySecondState, TransformerXL)])
+class Remembers:
+    """A rule of memory for models of several classes."""
+
+    def remember(self, pasts, outputs, goal):
+        """Return what each layer has read."""
+        return [output.kept for output in outputs]
+
+
+@pytest.mark.parametrize("bases", [(EverySecondState,), (EverySecondState, TransformerXL), (Remembers, TransformerXL)])
 @pytest.mark.parametrize("trait", ["memory_skips_padding", "supports_reset"])
 def test_a_rule_of_memory_is_not_taken_to_skip_padding_or_to_reset_unless_it_says_so(bases, trait):
     assert getattr(TransformerXL, trait)

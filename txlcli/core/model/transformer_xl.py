@@ -52,11 +52,12 @@ class TransformerXL(LanguageModel):
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        declared = vars(cls)
-        if "remember" in declared:
+        owner = next(base for base in cls.__mro__ if "remember" in vars(base))
+        if owner is cls or not issubclass(owner, TransformerXL):  # a mixin, too, has a rule of its own
+            declared = {**vars(owner), **vars(cls)}
             cls.memory_skips_padding = declared.get("memory_skips_padding", False)
             cls.supports_reset = declared.get("supports_reset", False)
-        cls.reads_padded_rows = declared.get("reads_padded_rows", False)
+        cls.reads_padded_rows = vars(cls).get("reads_padded_rows", False)
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
