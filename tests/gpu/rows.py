@@ -89,6 +89,7 @@ class Captures(tape.Graphs):
         try:
             return super().__call__(run, device, **options)
         except UsageError as error:
+            self.captured -= 1
             self.failures += cause(error)
             raise
 

@@ -5,12 +5,16 @@ import json
 from importlib import metadata
 
 import pytest
+import torch
 
 from tests.conftest import hides_gpus
 from tests.gpu import __main__ as command
 from tests.gpu import parallel_tests, ptb, test_wheels
+from tests.gpu.rows import Captures
+from tests.gpu.small_runs import no_graph
 from tests.gpu.wheels import EVERY_PART
 from txlcli.config import recipe
+from txlcli.errors import UsageError
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
 
@@ -91,6 +95,14 @@ def test_rows_of_training_and_reading_have_the_lengths_and_kernels_of_their_reci
     segments, tokens = rows["evaluation enwik8, B 10"], rows["single tokens enwik8, M 1600"]
     assert (segments["tokens_per_step"], tokens["tokens_per_step"]) == (24, 1)
     assert segments["path"] == tokens["path"] == "tiles, not compiled, not captured"
+
+
+def test_a_graph_that_cannot_be_captured_is_not_counted():
+    captures = Captures(no_graph)
+    with pytest.raises(UsageError, match="no graphs here"):
+        captures(list, torch.device("cpu"))
+    assert captures.captured == 0
+    assert "no graphs here" in captures.failures[0]
 
 
 def test_the_default_path_equals_eager_steps_and_the_definition(rows):
