@@ -189,6 +189,7 @@ def test_documents_are_rejected_where_there_are_none(stories):
     for words, telling, code in (
         ("--documents records", "--text", 2),
         ("--text stories/a.txt --documents records", "records", 2),
+        ("--text - --text -", "stdin", 2),
         ("--text stories --documents blank-line", "blank-lines", 2),
         ("--text stories --html page.html", "--html", 2),
         ("--text nothing", "no text", 1),

@@ -28,7 +28,9 @@ class SavedState:
 
 
 def check_state(state: dict[str, Any]) -> None:
-    """Raise a RecipeError if a value that a checkpoint saves has another type, or is out of range."""
+    """Raise a RecipeError without a step, or if a value that a checkpoint saves has another type or is out of range."""
+    if "step" not in state:
+        raise RecipeError("it has no step")
     check_fields(SavedState, state)
     for number in state.get("place", {}).values():
         FieldType.of(NaturalInt).check('"place"', number, RecipeError)

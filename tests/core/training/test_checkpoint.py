@@ -75,6 +75,11 @@ def test_foreign_metadata_is_rejected(path, metadata):
     assert "not a checkpoint of txl" in refusal(path)
 
 
+def test_a_checkpoint_without_a_step_is_rejected(path):
+    checkpoint.save(path, Checkpoint(TENSORS, {}))
+    assert refusal(path).startswith("damaged checkpoint (it has no step)")
+
+
 class Trap:
     def __init__(self, path):
         self.path = path

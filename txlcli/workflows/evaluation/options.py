@@ -150,7 +150,8 @@ class EvalOptions(PlotOptions):
             self.exclude("split", because="`text` is scored instead of a split")
         else:
             self.exclude("column", "encoding", "documents", because="without `text`, a split is scored")
-
+        if [source.name for source in self.text].count(STDIN) > 1:
+            raise UsageError("`text` - is given twice, and stdin has one text; leave out one of them")
         check_encoding(self.encoding)
         check_documents(self.documents)
         if self.reads_documents or self.reset_at_documents:
