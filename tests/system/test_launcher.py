@@ -42,3 +42,8 @@ def test_a_single_process_is_alone(environment):
 def test_a_wrong_environment_is_rejected(environment, error):
     with pytest.raises(UsageError, match=error):
         launcher.place(environment)
+
+
+def test_more_processes_than_a_machine_can_run_are_rejected_before_they_start():
+    with pytest.raises(UsageError, match="use at most"):
+        launcher.start_processes(1_000_000, [], rank_timeout_s=1.0)

@@ -34,6 +34,8 @@ STORE = "TXL_STORE"
 """Variable with the file in which these processes meet."""
 LOOPBACK_INTERFACES = ("lo", "lo0")
 """Names of the interface that other machines cannot reach: Linux's and macOS's."""
+PROCESSES_PER_PROCESSOR = 16
+"""Most processes that one command starts, per processor: more would only wait for each other."""
 PARENT_CHECK_S = 1.0
 """Time between two looks if the launcher is still there."""
 _PARENT = os.getppid()
@@ -179,6 +181,10 @@ def start_processes(
 
     After a signal, a process that does not end within `rank_timeout_s` is killed; with PyTorch 2.11, within 30 s.
     """
+    available = processors.available()
+    most = PROCESSES_PER_PROCESSOR * available
+    if processes > most:
+        raise UsageError(f"`processes` {processes}: this machine has {available} processors; use at most {most}")
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -190,7 +196,7 @@ def start_processes(
     logging.disable(logging.ERROR)  # the processes report their own errors
     # Auxiliary classifiers stop taking part in the loss during training, which PyTorch would warn about.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors.available() // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available // processes)))
     os.environ[STARTED] = str(processes)
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(rank_timeout_s) + SECONDS_TO_EXPLAIN)
     with tempfile.TemporaryDirectory() as directory:  # its mode is 0700
