@@ -57,7 +57,10 @@ def test_a_run_is_named_after_its_recipe_and_numbered_from_2(runs_dir):
 def test_only_force_replaces_a_run_with_all_its_files(runs_dir):
     old = create(runs_dir, "mine")
     old.append_metrics({"step": 1})
-    assert "runs/mine exists" in refusal(create, runs_dir, "mine", metric="ppl")
+    message = refusal(create, runs_dir, "mine", metric="ppl")
+    assert message == "runs/mine exists; choose another `name`, or replace it with `force`"
+    (old.directory / "last.safetensors").touch()
+    assert 'resume it with "txl train --resume runs/mine"' in refusal(create, runs_dir, "mine")
     assert run_directory.read_run(old.directory) == old
     assert create(runs_dir, "mine", force=True, metric="ppl").metric == "ppl"
     assert sorted(file.name for file in old.directory.iterdir()) == ["run.json", "vocab.json"]

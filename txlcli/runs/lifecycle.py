@@ -23,6 +23,7 @@ from txlcli.runs.run_directory import (
 )
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
+from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import read_text
 from txlcli.system.plain_json import parse_json
 
@@ -57,9 +58,10 @@ def check_free(directory: Path, *, force: bool) -> None:
         raise RunError(f"{directory} is a link or a file; choose another `name`")
     is_run = (directory / CARD).is_file()
     if is_run and not force:
-        raise RunError(
-            f"{directory} exists; choose another `name`, continue it with `resume`, or replace it with `force`"
-        )
+        ways = ["choose another `name`"]
+        if (directory / LAST).exists():
+            ways.append(f'resume it with "{command_line("train", resume=directory)}"')
+        raise RunError(f"{directory} exists; {', '.join(ways)}, or replace it with `force`")
     _check_card_is_own(directory)
     others = files_of_user(directory)
     only_drafts = all(DRAFT.fullmatch(path.name) for path in directory.iterdir())
