@@ -156,6 +156,7 @@ WRONG = {
     "a name twice": IDS | {"names": ["a", "a"]},
     "an object of names": IDS | {"names": 7},
     "no boundary": {key: value for key, value in WORDS.items() if key != "boundary"},
+    "an object of words": WORDS | {"symbols": {"<eos>": 0, "a": 1}},
     "a list": [],
 }
 
@@ -169,6 +170,11 @@ def test_a_vocabulary_of_wrong_facts_and_other_text_are_rejected(text):
         Vocab.from_json(text)
     assert len(str(caught.value)) < 400
     assert "Error" not in str(caught.value)
+
+
+def test_a_list_of_words_in_json_is_called_what_it_is():
+    with pytest.raises(VocabularyError, match="it is not a JSON object"):
+        Vocab.from_json('["the", "fox"]')
 
 
 def json_of_model(model):

@@ -275,7 +275,10 @@ class Vocab:
     def from_json(cls, text: str) -> "Vocab":
         """Read a vocabulary that `to_json` wrote."""
         try:
-            return cls._from_facts(parse_json(text))
+            facts = parse_json(text)
+            if not isinstance(facts, dict):
+                raise ValueError("it is not a JSON object")
+            return cls._from_facts(facts)
         except KeyError as error:
             raise VocabularyError(f"this is not a vocabulary of txl (it has no {error})") from error
         except (ValueError, TypeError) as error:
@@ -296,8 +299,11 @@ class Vocab:
         elif kind not in ("char", "word"):
             raise ValueError(f"its kind is {kind!r}; a newer txl may have written it")
         else:
-            "".join(facts["symbols"]).encode()  # symbols are texts without unpaired surrogates
-            vocab = cls(kind, facts["symbols"], lower_case=bool(facts["lower_case"]), **named)
+            symbols = facts["symbols"]
+            if not isinstance(symbols, list):
+                raise ValueError("its symbols are not a list")
+            "".join(symbols).encode()  # symbols are texts without unpaired surrogates
+            vocab = cls(kind, symbols, lower_case=bool(facts["lower_case"]), **named)
         if not 0 < vocab.size == len(set(vocab.symbols)):
             raise ValueError("it has no symbols, or one of them twice")
         for name, number in named.items():
