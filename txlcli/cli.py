@@ -138,7 +138,8 @@ class TxlCommand(TyperCommand):
                 given = values[parameter.name]
                 # An unset variable of a shell gives an empty word; Path("") would be the present folder.
                 if given == "" or (isinstance(given, list | tuple) and "" in given):
-                    raise UsageError(f"{name} is empty; give a value, or leave it out")
+                    remedy = "give a value, or leave it out" if is_option else "give a value"
+                    raise UsageError(f"{name} is empty; {remedy}")
                 is_switch = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
                 takes_one = is_option and not (parameter.multiple or is_switch)
                 if takes_one and order.count(parameter) > 1:

@@ -122,6 +122,7 @@ def test_a_model_of_a_recipe_has_its_parameters_and_changes():
         (lambda run: run.generate("ze", samples=3), UsageError, "leave out `samples`"),
         (lambda run: run.evaluate(split="dev"), UsageError, 'did you mean "valid"'),
         (lambda run: run.score(TEXT, mem_len=-1), UsageError, "mem_len must be at least 0"),
+        (lambda run: txlcli.recl([]), UsageError, "name at least one run"),
     ],
 )
 def test_wrong_calls_are_rejected(run, call, error, message):

@@ -117,6 +117,8 @@ def _model_result(member: Scoring, losses: NDArray[np.float32], points: Sequence
 
 def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> list[Scoring]:
     """Open the runs, each with the text that all of them are scored on; M = 0 is a model without memory."""
+    if not run_names:
+        raise UsageError("`runs` is empty; name at least one run")
     runs = run_directory.find_each(run_names, workspace.runs_dir)
     run_directory.check_same_text(runs)
     all_opened = [workspace.open_run(name) for name in run_names]

@@ -76,10 +76,10 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Check that the device has fast matrix products in this precision."""
     if precision not in DTYPES:
         raise UnknownNameError("precision", precision, DTYPES)
-    if device.type == "mps" and precision != "fp32":
-        raise UsageError(f"precision {precision} needs a CPU or a CUDA device; use fp32 with `device` mps")
     if precision in ("tf32", "fp16") and device.type != "cuda":
         raise UsageError(f"precision {precision} needs a CUDA device; use fp32 or bf16 on the CPU")
+    if precision == "bf16" and device.type == "mps":
+        raise UsageError("precision bf16 needs a CPU or a CUDA device; use fp32 with `device` mps")
     if precision == "tf32":
         check_tf32(torch.cuda.get_device_capability(device))
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
