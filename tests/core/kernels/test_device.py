@@ -79,7 +79,8 @@ def test_few_tokens_of_a_small_model_use_few_threads(model, tokens, most):
         (pick_device, ["gpu"], 'did you mean "cuda"'),
         (check_precision, ["fp8", CPU], "known: fp32, tf32, bf16, fp16"),
         *((check_precision, [precision, CPU], f"{precision} needs a CUDA device") for precision in ("fp16", "tf32")),
-        *((check_precision, [precision, MPS], "needs a CPU or a CUDA device") for precision in ("bf16", "fp16")),
+        *((check_precision, [precision, MPS], f"{precision} needs a CUDA device") for precision in ("fp16", "tf32")),
+        (check_precision, ["bf16", MPS], "needs a CPU or a CUDA device"),
         (check_tf32, [(7, 5)], r"8\.0 or higher, not 7\.5"),
     ],
 )
