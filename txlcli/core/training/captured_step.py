@@ -130,19 +130,22 @@ class CapturedStep(Step):
     def _padded(self, batch: Batch) -> Batch | None:
         """Return a micro-batch with the sizes of the graph; None if a tail of the softmax has too few rows for it."""
         inputs, targets, goal = batch
+        seg_len = None
+        since_reset = goal.since_reset
         if self.settings.seg_len_jitter:
             length = targets.shape[1]
             padding = (0, self.settings.padded_segment - length)
             inputs = F.pad(inputs, padding)
             targets = F.pad(targets, padding)
-            goal = replace(goal, seg_len=self._seg_len.fill_(length))
-            if goal.since_reset is not None:
-                goal = replace(goal, since_reset=F.pad(goal.since_reset, padding))
+            seg_len = self._seg_len.fill_(length)
+            if since_reset is not None:
+                since_reset = F.pad(since_reset, padding)
         rows = self._tail_rows(targets)
         if rows is None:
             return None
-        on_device = [send(tail, inputs.device) for tail in rows]
-        return Batch(inputs, send(targets, inputs.device), replace(goal, tail_rows=on_device or None))
+        tail_rows = [send(tail, inputs.device) for tail in rows]
+        goal = replace(goal, seg_len=seg_len, since_reset=since_reset, tail_rows=tail_rows or None)
+        return Batch(inputs, send(targets, inputs.device), goal)
 
     def _tail_rows(self, targets: Tensor) -> list[Tensor] | None:
         """Return `Objective.tail_rows`; None if a tail has more targets than rows."""
