@@ -132,7 +132,9 @@ def test_a_sentencepiece_model_is_a_vocabulary_if_it_restores_all_text(tmp_path)
         sentence_iterator=iter(["the fox jumps"] * 9), model_writer=other, vocab_size=16, minloglevel=2
     )
     (tmp_path / "other.model").write_bytes(other.getvalue())
-    assert "removes blanks" in refusal(tmp_path / "other.model")
+    refused = refusal(tmp_path / "other.model")
+    assert "removes blanks" in refused
+    assert "only models that it trained" in refused
     (tmp_path / "other.model").write_bytes(b"no model")
     assert "not a SentencePiece model" in refusal(tmp_path / "other.model")
 

@@ -43,7 +43,9 @@ def read(path: Path) -> Vocab:
             return Vocab.from_json(read_text(path, MAX_VOCABULARY))
         return _read_words(path)
     except VocabularyError as error:
-        next_step = "train one with `tokenizer` sentencepiece" if path.suffix == MODEL else AS_TEXT
+        next_step = AS_TEXT
+        if path.suffix == MODEL:
+            next_step = "txl reads only models that it trained; train one with `tokenizer` sentencepiece"
         raise VocabularyError(f"{path}: {error}; {next_step}") from error
     except UsageError:
         raise
@@ -113,7 +115,7 @@ def _reject_pieces(words: list[str]) -> None:
         if marked > MIN_PIECES * len(words):
             instead = ""
             if tokenizer == "SentencePiece":
-                instead = f" (txl reads its {MODEL} file instead)"
+                instead = f" (txl reads the {MODEL} file of a model that it trained)"
             raise VocabularyError(f"a list of pieces of {tokenizer}{instead}, not of words")
 
 
