@@ -89,9 +89,18 @@ class RecurrentMemoryTransformer(TransformerXL):
         hidden = torch.cat(dropped, dim=1)[:, before:]
         return undropped, hidden, new_memory
 
-    # Not those of TransformerXL: segments are read one after another, and the memory is a state.
-    objective = LanguageModel.objective
-    read_part = LanguageModel.read_part  # type: ignore[assignment]
+    def objective(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """See `LanguageModel.objective`, not that of TransformerXL: segments are read one after another."""
+        return LanguageModel.objective(self, tokens, targets, memory, goal)
+
+    def read_part(  # type: ignore[override]
+        self, tokens: Tensor, memory: Memory, before: Memory, *, mem_len: int, ends: bool, **limits: int
+    ) -> tuple[Tensor, Memory, Memory]:
+        """See `LanguageModel.read_part`: the memory is a state, from which the model reads on."""
+        hidden, memory = self(tokens, memory, mem_len=mem_len)
+        return hidden, memory, []
 
     def _read_segment(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return a segment's last hidden states before dropout (B, x, d), and the state written after it (B, n, d)."""
