@@ -41,7 +41,7 @@ DAMAGE = (
     OverflowError,
     OSError,
 )
-"""Classes of the exceptions that damaged files raise in the standard library, if `is_damage`."""
+"""Exceptions that damaged files raise in the standard library; `is_damage` tells those of the system apart."""
 STREAMS = {
     "bzip2": StreamFormat(b"BZh", 1, bz2.BZ2Decompressor),
     "xz": StreamFormat(b"\xfd7zXZ\0", 4, lzma.LZMADecompressor),
@@ -96,7 +96,7 @@ def open_content(path: Path, compression: str | None) -> "io.BufferedReader[Any]
 
 
 def is_damage(error: Exception) -> bool:
-    """Return False for an error of the system, such as a full disk, which has another number than EINVAL."""
+    """Return True if damaged data raised an exception, not the system, whose errors have another errno."""
     return getattr(error, "errno", None) in (None, errno.EINVAL)
 
 
@@ -110,7 +110,8 @@ def _blocks(file: BinaryIO, compression: str) -> Iterator[bytes]:
         import pyarrow as arrow
 
         content = arrow.CompressedInputStream(arrow.PythonFile(file, "r"), "zstd")
-    yield from iter(lambda: content.read(BLOCK), b"")
+    while block := content.read(BLOCK):
+        yield block
 
 
 def _stream_blocks(file: BinaryIO, stream_format: StreamFormat) -> Iterator[bytes]:

@@ -55,7 +55,7 @@ class Documents:
 
 
 def documents_at(offsets: "dict[Path, array[int]]") -> Documents | None:
-    """Return the documents that begin at offsets in files; None if they are not several."""
+    """Return the documents that begin at these offsets of files; None for fewer than two."""
     if sum(map(len, offsets.values())) <= 1:
         return None
     return Documents("index", offsets=offsets)

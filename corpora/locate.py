@@ -34,7 +34,7 @@ def text_files(source: Path) -> list[Path]:
 
 
 def list_files(source: Path) -> tuple[list[Path], int]:
-    """Return the files of `text_files`, all of which end, and the number of hidden files and directories."""
+    """Return the files of `text_files`, which must be regular, and the number of hidden files and directories."""
     if not source.is_dir():
         return [source], 0
     paths: list[Path] = []

@@ -28,7 +28,7 @@ class SavedState:
 
 
 def check_state(state: dict[str, Any]) -> None:
-    """Raise a RecipeError without a step, or if a value that a checkpoint saves has another type or is out of range."""
+    """Raise a RecipeError if the state of a checkpoint has no step, or a value of the wrong type or out of range."""
     if "step" not in state:
         raise RecipeError("it has no step")
     check_fields(SavedState, state)

@@ -126,7 +126,7 @@ def pad_to(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Return the smallest multiple that is not less than a number."""
+    """Round a number up to a multiple of another."""
     return count + -count % multiple
 
 

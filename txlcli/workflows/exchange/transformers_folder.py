@@ -67,9 +67,7 @@ def check(opened: OpenRun) -> None:
         ("feed_forward", settings.parts.feed_forward, FEED_FORWARDS),
     ):
         if value not in known:
-            raise RunError(
-                f'{opened.run.directory}: {name} = "{value}" is of your own, which only `format` pt2 exports'
-            )
+            raise RunError(f'{opened.run.directory}: {name} = "{value}" is not built in: only `format` pt2 exports it')
 
 
 def write(opened: OpenRun, draft: Path) -> None:

@@ -120,7 +120,7 @@ def _reject_pieces(words: list[str]) -> None:
 
 
 def index_of(symbols: list[str], *marks: str | None) -> int | None:
-    """Return the place of the first of the marks that is a symbol; None if none is."""
+    """Return the index of the first mark that is a symbol; None if none is."""
     for mark in marks:
         if mark in symbols:
             return symbols.index(mark)
