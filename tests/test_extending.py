@@ -96,7 +96,13 @@ def changes_of(heading):
     return changes
 
 
-CHECKED = ["Add a rule of memory", "Add a feed-forward sublayer", "Add an encoding", "Change the layers"]
+CHECKED = [
+    "Add a rule of memory",
+    "Add a feed-forward sublayer",
+    "Add an encoding",
+    "Change the layers",
+    "Change the softmax",
+]
 
 
 @pytest.mark.parametrize("heading", CHECKED)
@@ -109,6 +115,12 @@ def test_a_file_of_the_guide_passes_its_check_and_trains_with_the_lines_of_its_r
         done("train", "own.toml", *changes_of(heading))
         without, with_memory = json_of("eval", "own", "--mem-len", "0,11")["rows"]
     assert without["loss_nats"] != with_memory["loss_nats"]
+
+
+def test_the_benchmark_has_the_mixture_of_the_guide():
+    assert (ROOT / "tests" / "benchmarks" / "mixture.py").read_text(encoding="utf-8") == block_of(
+        "Change the softmax", "python"
+    )
 
 
 @pytest.mark.slow

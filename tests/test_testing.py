@@ -27,6 +27,7 @@ from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, SinusoidEncoding
 from txlcli.core.model.layer import update_memory
+from txlcli.core.model.softmax import AdaptiveSoftmax
 from txlcli.core.model.sublayers import GatedFeedForward
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.sampling import reader_of_one_text
@@ -215,6 +216,106 @@ class DropsTokens(TransformerXL):
     def embed(self, tokens, positions):
         tokens[tokens == 3] = 0
         return super().embed(tokens, positions)
+
+
+class CappedSoftmax(AdaptiveSoftmax):
+    """A softmax whose logits lie between -1 and 1, where a method computes them itself."""
+
+    def logits(self, hidden):
+        """Return capped logits (T, V), divided by the temperature."""
+        return super().log_probs(hidden).tanh() / self.backend.temperature
+
+    def log_probs(self, hidden):
+        """Return the log-probabilities (T, V) of all tokens."""
+        return self.logits(hidden).log_softmax(-1)
+
+    def losses(self, hidden, targets, tail_rows=None):
+        """Return the loss (T,) of each target."""
+        return -self.log_probs(hidden).gather(1, targets[:, None])[:, 0]
+
+    def mean_loss(self, hidden, targets, tail_rows=None, weights=None):
+        """Return the mean loss (0-d)."""
+        losses = self.losses(hidden.flatten(0, 1), targets.flatten()).view(targets.shape)
+        if weights is None:
+            return losses.mean()
+        return (losses * weights).mean() / weights.mean()
+
+
+class WithoutNormalization(CappedSoftmax):
+    """A softmax that returns logits."""
+
+    def log_probs(self, hidden):
+        return self.logits(hidden)
+
+
+class PlainLosses(CappedSoftmax):
+    """A softmax whose losses are those of the class that it changes."""
+
+    losses = AdaptiveSoftmax.losses
+
+
+class PlainMeanLoss(CappedSoftmax):
+    """A softmax that trains on the loss of the class that it changes."""
+
+    mean_loss = AdaptiveSoftmax.mean_loss
+
+
+class ForgetsWeights(CappedSoftmax):
+    """A softmax that counts the padding of a segment."""
+
+    def mean_loss(self, hidden, targets, tail_rows=None, weights=None):
+        return super().mean_loss(hidden, targets)
+
+
+class WithoutTemperature(CappedSoftmax):
+    """A softmax that is the same at every temperature."""
+
+    def logits(self, hidden):
+        return (hidden @ self._table(0).mT).tanh()
+
+
+class LikeliestById(CappedSoftmax):
+    """A softmax whose likeliest tokens are in the order of their ids."""
+
+    def likeliest(self, hidden, count):
+        scores, tokens = super().likeliest(hidden, count)
+        tokens, order = tokens.sort()
+        return scores[order], tokens
+
+
+class DecodesPlainly(CappedSoftmax):
+    """A softmax whose copy for decoding is one of the class that it changes."""
+
+    def for_decoding(self, dtype):
+        copied = super().for_decoding(dtype)
+        copied.__class__ = AdaptiveSoftmax
+        return copied
+
+
+SOFTMAXES = [  # a wrong softmax, a telling word of the error
+    (WithoutNormalization, "the sum 1"),
+    (PlainLosses, "a loss is the negative log-probability"),
+    (PlainMeanLoss, "the loss and the memory of evaluation"),
+    (ForgetsWeights, "a padded segment"),
+    (WithoutTemperature, "backend.temperature"),
+    (LikeliestById, "softmax.likeliest"),
+    (DecodesPlainly, "softmax.for_decoding"),
+]
+
+
+@pytest.mark.parametrize(("softmax", "word"), SOFTMAXES)
+def test_a_softmax_whose_methods_do_not_agree_breaks_the_contract(softmax, word):
+    class Own(TransformerXL):
+        def make_softmax(self, bands):
+            return softmax(bands, self.settings.d_model, tied=self.settings.tie_embeddings, embedding=self.embedding)
+
+    with (
+        registered_architecture(
+            "capped", model=Own, settings=TransformerSettings, products=TransformerProducts, reader="keys"
+        ),
+        pytest.raises(ContractError, match=word),
+    ):
+        check_architecture("capped")
 
 
 BROKEN = [  # model, settings, a telling word of the error

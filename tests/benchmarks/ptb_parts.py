@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tests.benchmarks import mixture as _  # noqa: F401 - registers the architecture "mixture"
 from tests.benchmarks.curve import trained
 from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
@@ -55,6 +56,7 @@ ADDITIONS = {
     "on top: Muon": MUON,
     "on top: Muon with weight decay": (*MUON, "train.weight_decay=0.2"),
     "on top: SwiGLU of half the width": ("model.feed_forward=swiglu", "model.d_inner=675"),
+    "on top: mixture of softmaxes": ("model.arch=mixture", "model.softmaxes=3"),
     "on top: exponential average": VARIANTS["no mean of the weights"] + ("train.average=exponential",),
 }
 """Changes of the recipe, each of which adds or replaces one part."""

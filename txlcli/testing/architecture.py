@@ -72,6 +72,7 @@ class ArchitectureCheck(Rules):
         for seg_len in SEGMENT_LENGTHS:
             self.attempt(self.check_reading, f"readers read a text by segments of {seg_len} and by tokens", seg_len)
         self.attempt(self.check_windows, "a window is read from an empty memory")
+        self.attempt(self.check_predictions, "a softmax has log-probabilities, losses and likeliest tokens")
         self.attempt(self.check_objective, "an objective has the loss of a segment")
         rule = "an objective has gradients, with a full memory, also where output_may_be_overwritten is declared"
         self.attempt(self.check_gradients, rule)
@@ -230,6 +231,33 @@ class ArchitectureCheck(Rules):
             self.require_equal(after, expected, rule)
             hidden = reader.read(tokens[:, end - 1 : end])
             self.require_equal(hidden, expected[:, -1:], "a window that is read token by token equals the whole window")
+
+    @torch.no_grad()
+    def check_predictions(self) -> None:
+        """Check that losses, likeliest tokens and a copy for decoding follow the log-probabilities."""
+        model = self.model()
+        targets = draw_tokens(B, L)
+        hidden, _ = self.read_segments(model, targets.flip(1))
+        hot = model.on(temperature=2.0)
+        for predicting in (model, hot):
+            log_probs = predicting.log_probs(hidden)
+            total = log_probs.exp().sum(-1)
+            self.require_equal(total, torch.ones(B, L).to(total), "the probabilities of all tokens have the sum 1")
+            expected = -log_probs.gather(-1, targets[:, :, None])[:, :, 0]
+            rule = "a loss is the negative log-probability of its target: `losses` and `log_probs` compute the same"
+            self.require_equal(predicting.losses(hidden, targets), expected, rule)
+            of_first = log_probs[0, 0]
+            for count in (1, V // 2):
+                scores, tokens = predicting.softmax.likeliest(hidden[0, :1], count)
+                rule = "`softmax.likeliest` finds the likeliest tokens of `log_probs`"
+                self.require_equal(scores, of_first.topk(count).values, rule)
+                self.require_equal(of_first[tokens], scores, rule)
+            copied = predicting.softmax.for_decoding(torch.float32)
+            given = copied.log_probs(hidden.flatten(0, 1).float())
+            rule = "`softmax.for_decoding`, a copy in another dtype, predicts what the softmax predicts"
+            self.require_equal(given, log_probs.flatten(0, 1), rule, atol=1e-3)
+        changes = not torch.equal(hot.log_probs(hidden), model.log_probs(hidden))
+        self.require(changes, "the softmax divides its logits by `backend.temperature`", "they do not change with it")
 
     @torch.no_grad()
     def check_objective(self) -> None:

@@ -11,7 +11,7 @@ from txlcli.config.train_settings import TrainSettings
 
 
 class LayerProducts(ABC):
-    """Multiplications of a model's layers, without embedding and softmax.
+    """Multiplications of a model: of its layers, and how its softmax differs from `AdaptiveSoftmax`.
 
     Args:
         model: the settings of the model.
@@ -41,6 +41,10 @@ class LayerProducts(ABC):
     def auxiliary(self, vocab_size: int) -> float:
         """Return the products per token of classifiers that exist in training only, forward: none by default."""
         return 0.0
+
+    def softmax(self, plain: float) -> float:
+        """Return the products that score one target, given those of an `AdaptiveSoftmax`: as many by default."""
+        return plain
 
     def kernel_elements(self) -> int:
         """Count the elements per token that a CPU's kernels keep for the backward pass without telling autograd."""

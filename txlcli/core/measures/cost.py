@@ -43,7 +43,7 @@ def vocabulary_products(model: ModelSettings, vocab_size: int, shares: Shares | 
             softmax += (band.size + clusters + projected) * band.width
         else:
             softmax += share * ((band.size + projected) * band.width)
-    return embedding, softmax
+    return embedding, products_of(model).softmax(softmax)
 
 
 def evaluation_flops_per_token(model: ModelSettings, vocab_size: int, settings: EvalSettings) -> float:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from txlcli.config.bands import bands
+from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.train_settings import AttentionBackend
 from txlcli.core.backend import Backend, Choices
@@ -73,7 +73,16 @@ class LanguageModel(nn.Module, ABC):
         self.vocab_size = vocab_size
         cut = bands(settings, vocab_size)
         self.embedding = AdaptiveEmbedding(cut, settings.d_model, word_dropout=settings.word_dropout)
-        self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings, embedding=self.embedding)
+        self.softmax = self.make_softmax(cut)
+
+    def make_softmax(self, bands: list[Band]) -> AdaptiveSoftmax:
+        """Return the softmax over a vocabulary of these bands; a subclass may return one of its own.
+
+        It is called when the model has its settings and its embedding, and no layers yet.
+        """
+        return AdaptiveSoftmax(
+            bands, self.settings.d_model, tied=self.settings.tie_embeddings, embedding=self.embedding
+        )
 
     @abstractmethod
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:

@@ -6,9 +6,10 @@ so that a tail is computed only for the tokens that need it. A single band is a 
 Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands, V vocabulary.
 """
 
+import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +99,8 @@ class AdaptiveSoftmax(nn.Module):
     ) -> None:
         super().__init__()
         self.bands = bands
-        self._embedding = (embedding,)  # not a submodule: its parameters would have two names
+        reads_embedding = tied or any(band.shared for band in bands)
+        self._embedding = (embedding if reads_embedding else None,)  # no submodule: its weights would have two names
         self.d_model = d_model
         self.biases = nn.ParameterList(torch.empty(band.size) for band in bands)
         self.tables = nn.ParameterList()
@@ -126,19 +128,13 @@ class AdaptiveSoftmax(nn.Module):
             spare.release(grad if is_whole else None)
 
     @torch.no_grad()
-    def for_decoding(self, dtype: torch.dtype) -> "AdaptiveSoftmax":
+    def for_decoding(self, dtype: torch.dtype) -> Self:
         """Return an independent copy in another dtype, so that no matrix is cast at every token."""
-        with torch.device(self.biases[0].device):
-            copy = AdaptiveSoftmax(self.bands, self.d_model, tied=False).requires_grad_(False).to(dtype)
-        tensors: dict[str, Tensor] = dict(self.named_parameters())
-        for number in range(len(self.bands)):
-            tensors[f"tables.{number}"] = self._table(number)
-            projection = self._projection(number)
-            if projection is not None:
-                tensors[f"projections.{number}"] = projection
-        copy.load_state_dict(tensors)
-        copy.backend = self.backend
-        return copy
+        copied = copy.deepcopy(self).requires_grad_(False).to(dtype)
+        (embedding,) = copied._embedding  # noqa: SLF001 - copied, too, for the tables that are tied
+        if embedding is not None:
+            embedding.requires_grad_(False).to(dtype)
+        return copied
 
     def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:
         """Return the cross entropy in nats of each target: (T, d), (T,) -> (T,), float32 at least.
