@@ -208,6 +208,7 @@ def pieces(untouched):
 def test_pieces_are_documents_and_their_ids_keep_their_names(pieces):
     told = json_of("prepare", "music", "--ids")
     assert (told["vocabulary_size"], told["tokenizer"]) == (17, "ids")
+    assert not any("next to the ids" in note for note in told["notes"])
     assert {split: info["documents"] for split, info in told["splits"].items()} == {"train": 18, "valid": 1, "test": 1}
     assert store("music").ids("train")[30:61].tolist() == sample(31, seed=1)
     assert store("music").sentence_starts("train")[:3].tolist() == [0, 30, 61]
@@ -217,6 +218,13 @@ def test_pieces_are_documents_and_their_ids_keep_their_names(pieces):
     json_of("prepare", "files", "--name", "again")
     assert store("again").fingerprint == store("music").fingerprint
     assert digests("again") == digests("music")
+
+
+def test_names_that_are_left_out_next_to_the_ids_are_told(untouched):
+    ids = sample(40, seed=1)
+    np.savez(untouched / "set.npz", input_ids=[ids] * 20, attention_mask=np.ones((20, 40), int))
+    told = json_of("prepare", "set.npz", "--ids")
+    assert any("not read next to the ids: attention_mask" in note for note in told["notes"])
 
 
 def test_a_run_continues_ids(pieces):

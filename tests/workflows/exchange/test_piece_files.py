@@ -36,9 +36,12 @@ def test_an_archive_has_a_piece_for_each_array(tmp_path):
     assert lists(tmp_path / "all.npz") == PIECES[:2]
 
 
-def test_an_archive_that_names_its_ids_has_no_other_pieces(tmp_path):
+def test_what_is_next_to_the_ids_of_a_file_is_named_and_not_read(tmp_path):
     np.savez(tmp_path / "all.npz", lengths=[3, 2], input_ids=PIECES[0])
+    write(tmp_path / "b.json", {"attention_mask": [1, 1, 0], "ids": PIECES[1]})
     assert lists(tmp_path / "all.npz") == PIECES[:1]
+    tokens = piece_files.find(tmp_path).joined(tmp_path, None)
+    assert tokens.left_out == ("attention_mask", "lengths")
 
 
 @pytest.mark.parametrize(

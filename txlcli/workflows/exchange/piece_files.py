@@ -8,7 +8,7 @@
 import itertools
 import zipfile
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,15 @@ Piece = NDArray[np.integer]
 
 
 @dataclass(frozen=True)
+class PieceContent:
+    """What a file holds."""
+
+    pieces: list[Piece]
+    left_out: list[str]
+    """Names of what is next to the ids, such as an attention mask."""
+
+
+@dataclass(frozen=True)
 class PieceFiles:
     """Files of pieces, before they are read."""
 
@@ -54,18 +63,21 @@ class PieceFiles:
         """
         splits = {}
         offsets = {}
+        left_out = set[str]()
         for split, paths in self.splits.items():
             joined = directory / f"{split or 'all'}.bin"
             starts = array("q")
             with joined.open("wb") as file:
                 for path in paths:
-                    for piece in read_pieces(path, vocab_size or MAX_IDS):
+                    content = read_content(path, vocab_size or MAX_IDS)
+                    left_out.update(content.left_out)
+                    for piece in content.pieces:
                         starts.append(file.tell())
                         file.write(piece.astype(DTYPE).tobytes())
             splits[split] = (Slice(joined, 0, joined.stat().st_size),)
             offsets[joined] = starts
         used = tuple(itertools.chain.from_iterable(self.splits.values()))
-        return TokenFiles(FORMAT, DTYPE, splits, documents_at(offsets), joined=used)
+        return TokenFiles(FORMAT, DTYPE, splits, documents_at(offsets), joined=used, left_out=tuple(sorted(left_out)))
 
 
 def find(source: Path) -> PieceFiles | None:
@@ -82,39 +94,39 @@ def find(source: Path) -> PieceFiles | None:
     return PieceFiles(files_by_split(paths, source))
 
 
-def read_pieces(path: Path, limit: int = MAX_IDS) -> list[Piece]:
-    """Return the pieces of a file that have ids, all of them below a limit."""
+def read_pieces(path: Path) -> list[Piece]:
+    """Return the pieces of a file that have ids."""
+    return read_content(path, MAX_IDS).pieces
+
+
+def read_content(path: Path, limit: int) -> PieceContent:
+    """Return the pieces of a file that have ids, all of them below a limit, and the names of what is not read."""
     try:
-        pieces = list(_pieces(path))
-        for piece in pieces:
+        content = _read_json(path) if path.suffix.lower() == ".json" else _read_arrays(path)
+        for piece in content.pieces:
             _check(piece, limit)
     except (ValueError, OverflowError, EOFError, zipfile.BadZipFile) as error:
         raise CorpusInputError(f"{path}: {reason_of(error)}; give token ids, whole numbers below {limit:,}") from error
-    return [piece for piece in pieces if len(piece)]
+    return PieceContent([piece for piece in content.pieces if len(piece)], content.left_out)
 
 
-def _pieces(path: Path) -> Iterator[Piece]:
-    """Yield the pieces of a file; raise a ValueError for anything but ids."""
-    if path.suffix.lower() in (".npy", ".npz"):
-        for stored in _arrays(path):
-            if stored.ndim not in (1, 2):
-                raise ValueError(f"an array of shape {stored.shape}")
-            yield from np.atleast_2d(stored)
-        return
+def _read_json(path: Path) -> PieceContent:
+    """Read one list of ids or several; raise a ValueError for anything else."""
     content = parse_json(read_bytes(path, MAX_TEXT))
+    left_out = []
     if isinstance(content, dict):
-        content = content.get(_name_of_ids(content))
+        name_of_ids = _name_of_ids(content)
+        left_out = [name for name in content if name != name_of_ids]
+        content = content.get(name_of_ids)
     if not isinstance(content, list):
         raise ValueError('neither a list nor an object with a list "ids"')
     if not any(isinstance(item, list) for item in content):
         content = [content]  # one piece
-    for piece in content:
-        if piece:
-            yield np.array(piece)
+    return PieceContent([np.array(piece) for piece in content if piece], left_out)
 
 
-def _arrays(path: Path) -> Iterator[NDArray[Any]]:
-    """Yield the arrays of a .npy or .npz; those of Python's objects, which could run code, are rejected by NumPy."""
+def _read_arrays(path: Path) -> PieceContent:
+    """Read a .npy or .npz; arrays of Python's objects, which could run code, are rejected by NumPy."""
     check_size(path.stat().st_size, MAX_TEXT, str(path))
     if path.suffix.lower() == ".npy":
         if not head_of(path).startswith(NUMPY):
@@ -122,14 +134,25 @@ def _arrays(path: Path) -> Iterator[NDArray[Any]]:
                 f"{path}: not a NumPy array; if it holds ids without a header, rename it to {path.stem}.bin and give "
                 "their `dtype`"
             )
-        yield np.load(path, mmap_mode="r")
-        return
+        return PieceContent(list(_rows(np.load(path, mmap_mode="r"))), [])
     check_zip(path)
+    pieces = list[Piece]()
+    left_out = []
     with np.load(path) as archive:
         name_of_ids = _name_of_ids(archive.files)
-        names = archive.files if name_of_ids is None else [name_of_ids]
-        for name in names:
-            yield archive[name]
+        for name in archive.files:
+            if name_of_ids in (None, name):
+                pieces.extend(_rows(archive[name]))
+            else:
+                left_out.append(name)
+    return PieceContent(pieces, left_out)
+
+
+def _rows(stored: NDArray[Any]) -> NDArray[Any]:
+    """Return the pieces of an array, which are its rows (n, T)."""
+    if stored.ndim not in (1, 2):
+        raise ValueError(f"an array of shape {stored.shape}")
+    return np.atleast_2d(stored)
 
 
 def _name_of_ids(names: Collection[str]) -> str | None:

@@ -64,6 +64,8 @@ class TokenFiles:
     """Where documents begin; None if the files do not tell."""
     joined: tuple[Path, ...] = ()
     """Files of the user that were joined, one document after the other."""
+    left_out: tuple[str, ...] = ()
+    """Names of what the files have next to the ids."""
 
     def blocks(self, piece: Slice) -> Iterator[NDArray[Any]]:
         """Yield the ids in a part of a file, in blocks."""

@@ -123,6 +123,8 @@ def _notes(
     """Yield notes on the files whose ids are read, and on the vocabulary."""
     dtype_in_words = "" if tokens.joined else f"{tokens.dtype.name} "
     yield f"{dtype_in_words}ids of {list_names(paths, source)}"
+    if tokens.left_out:
+        yield f"not read next to the ids: {', '.join(tokens.left_out)}; ids that a mask hides are read, too"
     dtype = plan.options.dtype
     if dtype:
         guess = other_type(paths[0], tokens.dtype)
