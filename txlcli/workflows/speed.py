@@ -28,7 +28,7 @@ from txlcli.core.measures.timing import (
 )
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import smallest_limit
-from txlcli.core.training.optimizer import check_optimizer
+from txlcli.core.training.optimizer import check_trainable
 from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_directory
@@ -198,7 +198,7 @@ class Bench:
         self.device = model.device
         self._reporter = reporter
         self._train = self._training_settings()  # may raise, so before anything is timed
-        check_optimizer(settings.model, model.vocab_size, self._train)
+        check_trainable(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
         min_steps = MIN_STEPS if self.device.type == "cuda" else 1
         self._times = Repetitions(repeat, min_steps)

@@ -35,7 +35,7 @@ ROW = 64
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """An optimizer that train.optimizer can name."""
+    """An optimizer that train.optimizer can name; `txlcli.testing.check_optimizer` tries the rules of its parts."""
 
     make: Callable[[nn.Module, TrainSettings], Optimizer]
     """Make the optimizer of a model: its groups come from `parameter_group` and hold all parameters, its step needs no
@@ -111,7 +111,20 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
         yield from group["params"]
 
 
-def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
+def set_rates(optimizer: Optimizer, rate_of: Callable[[float], float]) -> None:
+    """Set the learning rate of each group, given a function of its factor.
+
+    A rate that is a tensor, which a CUDA graph reads, is changed in place.
+    """
+    for group in optimizer.param_groups:
+        rate = rate_of(group["lr_factor"])
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def check_trainable(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
     """Reject what `make_optimizer` rejects; nothing is allocated."""
     with tensors_without_data():
         make_optimizer(make_model(model, vocab_size), settings)

@@ -20,6 +20,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.exchange import Exchange
 from txlcli.core.training.flat import FlatMatrices, StepWeights
+from txlcli.core.training.optimizer import set_rates
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import TxlError
 
@@ -112,12 +113,7 @@ class Step:
 
         `rate_of` returns the learning rate of a parameter group, given its factor.
         """
-        for group in self.optimizer.param_groups:
-            rate = rate_of(group["lr_factor"])
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        set_rates(self.optimizer, rate_of)
         self._clip_and_update()
         self.model.forget_gradients()
 

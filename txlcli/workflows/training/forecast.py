@@ -26,7 +26,7 @@ from txlcli.core.measures.forecast import (
 from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import Repetitions, peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
-from txlcli.core.training.optimizer import check_optimizer
+from txlcli.core.training.optimizer import check_trainable
 from txlcli.core.training.parallel import FLOAT_BYTES
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
@@ -199,7 +199,7 @@ def _plan(request: Request, workspace: Workspace, device: torch.device, *, proce
     if store is not None and begin_from is not None:
         initial_weights.read(begin_from, settings.model, store, workspace)
     run = new_run(request, directory, store)
-    check_optimizer(settings.model, run.vocab_size, settings.train)
+    check_trainable(settings.model, run.vocab_size, settings.train)
     segments = None
     if store is not None:
         segments, _ = read_splits(settings, store, workspace.reporter)
