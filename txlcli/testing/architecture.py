@@ -7,10 +7,8 @@ import copy
 import io
 import itertools
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
-from txlcli.core.architectures.registry import make_model, new_model, parameter_shapes
+from txlcli.core.architectures.registry import new_model, parameter_shapes
 from txlcli.core.kernels.device import CUDA_MULTIPLE
 from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
@@ -29,14 +27,10 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training
-from txlcli.core.training.saving import Saver
-from txlcli.core.training.segments import TrainingSegments
 from txlcli.testing.rules import Rules
 from txlcli.testing.samples import (
-    LANES,
     MEMORY_LENGTHS,
     SEGMENT_LENGTHS,
-    STEPS,
     B,
     L,
     M,
@@ -45,6 +39,10 @@ from txlcli.testing.samples import (
     draw_tokens,
     finish,
     read_parts,
+    small_model,
+    small_run,
+    small_train_settings,
+    whole_and_resumed,
 )
 from txlcli.workflows.exchange.export_run import export_program
 
@@ -86,12 +84,7 @@ class ArchitectureCheck(Rules):
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """Return a model in evaluation mode, each of whose weights is large enough to matter."""
-        with torch.random.fork_rng([]), torch.no_grad():
-            torch.manual_seed(1)
-            model = make_model(self.settings, V)
-            for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape), alpha=0.3)
-        return model.to(dtype).eval()
+        return small_model(self.settings).to(dtype).eval()
 
     def evaluation(self, *, seg_len: int = L, mem_len: int | None = None) -> EvalSettings:
         """Return settings by which every query sees all of memory and segment."""
@@ -354,16 +347,9 @@ class ArchitectureCheck(Rules):
     def check_training(self) -> None:
         """Check that a resumed training run equals a whole one, and that a file has all weights."""
         with tempfile.TemporaryDirectory() as directory:
-            whole = self.training(Path(directory, "whole"))
-            finish(whole)
-            first = self.training(Path(directory, "parts"))
-            finish(first, STEPS // 2)
-            saved = checkpoint.load(first.saver.last_path)
-            resumed = self.training(Path(directory, "parts"), checkpoint.build_model(self.settings, V, saved))
-            resumed.restore(saved)
-            finish(resumed)
+            whole, resumed = whole_and_resumed(Path(directory), self.settings, self.train_settings())
             rule = "a resumed training run equals an uninterrupted one, so that all state is in memory and optimizer"
-            self.require_same_weights(resumed, whole, rule)
+            self.require_same_weights(resumed.model, whole.model, rule)
             again = checkpoint.build_model(self.settings, V, checkpoint.load(resumed.saver.last_path)).eval()
             tokens = draw_tokens(B, 3 * L)
             expected, _ = self.read_segments(resumed.model.eval(), tokens)
@@ -393,57 +379,20 @@ class ArchitectureCheck(Rules):
 
         Adam would divide rounding errors by the size of the smallest gradients.
         """
+        settings = self.train_settings(optimizer="sgd", lr=0.5, seg_len_jitter=seg_len_jitter)
         runs: list[Training] = []
         with tempfile.TemporaryDirectory() as directory:
             for capture_graph in (None, call_again):
-                run = self.training(
-                    Path(directory, f"run{len(runs)}"),
-                    capture_graph=capture_graph,
-                    dtype=torch.float64,
-                    optimizer="sgd",
-                    lr=0.5,
-                    seg_len_jitter=seg_len_jitter,
-                )
+                model = new_model(self.settings, V, seed=settings.seed, device=checkpoint.CPU).double()
+                run = small_run(Path(directory, f"run{len(runs)}"), model, settings, capture_graph=capture_graph)
                 finish(run)
                 runs.append(run)
         eager, captured = runs
-        self.require_same_weights(captured, eager, rule, atol=1e-7)
+        self.require_same_weights(captured.model, eager.model, rule, atol=1e-7)
 
-    def training(
-        self,
-        directory: Path,
-        model: LanguageModel | None = None,
-        *,
-        capture_graph: Callable[..., object] | None = None,
-        dtype: torch.dtype = torch.float32,
-        optimizer: str = "adam",
-        lr: float = 1e-2,
-        seg_len_jitter: bool = False,
-    ) -> Training:
-        """Return a training run of a few steps, which saves in a directory."""
-        directory.mkdir(exist_ok=True)
-        settings = TrainSettings(
-            seg_len=L,
-            mem_len=self.mem_len,
-            batch_size=LANES,
-            max_steps=STEPS,
-            optimizer=optimizer,
-            lr=lr,
-            warmup_steps=0,
-            seg_len_jitter=seg_len_jitter,
-        )
-        count = LANES * (STEPS + 2) * settings.padded_segment + 1
-        ids = draw_tokens(1, count)[0].numpy().astype(np.int64)
-        if model is None:
-            model = new_model(self.settings, V, seed=settings.seed, device=torch.device("cpu")).to(dtype)
-        segments = TrainingSegments(ids, settings)
-        return Training(model, settings, segments, saver=Saver(directory), capture_graph=capture_graph)  # type: ignore[arg-type]
-
-    def require_same_weights(self, given: Training, expected: Training, rule: str, *, atol: float = 0.0) -> None:
-        """Raise a ContractError unless two training runs end with the same weights."""
-        weights = dict(expected.model.named_parameters())
-        for name, weight in given.model.named_parameters():
-            self.require_equal(weight, weights[name], f"{rule} ({name})", atol=atol)
+    def train_settings(self, **changed: object) -> TrainSettings:
+        """Return settings of a training run of a few steps, with Adam unless another optimizer is given."""
+        return small_train_settings(**{"mem_len": self.mem_len, **changed})
 
     @torch.no_grad()
     def check_export(self) -> None:

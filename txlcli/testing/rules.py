@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from txlcli.errors import TxlError, reason_of
 
@@ -43,3 +43,9 @@ class Rules:
         difference = (given - expected).detach()
         error = float(difference.abs().max()) if difference.numel() else 0.0
         self.require(error <= atol, rule, f"the largest difference is {error:.1e}")
+
+    def require_same_weights(self, given: nn.Module, expected: nn.Module, rule: str, *, atol: float = 0.0) -> None:
+        """Raise a ContractError unless two models have the same weights."""
+        weights = dict(expected.named_parameters())
+        for name, weight in given.named_parameters():
+            self.require_equal(weight, weights[name], f"{rule} ({name})", atol=atol)

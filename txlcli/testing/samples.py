@@ -5,14 +5,22 @@ Axes: B batch, T tokens, L segment, M memory, d model width, V vocabulary.
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import MODELS, ModelSettings
-from txlcli.config.train_settings import JITTER_MARGIN
+from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
+from txlcli.core.architectures.registry import make_model, new_model
+from txlcli.core.kernels.cuda_graph import CaptureGraph
+from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
+from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training
+from txlcli.core.training.saving import Saver
+from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import UsageError
 
 V = 19
@@ -25,6 +33,8 @@ MEMORY_LENGTHS = (M, 2, 4 * M)
 """Lengths of memory: longer than a segment, shorter, and longer than in training."""
 LANES = 4
 STEPS = 6
+STOPS = (3, 4)
+"""Steps after which a run is resumed. No interval divides both, so what is done at intervals depends on a count."""
 SMALL = {
     "n_layers": 2,
     "d_model": 12,
@@ -55,6 +65,29 @@ def small_settings(name: str, given: dict[str, object]) -> ModelSettings:
     return cls(**{**values, **given})  # type: ignore[arg-type]
 
 
+def small_train_settings(**given: object) -> TrainSettings:
+    """Return settings of a training run of a few steps."""
+    values = {
+        "seg_len": L,
+        "mem_len": M,
+        "batch_size": LANES,
+        "max_steps": STEPS,
+        "lr": 1e-2,
+        "warmup_steps": 0,
+    }
+    return TrainSettings(**{**values, **given})  # type: ignore[arg-type]
+
+
+def small_model(settings: ModelSettings) -> LanguageModel:
+    """Return a model with random weights, each of which is large enough to matter."""
+    with torch.random.fork_rng([]), torch.no_grad():
+        torch.manual_seed(1)
+        model = make_model(settings, V)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.3)
+    return model
+
+
 def draw_tokens(lanes: int, count: int) -> Tensor:
     """Return random tokens (lanes, count)."""
     return torch.randint(V, (lanes, count), generator=torch.Generator().manual_seed(2))
@@ -77,12 +110,37 @@ def parts_of(tokens: Tensor, lengths: list[int]) -> Iterator[Tensor]:
                 yield part
 
 
+def small_run(
+    directory: Path, model: LanguageModel, settings: TrainSettings, *, capture_graph: CaptureGraph | None = None
+) -> Training:
+    """Return a training run of a few steps, which saves in a directory."""
+    directory.mkdir(exist_ok=True)
+    count = LANES * (STEPS + 2) * settings.padded_segment + 1
+    ids = draw_tokens(1, count)[0].numpy().astype(np.int64)
+    segments = TrainingSegments(ids, settings)
+    return Training(model, settings, segments, saver=Saver(directory), capture_graph=capture_graph)
+
+
+def whole_and_resumed(directory: Path, model: ModelSettings, settings: TrainSettings) -> tuple[Training, Training]:
+    """Return a training run without an interruption, and one that was saved, loaded and resumed after each of STOPS."""
+    whole = small_run(directory / "whole", new_model(model, V, seed=settings.seed, device=checkpoint.CPU), settings)
+    finish(whole)
+    resumed = small_run(directory / "parts", new_model(model, V, seed=settings.seed, device=checkpoint.CPU), settings)
+    for step in STOPS:
+        finish(resumed, step)
+        saved = checkpoint.load(resumed.saver.last_path)
+        resumed = small_run(directory / "parts", checkpoint.build_model(model, V, saved), settings)
+        resumed.restore(saved)
+    finish(resumed)
+    return whole, resumed
+
+
 def finish(training: Training, step: int = STEPS) -> None:
     """Train up to a step, and save."""
     for _ in training.run(report_every=STEPS, should_stop=lambda: training.step >= step):
         pass
 
 
-def call_again(run: Callable[..., object], device: torch.device, *, warm_up: int = 0) -> Callable[..., object]:
+def call_again(run: Callable[[], object], device: torch.device, *, warm_up: int = 0) -> Callable[[], object]:
     """Stand in for a CUDA graph: a replay calls the function again, on the same tensors."""
     return run
