@@ -123,14 +123,14 @@ def test_the_benchmark_has_the_mixture_of_the_guide():
     )
 
 
-@pytest.mark.slow
-def test_the_optimizer_of_the_guide_trains_resumes_and_is_counted(own):
+def test_the_optimizer_of_the_guide_passes_its_check_trains_resumes_and_is_counted(own, capsys):
     heading = "Add an optimizer"
     (own / "plug_in.py").write_text(block_of(heading, "python"), encoding="utf-8")
     chosen = changes_of(heading)
     done(*PREPARE)
     with restored_tables():
         runpy.run_path("plug_in.py", run_name="__main__")
+        assert "keeps the contract" in capsys.readouterr().out
         step_bytes = json_of("train", "own.toml", *chosen, "--dry-run")["step_bytes"]
         done("train", "own.toml", *chosen, "--max-steps", 2)
         done("train", "--resume", "own")

@@ -25,7 +25,7 @@ def public_lines():
             lines.append(f"LoadedRun.{name}{signature(member) if callable(member) else ''}")
     lines.append(f"TextScore{signature(api.TextScore)}")
     lines.append(f"Sampling: {', '.join(api.Sampling.__annotations__)}")
-    for name in ("check_architecture", "check_encoding"):
+    for name in ("check_architecture", "check_encoding", "check_optimizer"):
         lines.append(f"testing.{name}{signature(getattr(testing, name))}")
     return lines
 

@@ -1,0 +1,52 @@
+"""A stand-in for a CUDA graph on a CPU: operators that are recorded once and called again on the same tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txlcli.core.kernels.private import DispatchMode, read_value
+
+
+class Recording(DispatchMode):
+    """Runs and records the operators inside its block.
+
+    A replay calls them on the same tensors, with the Python numbers of the recording.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is read_value:
+            raise ValueError("it reads the value of a tensor, as .item(), `if tensor` and alpha=tensor do")
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace != "profiler":
+            self._calls.append((func, args, kwargs, result))
+        return result
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Call the operators again, and write what they return where the recording has it."""
+        for func, args, kwargs, result in self._calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(_tensors(result), _tensors(again), strict=True):
+                if old.data_ptr() != new.data_ptr():  # else a view, or a tensor that was changed in place
+                    old.copy_(new)
+
+
+def record(function: Callable[[], object]) -> Callable[[], None]:
+    """Call a function, and return one that calls its operators again."""
+    recording = Recording()
+    with recording:
+        function()
+    return recording.replay
+
+
+def _tensors(result: object) -> list[Tensor]:
+    """Return the tensors that an operator returned."""
+    results = result if isinstance(result, list | tuple) else [result]
+    return [each for each in results if isinstance(each, Tensor)]
