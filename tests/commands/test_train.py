@@ -7,7 +7,7 @@ import pytest
 
 from tests.commands.novel import card, contents, done, names_in, refusal, reports
 from tests.commands.test_quickstart import small_library
-from tests.core.training.test_loop import assert_equal
+from tests.core.training.runs import assert_equal
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.data.token_store import TokenStore

@@ -8,7 +8,7 @@ import torch
 
 from tests.commands.novel import WORDS, card, done, json_of, refusal, store
 from tests.core.builders import model_settings
-from tests.core.training.test_loop import assert_equal
+from tests.core.training.runs import assert_equal
 from txlcli.config import recipe
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.training import checkpoint

@@ -8,7 +8,7 @@ from tests import reference
 from tests.core.attention_cases import draw
 from tests.core.builders import V, draw_tokens, read_segments, rnn_settings, small_rnn
 from tests.core.oracle import bands_of, numbers_of
-from tests.core.training.test_loop import new_training, run
+from tests.core.training.runs import new_training, run
 from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
 from txlcli.core.architectures.lstm import Lstm

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.core.builders import draw_tokens
 from tests.core.device_cases import CASES, load
-from tests.core.training.test_loop import assert_equal
+from tests.core.training.runs import assert_equal
 from tests.samples import sampled
 from txlcli.core.architectures.registry import make_model
 from txlcli.core.kernels.recomputation import recomputed

@@ -11,7 +11,7 @@ from torch import distributed
 from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.device_cases import CASES, build, load, start
 from tests.core.tape import call_again
-from tests.core.training.test_loop import CPU, L, new_training, run, steps_of
+from tests.core.training.runs import CPU, L, new_training, run, steps_of
 from txlcli.core.architectures.registry import new_model
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training import checkpoint

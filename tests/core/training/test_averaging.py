@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.core.training.test_loop import (
+from tests.core.training.runs import (
     RISING,
     assert_equal,
     losses_of,

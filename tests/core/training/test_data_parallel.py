@@ -25,7 +25,7 @@ from tests.core.multiprocess.checks import (
     training_of_case,
     validated,
 )
-from tests.core.training.test_loop import assert_equal, losses_of, new_training, run, steps_of, train_settings, weights
+from tests.core.training.runs import assert_equal, losses_of, new_training, run, steps_of, train_settings, weights
 from tests.samples import sampled
 from txlcli.core.measures.forecast import state_bytes
 from txlcli.core.training import checkpoint, distributed

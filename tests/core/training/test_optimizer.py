@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.core.builders import V, model_settings, rnn_settings
-from tests.core.training.test_loop import assert_equal, losses_of, new_training, reports_of, run, weights
+from tests.core.training.runs import assert_equal, losses_of, new_training, reports_of, run, weights
 from tests.extensions import registered_optimizer
 from txlcli.config import traits
 from txlcli.config.train_settings import TrainSettings

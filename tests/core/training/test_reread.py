@@ -7,7 +7,7 @@ import torch
 from tests import reference
 from tests.core.builders import draw_tokens, small_model, small_rnn
 from tests.core.oracle import numbers_of, weights_of
-from tests.core.training.test_loop import new_training, run, steps_of, train_settings, valids_of
+from tests.core.training.runs import new_training, run, steps_of, train_settings, valids_of
 from tests.core.training.test_segments import segments_of
 from txlcli.config.train_settings import JITTER_MARGIN, USUAL_JITTER
 from txlcli.core.model.losses import Objective

@@ -13,7 +13,7 @@ import torch
 from tests import reference
 from tests.core.builders import POSITIONS, V, draw_tokens, model_settings, small_model, small_rnn
 from tests.core.oracle import numbers_of, weights_of
-from tests.core.training.test_loop import new_training
+from tests.core.training.runs import new_training
 from tests.core.training.test_segments import segments_of
 from tests.errors import rejection
 from txlcli.config.settings import EvalSettings

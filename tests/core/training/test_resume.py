@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.core.builders import V
-from tests.core.training.test_loop import assert_equal, new_training, reports_of, run, valids_of
+from tests.core.training.runs import assert_equal, new_training, reports_of, run, valids_of
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
