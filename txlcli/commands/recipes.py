@@ -104,11 +104,11 @@ def scale(
     Example: txl recipes scale wt103 --device-memory 80GiB --set train.precision=bf16
     """
     from txlcli.commands import training_tables
-    from txlcli.workflows.training import forecast
+    from txlcli.workflows.training import scaling
 
     workspace = Workspace(data_dir=where.data_dir, reporter=TerminalReporter())
-    forecasts = forecast.scale(recipe_source, options, workspace)
-    console.show_result(forecasts, training_tables.show_devices, json=json)
+    forecast = scaling.run(recipe_source, options, workspace)
+    console.show_result(forecast, training_tables.show_devices, json=json)
 
 
 def _find_keys(word: str | None) -> list[recipe.Key]:

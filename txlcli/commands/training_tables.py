@@ -4,9 +4,10 @@ from txlcli import console
 from txlcli.core.measures.profiling import StepProfile
 from txlcli.paper import metrics
 from txlcli.system.memory import format_size
-from txlcli.workflows.training.forecast import DeviceCost, ScaleForecast, TrainingForecast
+from txlcli.workflows.training.forecast import TrainingForecast
 from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.run import TrainingResult
+from txlcli.workflows.training.scaling import DeviceCost, ScaleForecast
 
 UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 

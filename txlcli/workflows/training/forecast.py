@@ -1,9 +1,5 @@
-"""Forecasts memory and time of a training run without starting it: on this machine, and on 1 to 512 GPUs.
+"""Forecasts memory and time of a training run on this machine, without starting it."""
 
-This machine need not have these GPUs.
-"""
-
-import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -17,27 +13,18 @@ from txlcli.core.architectures.registry import new_model
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import step_flops_per_token
-from txlcli.core.measures.forecast import (
-    StepBytes,
-    parameters_by_part,
-    snapshot_bytes,
-    step_bytes,
-)
+from txlcli.core.measures.forecast import StepBytes, parameters_by_part, snapshot_bytes
 from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import Repetitions, peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.optimizer import check_trainable
-from txlcli.core.training.parallel import FLOAT_BYTES
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
-from txlcli.runs.run_directory import Run
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.training import initial_weights, out_of_memory
 from txlcli.workflows.training.build import check_device, new_directories, new_run
-from txlcli.workflows.training.options import ScaleOptions, TrainOptions
-from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.plan import Plan
-from txlcli.workflows.training.resolve import Request, resolve
+from txlcli.workflows.training.resolve import Request
 from txlcli.workflows.training.text import read_splits
 from txlcli.workflows.workspace import Workspace
 
@@ -54,13 +41,6 @@ QUICK_SIZES = (512, 1024, 2048)
 GROWTH = 8
 """Time of a product of one of these sizes in times of the size before."""
 TIMED_STEPS = 3
-GPU = torch.device("cuda")
-MAX_DEVICES = 512
-"""Largest number of devices in the table of a recipe."""
-BACKWARD_SHARE = 2 / 3
-"""Share of the backward pass in the operations of a step."""
-GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
-"""Bytes of a gradient that is sent, by train.exchange_precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,56 +73,6 @@ class TrainingForecast:
         return self.plan.to_json() | {name: fact for name, fact in own.items() if name != "plan"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceCost:
-    """Cost of a training run on a number of GPUs; times are None without their speed, `fits` without their memory."""
-
-    devices: int
-    batch_size_per_device: int
-    share_of_peak: float
-    share_source: str
-    """The measurement that the share is from."""
-    device_bytes: dict[str, int]
-    """Bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
-    exchanged_bytes: int
-    """Bytes that each GPU sends, and receives, in a step."""
-    step_s: float | None
-    tokens_per_s: float | None
-    seconds: float | None
-    fits: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleForecast:
-    """Cost of a training run on several numbers of GPUs."""
-
-    plan: Plan
-    options: ScaleOptions
-    by_devices: tuple[DeviceCost, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl recipes scale --json` prints."""
-        options = self.options
-        run = self.plan.run
-        train = run.settings.train
-        return {
-            "recipe": run.recipe_name,
-            "parameters": run.parameters,
-            "vocab_size": run.vocab_size,
-            "precision": train.precision,
-            "steps": self.plan.steps,
-            "batch_size": train.batch_size,
-            "accumulate": train.accumulate,
-            "device_memory_bytes": options.device_memory,
-            "usable_share": USABLE,
-            "bandwidth_bytes_per_s": options.bandwidth,
-            "device_flops_per_s": options.device_flops,
-            "training_flops_per_token": self.plan.flops_per_token,
-            "parallel": train.parallel,
-            "by_devices": self.by_devices,
-        }
-
-
 def run(request: Request, workspace: Workspace, *, processes: int, measures: bool = False) -> TrainingForecast:
     """Return the plan of a training run and its cost; no run is made.
 
@@ -150,7 +80,7 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
     it `measures`.
     """
     device = pick_device(workspace.device)
-    plan = _plan(request, workspace, device, processes=processes)
+    plan = planned(request, workspace, device, processes=processes)
     settings = plan.run.settings
     vocab_size = plan.run.vocab_size
     train = settings.train
@@ -190,7 +120,7 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
     )
 
 
-def _plan(request: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
+def planned(request: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
     """Check a training run as `build.built` does, except for its device, and plan it."""
     settings = request.settings
     directory = next(new_directories(request, workspace.runs_dir))
@@ -274,82 +204,3 @@ def _timed_share_of_peak(plan: Plan, train: TrainSettings, peak: float, *, limit
         timing = time_training(model, train, Repetitions(TIMED_STEPS), seconds=time.thread_time)
     ms_per_token, _ = timing.low_high
     return flops_per_token / (ms_per_token / 1e3) / peak
-
-
-def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleForecast:
-    """Return the cost of a recipe on each of 1 to MAX_DEVICES GPUs, in powers of two, as far as its batch divides.
-
-    What only the GPUs themselves can reject is not checked.
-    """
-    request = resolve(source, TrainOptions(overrides=options.overrides), workspace)
-    plan = _plan(request, workspace, GPU)
-    train = plan.run.settings.train
-    max_devices = min(MAX_DEVICES, train.batch_size // train.accumulate)
-    if train.deterministic:
-        max_devices = 1
-    counts = [2**power for power in range(max_devices.bit_length())]
-    by_devices = tuple(_cost(plan, options, devices) for devices in counts)
-    return ScaleForecast(plan=plan, options=options, by_devices=by_devices)
-
-
-def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
-    """Return the cost of the run on a number of GPUs."""
-    run = plan.run
-    train = run.settings.train
-    needed = step_bytes(run.settings.model, run.vocab_size, train, device=GPU, processes=devices)
-    by_purpose = needed.to_json()
-    parameters = by_purpose.pop("weights")
-    exchanged = _sent_bytes(train) * (devices - 1) * run.parameters // devices
-    rank_settings = of_one_process(train, devices)
-    share, source = plan.expected_share(rank_settings)
-    peak_flops_per_s = options.device_flops
-    step_s = None
-    tokens_per_s = None
-    seconds = None
-    if peak_flops_per_s is not None:
-        rank_flops = rank_settings.batch_size * train.seg_len * plan.flops_per_token
-        compute_s = rank_flops / (share * peak_flops_per_s)
-        exchange_s = exchanged / (options.bandwidth or math.inf)
-        step_s = compute_s + _visible_exchange_s(run, exchange_s, compute_s)
-        tokens_per_s = train.batch_size * train.seg_len / step_s
-        seconds = plan.steps * step_s
-    fits = None
-    if options.device_memory is not None:
-        fits = needed.total <= USABLE * options.device_memory
-    return DeviceCost(
-        devices=devices,
-        batch_size_per_device=rank_settings.batch_size,
-        share_of_peak=share,
-        share_source=source,
-        device_bytes={"parameters": parameters, **by_purpose},
-        exchanged_bytes=exchanged,
-        step_s=step_s,
-        tokens_per_s=tokens_per_s,
-        seconds=seconds,
-        fits=fits,
-    )
-
-
-def _sent_bytes(train: TrainSettings) -> int:
-    """Return the bytes of each parameter that a step sends around the ring of all devices."""
-    gradient = GRADIENT_BYTES[train.exchange_precision]
-    if train.parallel == "zero":  # gradients go to the process that updates the weight, which sends the weight
-        return gradient + FLOAT_BYTES
-    if train.parallel == "fsdp":  # weights go to all processes twice
-        return gradient + 2 * FLOAT_BYTES
-    return 2 * gradient
-
-
-def _visible_exchange_s(run: Run, exchange_s: float, compute_s: float) -> float:
-    """Return the part of the time of an exchange that the computation of a step does not hide, in seconds.
-
-    The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding: that
-    of a tied table is ready at the end of the backward pass only.
-    """
-    train = run.settings.train
-    in_backward = 1.0
-    if train.parallel == "zero":
-        in_backward = GRADIENT_BYTES[train.exchange_precision] / _sent_bytes(train)  # then come the weights
-    late_share = parameters_by_part(run.settings.model, run.vocab_size)["embedding"] / run.parameters
-    backward_s = BACKWARD_SHARE * compute_s / train.accumulate
-    return exchange_s - min((1 - late_share) * in_backward * exchange_s, backward_s)
