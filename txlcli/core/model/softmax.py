@@ -130,11 +130,14 @@ class AdaptiveSoftmax(nn.Module):
     @torch.no_grad()
     def for_decoding(self, dtype: torch.dtype) -> Self:
         """Return an independent copy in another dtype, so that no matrix is cast at every token."""
-        copied = copy.deepcopy(self).requires_grad_(False).to(dtype)
-        (embedding,) = copied._embedding  # noqa: SLF001 - copied, too, for the tables that are tied
+        weights = list(self.parameters())
+        (embedding,) = self._embedding
         if embedding is not None:
-            embedding.requires_grad_(False).to(dtype)
-        return copied
+            weights += embedding.parameters()
+        cast = {}  # by the identity of the weight that each replaces
+        for weight in weights:
+            cast[id(weight)] = nn.Parameter(weight.to(dtype, copy=True), requires_grad=False)
+        return copy.deepcopy(self, cast)
 
     def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:
         """Return the cross entropy in nats of each target: (T, d), (T,) -> (T,), float32 at least.
