@@ -23,10 +23,19 @@ pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is no
 
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerFast
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.llama.modeling_llama import repeat_kv
 
 from tests.commands.novel import done, json_of, prepare_and_train, refusal, text_of, txl
 from txlcli.data import loss_file
+from txlcli.errors import UsageError
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.exchange.external_model import ExternalModel
@@ -49,6 +58,71 @@ CONFIGS = {
     "mpt": {"vocab_size": 331, "d_model": 24, "n_layers": 2, "n_heads": 2, "max_seq_len": POSITIONS},
 }
 CARRYING = ["llama", "mistral", "gemma2"]
+
+# Sizes of experts are multiples of 4, as their kernel needs them.
+DEEPER = {"vocab_size": 331, "hidden_size": 24, "num_hidden_layers": 4, "initializer_range": 0.1}
+HYBRID = {
+    **DEEPER,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": POSITIONS,
+}
+ALTERNATING = ["linear_attention", "full_attention"] * 2
+DELTA_RULE = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "layer_types": ALTERNATING,
+    "head_dim": 12,
+}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+SCAN = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 6}
+RECURRENT = {
+    "mamba": {**DEEPER, "state_size": 5},
+    "mamba2": {**DEEPER, "state_size": 6, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
+    "falcon_mamba": {**DEEPER, "state_size": 5},
+    "rwkv": {**DEEPER, "attention_hidden_size": 24, "rescale_every": 2, "context_length": POSITIONS},
+    "xlstm": {**DEEPER, "hidden_size": 64, "num_blocks": 4, "num_heads": 2, "chunk_size": 8, "qk_dim_factor": 1.0},
+}
+HYBRIDS = {
+    "recurrent_gemma": {**HYBRID, "max_position_embeddings": None, "lru_width": 24, "attention_window_size": 17},
+    "jamba": {
+        **HYBRID,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "mamba_d_state": 5,
+    },
+    "bamba": {**HYBRID, **SCAN, "mamba_d_head": 8, "mamba_chunk_size": 8, "attn_layer_indices": [1, 3]},
+    "falcon_h1": {**HYBRID, **SCAN, "mamba_d_head": 8, "mamba_d_ssm": 48, "mamba_chunk_size": 8},
+    "zamba2": {
+        **HYBRID,
+        "n_mamba_heads": 6,
+        "mamba_ngroups": 2,
+        "mamba_d_state": 6,
+        "chunk_size": 8,
+        "time_step_min": 0.5,
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+    },
+    "nemotron_h": {
+        **HYBRID,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 6,
+        "chunk_size": 8,
+        "time_step_min": 0.5,
+        "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+    },
+    "lfm2": {**HYBRID, "layer_types": ["conv", "full_attention"] * 2},
+    "qwen3_next": {**HYBRID, **DELTA_RULE, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "lara_mini": {**HYBRID, **DELTA_RULE, **EXPERTS, "layer_types": None, "sliding_window": 17},
+    "minimax": {**HYBRID, "layer_types": ALTERNATING, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+TOKEN_BY_TOKEN_DIFFERS = ["rwkv", "zamba2", "nemotron_h"]
 
 
 def bytes_tokenizer():
@@ -120,6 +194,32 @@ def opened_in_float64(folder):
     return replace(opened, model=ExternalModel(opened.model.network.double(), str(folder)))
 
 
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    """Return a function from the name of a recurrent or hybrid model to a tiny one in float64."""
+    root = tmp_path_factory.mktemp("recurrent")
+    models = {}
+
+    def make(kind):
+        if kind in models:
+            return models[kind]
+        torch.manual_seed(11)
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(RECURRENT | HYBRIDS)[kind]))
+        with torch.no_grad():
+            for parameter in network.parameters():  # some begin with zeros
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        network.save_pretrained(root / kind)
+        bytes_tokenizer().save_pretrained(root / kind)
+        opened = open_external(f"hf:{root / kind}", device="cpu", precision=None, trust_remote_code=False)
+        network = opened.model.network.double()
+        if hasattr(network, "set_experts_implementation"):
+            network.set_experts_implementation("eager")  # the others have no float64
+        models[kind] = replace(opened, model=ExternalModel(network, kind))
+        return models[kind]
+
+    return make
+
+
 def evaluated(opened, **options):
     text = UserText("text", TEXT.encode(), label="text")
     return evaluate(opened, EvalOptions(text=(text,), timed=False, **options), Workspace(device="cpu"))
@@ -162,6 +262,81 @@ def mask_of_memory(count, seg_len, mem_len, window):
     if window is not None:
         seen &= key > query - window
     return torch.zeros(count, count, dtype=torch.float64).masked_fill(~seen, -torch.inf)[None, None]
+
+
+def attend_in_segments(seg_len, mem_len):
+    """Return an attention of Transformers that sees the last M positions before its segment of L, and no padding."""
+
+    def attend(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **_):
+        groups = query.shape[1] // key.shape[1]
+        mask = mask_of_memory(query.shape[2], seg_len, mem_len, sliding_window)
+        scores = query @ repeat_kv(key, groups).transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
+        return ((scores + mask).softmax(-1) @ repeat_kv(value, groups)).transpose(1, 2).contiguous(), None
+
+    return attend
+
+
+def nats_in_lanes(network, inputs, targets, lanes):
+    """Return the loss of each target of a text that is divided into lanes, each of which is read at once."""
+    length = -(-len(targets) // lanes)
+    parts = [slice(first, first + length) for first in range(0, len(targets), length)]
+    return np.concatenate([nats_of(network, inputs[part], targets[part]) for part in parts])
+
+
+@pytest.mark.parametrize("kind", [*RECURRENT, *HYBRIDS])
+def test_windows_of_a_recurrent_model_are_direct_sums(recurrent, kind):
+    opened = recurrent(kind)
+    result = evaluated(opened, protocols=("disjoint", "strided"), attn_len=(31,), stride=7)
+    inputs, targets = ids_of(opened.subject)
+    for row, stride in zip(result.rows, (31, 7), strict=True):
+        expected = nats_in_windows(opened.model.network, inputs, targets, 31, stride)
+        assert row.losses_nats == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_state_is_carried_along_each_lane(recurrent, kind):
+    opened = recurrent(kind)
+    inputs, targets = ids_of(opened.subject)
+    at_once = {lanes: nats_in_lanes(opened.model.network, inputs, targets, lanes) for lanes in (1, 2, 3)}
+    for seg_len, lanes in ((13, 1), (len(targets) - 1, 1), (2, 2), (40, 3)):
+        (row,) = evaluated(opened, seg_len=seg_len, batch_size=lanes).rows
+        assert row.losses_nats == pytest.approx(at_once[lanes], abs=1e-5)
+    alone = np.concatenate([at_once[1][:13], nats_of(opened.model.network, inputs[13:], targets[13:])])
+    assert np.abs(alone - at_once[1]).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_hybrid_model_carries_its_state_and_the_last_keys(recurrent, kind):
+    opened = recurrent(kind)
+    network = opened.model.network
+    inputs, targets = ids_of(opened.subject)
+    losses = {}
+    for seg_len, mem_len, lanes in ((13, 5, 1), (13, 40, 3), (2, 7, 2), (len(targets) // 2, 20, 1)):
+        (row,) = evaluated(opened, mem_len=(mem_len,), seg_len=seg_len, batch_size=lanes).rows
+        own = network.config._attn_implementation
+        AttentionInterface.register("segments", attend_in_segments(seg_len, mem_len))
+        network.set_attn_implementation("segments")
+        expected = nats_in_lanes(network, inputs, targets, lanes)
+        network.set_attn_implementation(own)
+        assert row.losses_nats == pytest.approx(expected, abs=1e-4)
+        losses[mem_len] = expected
+    assert np.abs(losses[5] - losses[20]).max() > 0.01
+
+
+def test_a_state_in_modules_is_not_carried_to_the_next_text(recurrent):
+    opened = recurrent("recurrent_gemma")
+    inputs, targets = ids_of(opened.subject)
+    at_once = nats_of(opened.model.network, inputs, targets)
+    for row in evaluated(opened, mem_len=(20, 30), seg_len=1).rows:  # its attention sees 17 tokens
+        assert row.losses_nats == pytest.approx(at_once, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", TOKEN_BY_TOKEN_DIFFERS)
+def test_segments_of_one_token_are_rejected_if_transformers_computes_them_in_another_way(recurrent, kind):
+    opened = recurrent(kind)
+    memory = {} if kind in RECURRENT else {"mem_len": (5,)}
+    with pytest.raises(UsageError, match="`seg_len` of 2"):
+        evaluated(opened, seg_len=1, **memory)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -33,8 +33,8 @@ POSITION_NAMES = ("max_position_embeddings", "max_seq_len")
 """Names of the number of positions in a configuration; the second is MPT's."""
 NO_LIMIT = -1
 """Number of positions in the configuration of a model without a limit, such as XLNet."""
-CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-"""Names of the argument for the cache, in this release of Transformers and in others."""
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
+"""Names of the argument for the cache, in this release of Transformers and in others; the last is RWKV's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ class ExternalSettings(ModelSettings):
     """Property with which its cache cannot be carried along a text; None if it can."""
     by_token: bool = False
     """True if a cache is continued right by single tokens only, as Mamba's is in Transformers."""
+    not_by_token: bool = False
+    """True if a cache is continued right by two tokens or more, but not by one, as Zamba2's is in Transformers."""
 
     @property
     def has_attention(self) -> bool:
@@ -67,6 +69,17 @@ class ExternalStateSettings(ExternalSettings):
     """Settings of a model whose cache is a state, such as Mamba."""
 
     recurrent_state = True
+
+
+@dataclass
+class OwnCache:
+    """Cache of a class of the model's own, which the model makes when it reads the first tokens, such as xLSTM's."""
+
+    content: Any = None
+
+    @property
+    def layers(self) -> list[Any]:
+        return getattr(self.content, "layers", [])
 
 
 class ExternalReader(Reader):
@@ -90,6 +103,8 @@ class ExternalReader(Reader):
             if not (self.mem_len or self.model.settings.recurrent_state):
                 return self.model.read(tokens, count=count)
             if self._cache is None:
+                if self.model.settings.by_token:
+                    self.model.read(tokens[:, :1], count=1)  # resets a state in modules, as RecurrentGemma has one
                 self._cache = self.model.new_cache()
             logits = self.model.read_on(tokens, self._cache, before=self._read_before)
         self._read_before += tokens.shape[1]
@@ -109,6 +124,7 @@ class ExternalModel(LanguageModel):
         counts_positions: True if it derives positions from its cache.
         attends_in_chunks: True if its attention ends at every N-th position, as Llama 4's does; a cut moves them.
         cache_name: name of the argument for its cache; None if it does not take one.
+        makes_cache: True if its cache is of a class of its own.
 
     Raises:
         ExternalModelError: it cannot be computed, or a prediction depends on later tokens, or is not finite.
@@ -126,6 +142,7 @@ class ExternalModel(LanguageModel):
         self.counts_positions = "position_ids" not in self._accepted
         cache_names = [name for name in CACHE_NAMES if name in self._accepted]
         self.cache_name = cache_names[0] if cache_names else None
+        self.makes_cache = False
         config: Any = network.config
         self.arch = config.model_type
         self._text_config = config.get_text_config()
@@ -154,9 +171,17 @@ class ExternalModel(LanguageModel):
     def new_cache(self) -> Any:
         """Return an empty cache. Layers with attention keep all keys: `_cut` cuts them, a window is in their mask."""
         from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+        if self.makes_cache:
+            return OwnCache()
         cache = DynamicCache(config=self._text_config)
-        return cache if _layers_without_keys(cache) else DynamicCache()
+        if not _layers_without_keys(cache):
+            return DynamicCache()
+        for number, layer in enumerate(cache.layers):
+            if type(layer) is DynamicSlidingWindowLayer:
+                cache.layers[number] = DynamicLayer()
+        return cache
 
     @torch.inference_mode()
     def read(
@@ -178,17 +203,22 @@ class ExternalModel(LanguageModel):
         if mask is not None:
             options["attention_mask"] = mask
         if cache is not None:
-            options[str(self.cache_name)] = cache
+            options[str(self.cache_name)] = cache.content if isinstance(cache, OwnCache) else cache
         if first is not None and not self.counts_positions:
             options["position_ids"] = torch.arange(first, first + length, device=tokens.device)[None]
         if "logits_to_keep" in self._accepted:
             options["logits_to_keep"] = max(1, count)  # 0 keeps all
-        logits: Tensor = self.network(tokens, **options).logits
+        output = self.network(tokens, **options)
+        if isinstance(cache, OwnCache):
+            cache.content = getattr(output, str(self.cache_name))
+        logits: Tensor = output.logits
         return logits[:, logits.shape[1] - count :]
 
     def read_on(self, tokens: Tensor, cache: Any, *, before: int) -> Tensor:
         """Read tokens (B, l) after as many others, which a cache remembers; return their logits (B, l, V)."""
         step = tokens.shape[1]
+        if self.settings.not_by_token and step == 1:  # the last token of its lane: see `check_lengths`
+            return self.read(tokens.expand(-1, 2), cache, first=before, count=2)[:, :1]
         if self.settings.by_token and before:
             step = 1
         logits = []
@@ -202,6 +232,11 @@ class ExternalModel(LanguageModel):
 
         With a memory, the numbers of the positions of a lane must make no difference.
         """
+        if self.settings.not_by_token and seg_len == 1 and (mem_len or self.settings.recurrent_state):
+            raise UsageError(
+                f"{self.title}: Transformers predicts something else if it reads token by token; give a `seg_len` of 2 "
+                "or more"
+            )
         limit = self.settings.n_positions
         if limit is None or self.settings.recurrent_state:
             return
@@ -266,10 +301,10 @@ def _layers_without_keys(cache: Any) -> bool:
 
 
 def _is_state(cache: Any) -> bool:
-    """Return True if no layer of a cache has keys."""
+    """Return True if no layer of a cache has keys, once tokens have been read."""
     from transformers.cache_utils import DynamicLayer
 
-    return bool(cache.layers) and not any(isinstance(layer, DynamicLayer) for layer in cache.layers)
+    return not any(isinstance(layer, DynamicLayer) for layer in cache.layers)
 
 
 def _cut(cache: Any, mem_len: int) -> None:
@@ -287,18 +322,22 @@ def _examine(model: ExternalModel, n_positions: int | None) -> ExternalSettings:
     sizes: dict[str, Any] = {"arch": model.arch, "n_layers": 1, "d_model": 1, "n_positions": n_positions}
     if model.cache_name is None:
         return ExternalSettings(**sizes, obstacle="no cache that txl knows")
-    half = ids.shape[1] // 2
-    rest = ids.shape[1] - half
-    by_token = False
-    obstacle = _try_parts(model, ids, [half, rest])
-    if obstacle:
-        by_token = True
-        obstacle = _try_parts(model, ids, [half, *[1] * rest])
+    lanes = torch.cat([ids, ids.flip(1)])
+    obstacle, parts = _try_cache(model, lanes)
+    if obstacle is not None:
+        model.makes_cache = True
+        own_obstacle, own_parts = _try_cache(model, lanes)
+        if own_obstacle is None:
+            obstacle, parts = None, own_parts
+        else:
+            model.makes_cache = False
     if obstacle is None:
-        if _is_state(model.new_cache()):
-            return ExternalStateSettings(**sizes, by_token=by_token)
+        cache = model.new_cache()
+        model.read(lanes, cache, count=1)
+        if _is_state(cache):
+            return ExternalStateSettings(**sizes, **parts)
         obstacle = _find_obstacle(model, ids, n_positions)
-    return ExternalSettings(**sizes, obstacle=obstacle, by_token=by_token)
+    return ExternalSettings(**sizes, obstacle=obstacle, **parts)
 
 
 def _tried_ids(model: ExternalModel, n_positions: int | None) -> Tensor:
@@ -328,6 +367,22 @@ def _check_causal(model: ExternalModel, ids: Tensor) -> None:
             f"{model.title} is not causal: predictions depend on later tokens, so that they are no likelihood; give a "
             "model that reads from left to right"
         )
+
+
+def _try_cache(model: ExternalModel, ids: Tensor) -> tuple[str | None, dict[str, Any]]:
+    """Return what is wrong with the cache of a model, if anything, and the settings of how it can be continued.
+
+    Transformers may compute a state in another way from one token than from several; keys are the same.
+    """
+    half = ids.shape[1] // 2
+    rest = ids.shape[1] - half
+    obstacle = _try_parts(model, ids, [half, rest])
+    if obstacle is None and not (model.makes_cache or _layers_without_keys(model.new_cache())):
+        return None, {}
+    token_obstacle = _try_parts(model, ids, [half, *[1] * rest])
+    if obstacle is None:
+        return None, {"not_by_token": token_obstacle is not None}
+    return token_obstacle, {"by_token": True}
 
 
 def _try_parts(model: ExternalModel, ids: Tensor, lengths: list[int]) -> str | None:
@@ -379,14 +434,17 @@ def _can_cut(model: ExternalModel, ids: Tensor) -> bool:
 
 
 def _can_shift(model: ExternalModel, ids: Tensor, shift: int) -> bool:
-    """Return True if ids (1, L) have the same logits that many positions later, where angles are rounded more."""
+    """Return True if ids (1, L) have the same logits that many positions later, where angles are rounded more.
+
+    Position 0 is left out: in RecurrentGemma, it resets the state, and a lane has only one.
+    """
     count = ids.shape[1]
     try:
         shifted = model.read(ids, first=shift, count=count)
     except (IndexError, RuntimeError):  # its table of positions has no such position
         return False
     rounding = shift * torch.finfo(torch.float32).eps
-    return _are_equal(shifted, model.read(ids, first=0, count=count), rounding=rounding)
+    return _are_equal(shifted, model.read(ids, first=1, count=count), rounding=rounding)
 
 
 def _are_equal(logits: Tensor, expected: Tensor, *, rounding: float = 0.0) -> bool:
