@@ -643,6 +643,24 @@ def test_weights_that_the_model_does_not_use_are_counted(folders, tmp_path):
     assert any("9 weights in its files" in note and "layers.2" in note for note in notes)
 
 
+def test_a_folder_without_a_causal_language_model_is_rejected_with_what_to_do(folders, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    assert "merge" in message_of(folder)
+    shutil.copy(folders / "llama" / "config.json", folder)
+    assert "no tokenizer" in message_of(folder)
+    bytes_tokenizer().save_pretrained(folder)
+    assert "no weights" in message_of(folder)
+    AutoConfig.for_model("t5", vocab_size=331).save_pretrained(folder)
+    assert "next token" in message_of(folder)
+
+
+def test_a_model_that_fails_after_its_first_token_is_rejected(recurrent):
+    message = message_of(recurrent("xlstm").subject, "--precision", "bf16")
+    assert "another --precision" in message
+
+
 def test_a_model_that_sees_later_tokens_is_rejected(folders, tmp_path):
     sizes = {**CONFIGS["gpt2"], "intermediate_size": 29}
     network = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **sizes))

@@ -151,9 +151,7 @@ class ExternalModel(LanguageModel):
         try:
             self.vocab_size = self.read(token, count=1).shape[-1]
         except Exception as error:  # of the code of any model
-            raise ExternalModelError(
-                f"{title}: Transformers cannot compute the model ({reason_of(error)}); check its config.json"
-            ) from error
+            raise _not_computed(title, error) from error
         self.settings = _examine(self, _count_positions(self._text_config))
 
     @property
@@ -283,6 +281,14 @@ class ExternalModel(LanguageModel):
         return view
 
 
+def _not_computed(title: str, error: Exception) -> ExternalModelError:
+    """Return the error for a model that Transformers opens, but cannot compute."""
+    return ExternalModelError(
+        f"{title}: Transformers cannot compute the model ({reason_of(error)}); check its config.json, or give another "
+        "`precision`"
+    )
+
+
 def _count_positions(config: Any) -> int | None:
     """Return the number of positions that a model was made for, by its configuration; None if there is no limit."""
     for name in POSITION_NAMES:
@@ -353,7 +359,10 @@ def _tried_ids(model: ExternalModel, n_positions: int | None) -> Tensor:
 def _check_causal(model: ExternalModel, ids: Tensor) -> None:
     """Reject a model whose logits of ids (1, L) are not finite, or depend on the last of them."""
     count = ids.shape[1]
-    logits = model.read(ids, count=count)
+    try:
+        logits = model.read(ids, count=count)
+    except Exception as error:  # of the code of any model
+        raise _not_computed(model.title, error) from error
     if not logits.isfinite().all():
         raise ExternalModelError(
             f"{model.title}: its logits are not finite; its weights are damaged, or its numbers too large for this "

@@ -22,6 +22,14 @@ SEG_LEN = 512
 """Length of segments, and of the memory, by default."""
 OLDEST = 5
 """Oldest major version of Transformers whose models are read."""
+NO_TOKENIZER = "instantiate the backend tokenizer"
+"""Words of the error of Transformers for a folder without the files of a tokenizer."""
+NOT_CAUSAL = "Unrecognized configuration class"
+"""Words of the error of Transformers for a model that is not in its class of causal language models."""
+NO_WEIGHTS = "no file named"
+"""Words of the error of Transformers for a folder without weights."""
+ADAPTER = "adapter_config.json"
+"""File of a folder that PEFT writes, which holds changes of another model's weights."""
 MARKS = (b" @-@ ", b" @,@ ", b" @.@ ")
 """Marks of WikiText for a hyphen, a comma or a point within a word."""
 
@@ -111,7 +119,7 @@ def _load(path: Path, precision: str, *, trust_remote_code: bool) -> tuple[Any, 
         directory = path.parent
     try:
         transformers = _import_transformers(path)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
+        tokenizer = _load_tokenizer(transformers, path, directory, options)
         network, loaded = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=DTYPES[precision],
@@ -132,6 +140,19 @@ def _load(path: Path, precision: str, *, trust_remote_code: bool) -> tuple[Any, 
             "random; give a folder with all weights of a causal language model"
         )
     return tokenizer, network, sorted(loaded["unexpected_keys"])
+
+
+def _load_tokenizer(transformers: Any, path: Path, directory: Path, options: dict[str, Any]) -> Any:
+    """Return the tokenizer of a model; if there is none, say which files are missing."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(directory, **options)
+    except ValueError as error:
+        if NO_TOKENIZER not in str(error):
+            raise
+        raise ExternalModelError(
+            f"{path}: has no tokenizer that Transformers opens; add the tokenizer files of the model, such as "
+            "tokenizer.json or tokenizer.model"
+        ) from error
 
 
 def _settings(model: ExternalModel) -> Settings:
@@ -174,6 +195,11 @@ def _check_path(path: Path) -> None:
     elif not path.is_dir():
         fault = "no such folder"
     elif not (path / "config.json").is_file():
+        if (path / ADAPTER).is_file():
+            raise ExternalModelError(
+                f"{path}: has only an adapter ({ADAPTER}); merge it into its model with PEFT (merge_and_unload), and "
+                "save that with its tokenizer"
+            )
         fault = "has no config.json, which every model of Transformers has"
     if fault is not None:
         raise ExternalModelError(
@@ -188,6 +214,13 @@ def _not_opened(path: Path, error: Exception, *, trust_remote_code: bool) -> Ext
             f"{path}: the model has code of its own, which txl does not run; read the code, and add "
             "`trust_remote_code` if you trust it"
         )
+    if NOT_CAUSAL in str(error):
+        return ExternalModelError(
+            f"{path}: Transformers has no causal language model for its config.json, as for an encoder, or an encoder "
+            "with a decoder; give a model that predicts the next token, such as GPT-2 or Llama"
+        )
+    if NO_WEIGHTS in str(error):
+        return ExternalModelError(f"{path}: has no weights; add the files of the model, such as model.safetensors")
     return ExternalModelError(
         f"{path}: Transformers does not open the model ({reason_of(error)}); give a folder that it opens"
     )
