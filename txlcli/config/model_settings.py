@@ -176,8 +176,8 @@ class ModelSettings(Section):
 
     @property
     def memory_obstacle(self) -> str | None:
-        """Property with which the model uses a memory only if it was trained with one; None for most models."""
-        return "absolute positions" if self.absolute_positions else None
+        """What is said of a model that was trained without memory and cannot use one; None for most models."""
+        return "was trained without memory and with absolute positions" if self.absolute_positions else None
 
     @property
     def reset_obstacle(self) -> str | None:

@@ -186,7 +186,7 @@ class Settings:
     def check_memory(self, mem_len: int, *, run: object, instead: str) -> None:
         """Raise a UsageError, which ends with `instead`, if the model of a run cannot use a memory of M tokens."""
         if mem_len and not self.supports_memory:
-            raise UsageError(f"{run} was trained without memory and with {self.model.memory_obstacle}; {instead}")
+            raise UsageError(f"{run} {self.model.memory_obstacle}; {instead}")
 
     def _check_segments(self) -> None:
         """Reject segments that the model cannot be trained with."""

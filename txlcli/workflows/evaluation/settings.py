@@ -73,10 +73,9 @@ def lacks_recurrence(opened: OpenModel, options: EvalOptions) -> str | None:
     reads_memory = settings.model.recurrent_state or options.mem_lens or settings.eval.mem_len
     if "recurrence" not in options.protocols or reads_memory:
         return None
-    next_step = f" and with {settings.model.memory_obstacle}"
     if settings.supports_memory:
-        next_step = "; give a memory length to evaluate it with one"
-    return f"{opened.subject} was trained without memory{next_step}"
+        return f"{opened.subject} was trained without memory; give a memory length to evaluate it with one"
+    return f"{opened.subject} {settings.model.memory_obstacle}"
 
 
 def eval_settings(run_settings: Settings, text: ScoredText, options: EvalOptions) -> EvalSettings:

@@ -61,7 +61,7 @@ class ExternalSettings(ModelSettings):
 
     @property
     def memory_obstacle(self) -> str | None:
-        return self.obstacle
+        return None if self.obstacle is None else f"has {self.obstacle}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,10 @@ class OpenExternal(OpenModel):
             remarks.append("Nothing precedes the first token, which is not scored.")
         else:
             remarks.append(f"The text begins after {self.vocab.symbol(boundary)}, windows within it do not.")
+        if self.model.settings.obstacle is not None:
+            remarks.append(
+                f"No cache is carried from one segment to the next: the model has {self.model.settings.obstacle}."
+            )
         unused = self.facts["unused_weights"]
         if unused:
             remarks.append(f"{len(unused):,} weights in its files, such as {unused[0]}, are not part of the model.")
