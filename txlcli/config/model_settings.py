@@ -176,7 +176,7 @@ class ModelSettings(Section):
 
     @property
     def memory_obstacle(self) -> str | None:
-        """What is said of a model that was trained without memory and cannot use one; None for most models."""
+        """Reason, said after the name of a model, why it uses no memory; None if it can, as most models do."""
         return "was trained without memory and with absolute positions" if self.absolute_positions else None
 
     @property

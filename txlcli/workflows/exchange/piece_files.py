@@ -41,11 +41,11 @@ Piece = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class PieceContent:
-    """What a file holds."""
+    """Pieces of one file, and the names of its other content."""
 
     pieces: list[Piece]
     left_out: list[str]
-    """Names of what is next to the ids, such as an attention mask."""
+    """Such as an attention mask."""
 
 
 @dataclass(frozen=True)
