@@ -8,7 +8,7 @@ import pytest
 from tests.runs.test_run_directory import FACTS
 from txlcli.config import recipe
 from txlcli.errors import RunError
-from txlcli.runs import history, lifecycle, log_file, run_directory
+from txlcli.runs import history, lifecycle, log_file, run_directory, summaries
 from txlcli.runs.run_directory import Run
 from txlcli.system.checkpoint_header import write_header
 
@@ -160,7 +160,7 @@ def test_the_test_result_is_that_of_the_settings_chosen_on_valid(run, name):
     ],
 )
 def test_a_test_result_has_its_setting(run, result, setting):
-    assert history.summarize(read(run, evals=[result])).test_setting == setting
+    assert summaries.summarize(read(run, evals=[result])).test_setting == setting
 
 
 def test_results_on_an_earlier_version_of_the_split_do_not_count(run):
@@ -226,7 +226,7 @@ def test_reports_that_were_lost_are_noticed_by_the_checkpoint(run, kept, best, s
     run = dataclasses.replace(run, settings=settings)
     save(run, step=40, validated=40, best_nats=1.25)
     past = read(run, *kept)
-    summary = history.summarize(past)
+    summary = summaries.summarize(past)
     assert (past.best_nats, summary.best_valid_step) == (best, step)
     assert (summary.missing_reports is None) == (kept == [report(20), valid(20, 1.25), report(40)])
 

@@ -11,7 +11,7 @@ from tests.cards import read_card, read_log
 from tests.errors import rejection
 from txlcli.config import recipe
 from txlcli.errors import BusyError, MissingPackageError, TxlError, UnknownNameError
-from txlcli.runs import history, lifecycle, run_directory
+from txlcli.runs import lifecycle, run_directory, summaries
 from txlcli.runs.run_directory import Run
 
 SETTINGS = recipe.load("enwik8", ["train.clip=none", "eval.max_distance=none"])
@@ -239,7 +239,7 @@ def test_a_run_with_a_part_that_was_not_registered_is_not_called_damaged(runs_di
         run_directory.read_run(run.directory)
     assert (caught.value.kind, caught.value.name) == (kind, "third")
     reports = []
-    assert history.describe(run.directory, reports.append).state == "needs package"
+    assert summaries.describe(run.directory, reports.append).state == "needs package"
     assert reports == [message]
 
 

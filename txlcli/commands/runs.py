@@ -16,8 +16,8 @@ from txlcli.paper import metrics
 from txlcli.report import figures, run_report
 from txlcli.report.run_facts import describe, settings_of, with_metric
 from txlcli.report.run_report import ReportOptions
-from txlcli.runs import history, lifecycle, run_directory
-from txlcli.runs.history import Comparison, RunSummary, SeedGroup
+from txlcli.runs import history, lifecycle, run_directory, summaries
+from txlcli.runs.summaries import Comparison, RunSummary, SeedGroup
 from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
 from txlcli.system.memory import format_size
 from txlcli.workflows.difference_options import DifferenceOptions
@@ -62,7 +62,7 @@ def list_(where: RunsDir, json: Json = False) -> None:
     directories = run_directory.newest_first(where.runs_dir)
     if not directories:
         raise RunError(f'no run under {where.runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
-    entries = [history.describe(directory, console.say) for directory in directories]
+    entries = [summaries.describe(directory, console.say) for directory in directories]
     if json:
         console.show_json({"runs_dir": str(where.runs_dir), "runs": entries})
         return
@@ -86,7 +86,7 @@ def show(where: RunsDir, run_name: Run = None, json: Json = False) -> None:
     Example: txl runs show stdlib
     """
     run = run_directory.find(run_name, where.runs_dir)
-    entry = history.summarize(history.read(run))
+    entry = summaries.summarize(history.read(run))
     if json:
         console.show_json({**vars(entry), "settings": recipe.to_table(run.settings)})
         return
@@ -165,7 +165,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
     histories = [history.read(run) for run in run_directory.find_each(run_names, where.runs_dir)]
-    result = history.compare(histories)
+    result = summaries.compare(histories)
     write_figure(options.plot, figures.plot_curves, histories)
     console.show_result(result, _show_comparison, json=json)
 

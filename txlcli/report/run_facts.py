@@ -5,7 +5,7 @@ from pathlib import Path
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
-from txlcli.runs.history import RunSummary
+from txlcli.runs.summaries import RunSummary
 from txlcli.system.command_lines import command_line
 
 

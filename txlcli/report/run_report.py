@@ -11,7 +11,7 @@ from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
 from txlcli.report import attention, figures
 from txlcli.report.run_facts import describe, settings_of
-from txlcli.runs import history, run_directory
+from txlcli.runs import history, run_directory, summaries
 from txlcli.runs.history import History
 from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing
@@ -77,7 +77,7 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
         section.title = title
         return section
 
-    summary = Grid(["", ""], describe(history.summarize(past)))
+    summary = Grid(["", ""], describe(summaries.summarize(past)))
     settings = Grid(["", ""], settings_of(run))
     name = str(run.directory)
     sections = [
