@@ -18,8 +18,8 @@ from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
 from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.exchange import containers, piece_files, token_files, vocabularies
-from txlcli.workflows.exchange.containers import TextFile
 from txlcli.workflows.exchange.piece_files import PieceFiles
+from txlcli.workflows.exchange.text_rows import TextFile
 from txlcli.workflows.exchange.token_files import IdType, TokenFiles
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
