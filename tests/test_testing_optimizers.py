@@ -99,6 +99,11 @@ class RateOfSettings(Momentum):
         parameter.sub_(self.velocity(parameter) * self.settings.lr * group["lr"])
 
 
+class AddsNoise(Momentum):
+    def update(self, parameter, group):
+        parameter.sub_((self.velocity(parameter) + 0.1 * torch.randn_like(parameter)) * group["lr"])
+
+
 class FactorTwice(Momentum):
     def update(self, parameter, group):
         super().update(parameter, {"lr": group["lr"] * group["lr_factor"]})
@@ -222,6 +227,7 @@ BROKEN = [
     (Replaces, "changes a weight in place"),
     (DecaysAtFullRate, "weight decay too"),
     (RateOfFirstGroup, "rate of the group"),
+    (AddsNoise, "draws no random numbers"),
     (RateOfSettings, "a step reads no train.lr"),
     (FactorTwice, "in which the schedule and lr_factor are"),
     (NeedsGradients, "passes over weights whose `grad` is None"),
@@ -237,6 +243,31 @@ BROKEN = [
     (NeedsTwoGroups, "a group may be empty; IndexError"),
     (ReadsWeights, "before its weights have values"),
 ]
+
+
+class ScheduleFree(Momentum):
+    """Keeps the weights of gradient descent, z, and evaluates near their average (Defazio et al. 2024).
+
+    Without a step, z and the average give the weights up to rounding.
+    """
+
+    def update(self, parameter, group):
+        state = self.state[parameter]
+        if not state:
+            state["z"] = parameter.detach().clone()
+            state["total"] = torch.zeros(())
+        z = state["z"]
+        average = (parameter - 0.1 * z) / 0.9
+        state["total"] += group["lr"] ** 2
+        z.sub_(parameter.grad * group["lr"])
+        if group["lr"]:
+            average.lerp_(z, float(group["lr"] ** 2 / state["total"]))
+        parameter.copy_(0.1 * z + 0.9 * average)
+
+
+def test_weights_may_be_rounded_at_a_rate_of_0():
+    with registered_optimizer("own", entry_of(ScheduleFree)):
+        check_optimizer("own")
 
 
 def entry_of(cls, *, capturable=False):
@@ -268,6 +299,12 @@ class CountsByReading(CountsForReplays):
         return super().velocity(parameter) * min(1.0, self.state[parameter]["step"].item())
 
 
+class CountsByMask(CountsForReplays):
+    def velocity(self, parameter):
+        velocity = super().velocity(parameter)
+        return velocity / max(1, len(velocity[velocity.isnan()]))
+
+
 class ReplacesState(Momentum):
     def velocity(self, parameter):
         state = self.state[parameter]
@@ -282,7 +319,12 @@ def test_an_optimizer_from_outside_that_can_be_captured_keeps_the_contract(cls):
 
 
 @pytest.mark.parametrize(
-    ("cls", "word"), [(CountsByReading, "reads the value of a tensor"), (ReplacesState, "changed in place")]
+    ("cls", "word"),
+    [
+        (CountsByReading, "reads the value of a tensor"),
+        (CountsByMask, "reads the value of a tensor"),
+        (ReplacesState, "changed in place"),
+    ],
 )
 def test_an_optimizer_that_cannot_be_captured_may_not_declare_it(cls, word):
     with registered_optimizer("own", entry_of(cls)):

@@ -20,6 +20,9 @@ from txlcli.testing.recording import record
 from txlcli.testing.rules import Rules
 from txlcli.testing.samples import STEPS, small_model, small_settings, whole_and_resumed
 
+ROUNDING = 1e-6
+"""Largest change of a weight that an optimizer computes from an average, such as a schedule-free one, and rounds."""
+
 
 class OptimizerCheck(Rules):
     """The rules of an optimizer, one method each."""
@@ -36,6 +39,7 @@ class OptimizerCheck(Rules):
         rule = "an optimizer is made before its weights have values, as `txl train --dry-run` makes it"
         self.attempt(self.check_without_data, rule)
         self.attempt(self.check_direction, "a step updates weights by their gradients, without a closure")
+        self.attempt(self.check_repetition, "a step is taken again")
         self.attempt(self.check_rates, "a step works at a rate of 0")
         self.attempt(self.check_whole_rate, "a step works at any rate")
         self.attempt(self.check_missing_gradients, "a step passes over weights whose `grad` is None")
@@ -95,6 +99,15 @@ class OptimizerCheck(Rules):
             rule = "a step moves each weight that has a gradient, against this gradient"
             self.require(ascent < 0, rule, f"the change of {name} times its gradient is {ascent:.1e}")
 
+    def check_repetition(self) -> None:
+        """Check that steps draw no random numbers."""
+        expected = self.model()
+        take_steps(expected, self.optimizer(expected))
+        given = self.model()
+        take_steps(given, self.optimizer(given))
+        rule = "a step draws no random numbers: several processes take it alike, each with random numbers of its own"
+        self.require_same_weights(given, expected, rule)
+
     def check_rates(self) -> None:
         """Check that the weights of a group stay while the rate of the group is 0."""
         rule = (
@@ -109,7 +122,7 @@ class OptimizerCheck(Rules):
             group["lr"] = 0.0
             take_steps(model, optimizer)
             for weight, expected in zip(group["params"], before, strict=True):
-                self.require_equal(weight, expected, rule, atol=0.0)
+                self.require_equal(weight, expected, rule, atol=ROUNDING)
 
     def check_whole_rate(self) -> None:
         """Check that a step depends neither on train.lr nor on lr_factor, but for the rate of the group."""

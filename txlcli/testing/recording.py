@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.private import DispatchMode, read_value
+from txlcli.core.kernels.private import DispatchMode
 
 
 class Recording(DispatchMode):
@@ -20,8 +20,10 @@ class Recording(DispatchMode):
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is read_value:
-            raise ValueError("it reads the value of a tensor, as .item(), `if tensor` and alpha=tensor do")
+        if _reads_values(func, args):
+            raise ValueError(
+                "it reads the value of a tensor, as .item(), `if tensor`, alpha=tensor, nonzero() and tensor[mask] do"
+            )
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func.namespace != "profiler":
@@ -44,6 +46,14 @@ def record(function: Callable[[], object]) -> Callable[[], None]:
     with recording:
         function()
     return recording.replay
+
+
+def _reads_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return True if an operator waits for the device, since a number or a shape depends on the values of a tensor."""
+    if func is torch.ops.aten.index.Tensor:
+        _, indices = args
+        return any(index is not None and index.dtype == torch.bool for index in indices)
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _tensors(result: object) -> list[Tensor]:

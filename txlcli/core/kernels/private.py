@@ -19,8 +19,6 @@ class DispatchMode(TorchDispatchMode):
     """Calls its `__torch_dispatch__` in place of every operator inside its block."""
 
 
-read_value = torch.ops.aten._local_scalar_dense.default
-"""Operator of `.item()`, `float(tensor)` and `if tensor`, which wait for the device."""
 foreach = SimpleNamespace(
     add_=torch._foreach_add_,
     addcmul_=torch._foreach_addcmul_,
