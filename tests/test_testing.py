@@ -295,8 +295,8 @@ class DecodesPlainly(CappedSoftmax):
 SOFTMAXES = [  # a wrong softmax, a telling word of the error
     (WithoutNormalization, "the sum 1"),
     (PlainLosses, "a loss is the negative log-probability"),
-    (PlainMeanLoss, "the loss and the memory of evaluation"),
-    (ForgetsWeights, "a padded segment"),
+    (PlainMeanLoss, "softmax.mean_loss. is the mean"),
+    (ForgetsWeights, "positions whose weight is 0"),
     (WithoutTemperature, "backend.temperature"),
     (LikeliestById, "softmax.likeliest"),
     (DecodesPlainly, "softmax.for_decoding"),
@@ -305,17 +305,53 @@ SOFTMAXES = [  # a wrong softmax, a telling word of the error
 
 @pytest.mark.parametrize(("softmax", "word"), SOFTMAXES)
 def test_a_softmax_whose_methods_do_not_agree_breaks_the_contract(softmax, word):
+    with registered_softmax(softmax), pytest.raises(ContractError, match=word):
+        check_architecture("own")
+
+
+def registered_softmax(softmax, name="own"):
+    """Register a Transformer-XL with a softmax of this class inside a block."""
+
     class Own(TransformerXL):
         def make_softmax(self, bands):
             return softmax(bands, self.settings.d_model, tied=self.settings.tie_embeddings, embedding=self.embedding)
 
-    with (
-        registered_architecture(
-            "capped", model=Own, settings=TransformerSettings, products=TransformerProducts, reader="keys"
-        ),
-        pytest.raises(ContractError, match=word),
-    ):
-        check_architecture("capped")
+    return registered_architecture(name, model=Own, settings=TransformerSettings, reader="keys")
+
+
+class ScaledSoftmax(AdaptiveSoftmax):
+    """A softmax that reads hidden states multiplied by constants."""
+
+    def __init__(self, bands, d_model, **options):
+        super().__init__(bands, d_model, **options)
+        scales = torch.linspace(0.5, 2.0, d_model, device="cpu")
+        self.register_buffer("scales", scales, persistent=False)
+
+    def project(self, number, hidden):
+        return super().project(number, hidden * self.scales)
+
+
+def test_a_softmax_may_have_constants():
+    with registered_softmax(ScaledSoftmax):
+        check_architecture("own")
+        model = make_model(model_settings(arch="own"), V)
+        copied = model.softmax.for_decoding(torch.bfloat16)
+        assert copied.scales.dtype == torch.bfloat16
+        assert model.softmax.scales.dtype == torch.float32
+
+
+class CountsNans(CappedSoftmax):
+    """A softmax that reads a value of a tensor in training."""
+
+    def mean_loss(self, hidden, targets, tail_rows=None, weights=None):
+        if hidden.isnan().any():
+            raise ValueError("the hidden states are not finite")
+        return super().mean_loss(hidden, targets, tail_rows, weights)
+
+
+def test_a_training_step_that_reads_values_breaks_the_contract():
+    with registered_softmax(CountsNans, "nans"), pytest.raises(ContractError, match="runs on tensors without data"):
+        check_architecture("nans")
 
 
 BROKEN = [  # model, settings, a telling word of the error
@@ -430,10 +466,10 @@ class BiasOfOneAxis(Encoding):
 
 
 class Decides(SlopesEncoding):
-    """An encoding that decides by the values of its weights, which a program cannot."""
+    """An encoding that decides by the values of its weights in evaluation, which a program cannot."""
 
     def score_terms(self, reach, *, max_distance, like):
-        assert self.log_factors.max() < 9
+        assert self.training or self.log_factors.max() < 9
         return super().score_terms(reach, max_distance=max_distance, like=like)
 
 
@@ -495,7 +531,7 @@ def test_a_constant_must_be_there_before_weights_are_loaded():
     with registered_encoding("lost", FixedSlopes, traits), pytest.raises(UsageError, match=r"encoding\.slopes"):
         check_encoding("lost")
     with registered_encoding("kept", SlopesOnHost, traits):
-        assert count_parameters(model_settings(position="kept"), V)
+        check_encoding("kept")
 
 
 class UpperPositions(Encoding):

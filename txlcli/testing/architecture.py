@@ -20,6 +20,7 @@ from txlcli.core.architectures.registry import new_model, parameter_shapes
 from txlcli.core.kernels.device import CUDA_MULTIPLE
 from txlcli.core.kernels.modes import use_row_multiple
 from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
+from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -61,6 +62,10 @@ class ArchitectureCheck(Rules):
         self.attempt(self.model, "a model is made from its settings and the size of a vocabulary")
         rule = "a model is made without data, on the meta device"
         self.attempt(parameter_shapes, rule, self.settings)
+        rule = (
+            "a training step runs on tensors without data, whose memory `txl train` counts: it reads no value of them"
+        )
+        self.attempt(step_bytes, rule, self.settings, V, self.train_settings())
         self.attempt(self.check_repetition, "forward reads one segment after another")
         for seg_len, mem_len in itertools.product(SEGMENT_LENGTHS, self.memory_lengths):
             rule = f"forward reads one segment of {seg_len} after another, with M = {mem_len}"
@@ -239,6 +244,12 @@ class ArchitectureCheck(Rules):
             expected = -log_probs.gather(-1, targets[:, :, None])[:, :, 0]
             rule = "a loss is the negative log-probability of its target: `losses` and `log_probs` compute the same"
             self.require_equal(predicting.losses(hidden, targets), expected, rule)
+            rule = "`softmax.mean_loss` is the mean of `losses`"
+            self.require_equal(predicting.softmax.mean_loss(hidden, targets), expected.mean(), rule)
+            rule = "`softmax.mean_loss` leaves out positions whose weight is 0, as padding has it"
+            weights = (torch.arange(L) < L - 1).float()
+            of_others = predicting.softmax.mean_loss(hidden, targets, weights=weights)
+            self.require_equal(of_others, expected[:, :-1].mean(), rule, atol=1e-6)
             of_first = log_probs[0, 0]
             for count in (1, V // 2):
                 scores, tokens = predicting.softmax.likeliest(hidden[0, :1], count)

@@ -288,7 +288,8 @@ class LanguageModel(nn.Module, ABC):
         """Return a model with the same parameters, whose modules are its own and compute as chosen."""
         shared: dict[int, Tensor] = {id(parameter): parameter for parameter in self.parameters()}
         for module in self.modules():
-            for value in vars(module).values():  # constants; a copy of one without data belongs to nothing
+            constants = (*vars(module).values(), *module.buffers(recurse=False))
+            for value in constants:  # PyTorch combines no copy of one without data with others
                 if isinstance(value, Tensor):
                     shared[id(value)] = value
         view = copy.deepcopy(self, shared)

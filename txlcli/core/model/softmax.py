@@ -130,13 +130,19 @@ class AdaptiveSoftmax(nn.Module):
     @torch.no_grad()
     def for_decoding(self, dtype: torch.dtype) -> Self:
         """Return an independent copy in another dtype, so that no matrix is cast at every token."""
-        weights = list(self.parameters())
+        tensors: list[Tensor] = list(self.parameters())
+        for constant in self.buffers():
+            if constant.is_floating_point():
+                tensors.append(constant)
         (embedding,) = self._embedding
         if embedding is not None:
-            weights += embedding.parameters()
-        cast = {}  # by the identity of the weight that each replaces
-        for weight in weights:
-            cast[id(weight)] = nn.Parameter(weight.to(dtype, copy=True), requires_grad=False)
+            tensors += embedding.parameters()
+        cast: dict[int, Tensor] = {}  # by the identity of the tensor that each replaces
+        for tensor in tensors:
+            replacement = tensor.to(dtype, copy=True)
+            if isinstance(tensor, nn.Parameter):
+                replacement = nn.Parameter(replacement, requires_grad=False)
+            cast[id(tensor)] = replacement
         return copy.deepcopy(self, cast)
 
     def losses(self, hidden: Tensor, targets: Tensor, tail_rows: Sequence[Tensor] | None = None) -> Tensor:
