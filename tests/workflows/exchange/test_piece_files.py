@@ -1,6 +1,7 @@
 """Files of one piece each: NumPy arrays and JSON are joined in order, each piece a document, and refused if no ids."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -44,6 +45,22 @@ def test_what_is_next_to_the_ids_of_a_file_is_named_and_not_read(tmp_path):
     assert tokens.left_out == ("attention_mask", "lengths")
 
 
+def test_an_archive_has_arrays_alone_unless_they_are_named(tmp_path):
+    path = tmp_path / "all.npz"
+    np.savez(path, ids=PIECES[0], piece=PIECES[1])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("notes.txt", "in C")
+    assert piece_files.read_content(path, 100).left_out == ["piece", "notes.txt"]
+    np.savez(path, piece=PIECES[0])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("notes.txt", "in C")
+    assert "notes.txt in it is not a NumPy array" in rejection(CorpusInputError, piece_files.read_pieces, path)
+
+
+def test_an_empty_list_that_numpy_saved_as_floats_is_left_out(tmp_path):
+    assert lists(write(tmp_path / "empty.npy", [])) == []
+
+
 @pytest.mark.parametrize(
     "wrapped", [lambda ids: ids, lambda ids: {"ids": ids, "tokens": [[1]]}, lambda ids: {"tokens": ids}]
 )
@@ -73,6 +90,7 @@ def test_pieces_are_joined_in_the_order_of_their_files_and_begin_documents(tmp_p
         ("a.json", [1, 2.5], "float64"),
         ("a.json", [True], "bool"),
         ("a.json", [1, None], "object"),
+        ("a.json", [[1, 2], None], "object"),
         ("a.json", [3, -1], "-1"),
         ("a.json", [1 << 20], "1,048,576"),
         ("a.json", [1 << 70], "object"),

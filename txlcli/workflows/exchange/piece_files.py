@@ -103,11 +103,12 @@ def read_content(path: Path, limit: int) -> PieceContent:
     """Return the pieces of a file that have ids, all of them below a limit, and the names of what is not read."""
     try:
         content = _read_json(path) if path.suffix.lower() == ".json" else _read_arrays(path)
-        for piece in content.pieces:
+        pieces = [piece for piece in content.pieces if piece.size]
+        for piece in pieces:
             _check(piece, limit)
     except (ValueError, OverflowError, EOFError, zipfile.BadZipFile) as error:
         raise CorpusInputError(f"{path}: {reason_of(error)}; give token ids, whole numbers below {limit:,}") from error
-    return PieceContent([piece for piece in content.pieces if len(piece)], content.left_out)
+    return PieceContent(pieces, content.left_out)
 
 
 def _read_json(path: Path) -> PieceContent:
@@ -122,7 +123,7 @@ def _read_json(path: Path) -> PieceContent:
         raise ValueError('neither a list nor an object with a list "ids"')
     if not any(isinstance(item, list) for item in content):
         content = [content]  # one piece
-    return PieceContent([np.array(piece) for piece in content if piece], left_out)
+    return PieceContent([np.array(piece) for piece in content], left_out)
 
 
 def _read_arrays(path: Path) -> PieceContent:
@@ -141,10 +142,13 @@ def _read_arrays(path: Path) -> PieceContent:
     with np.load(path) as archive:
         name_of_ids = _name_of_ids(archive.files)
         for name in archive.files:
-            if name_of_ids in (None, name):
-                pieces.extend(_rows(archive[name]))
-            else:
+            if name_of_ids not in (None, name):
                 left_out.append(name)
+                continue
+            stored = archive[name]
+            if isinstance(stored, bytes):
+                raise ValueError(f"{name} in it is not a NumPy array")
+            pieces.extend(_rows(stored))
     return PieceContent(pieces, left_out)
 
 

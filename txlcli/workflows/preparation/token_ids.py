@@ -11,7 +11,7 @@ from txlcli.corpora.directory import cut
 from txlcli.corpora.locate import list_names, missing_note, text_files
 from txlcli.data.token_store import SplitCounts, writing
 from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
-from txlcli.errors import CorpusInputError
+from txlcli.errors import CorpusInputError, shortened
 from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles
 from txlcli.workflows.exchange.token_types import advice, other_type
 from txlcli.workflows.preparation.planning import PreparationPlan
@@ -124,7 +124,7 @@ def _notes(
     dtype_in_words = "" if tokens.joined else f"{tokens.dtype.name} "
     yield f"{dtype_in_words}ids of {list_names(paths, source)}"
     if tokens.left_out:
-        yield f"not read next to the ids: {', '.join(tokens.left_out)}; ids that a mask hides are read, too"
+        yield f"not read next to the ids: {shortened(', '.join(tokens.left_out))}; ids that a mask hides are read, too"
     dtype = plan.options.dtype
     if dtype:
         guess = other_type(paths[0], tokens.dtype)
