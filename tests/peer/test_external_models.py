@@ -12,6 +12,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -660,6 +661,30 @@ def test_a_folder_without_a_causal_language_model_is_rejected_with_what_to_do(fo
 def test_a_model_that_fails_after_its_first_token_is_rejected(recurrent):
     message = message_of(recurrent("xlstm").subject, "--precision", "bf16")
     assert "another --precision" in message
+
+
+class KeysInTuples(torch.nn.Module):
+    """Attention without positions, whose cache is a tuple of keys and values, as in code of older releases."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = AutoConfig.for_model("llama", **ATTENTION)
+        self.embedding = torch.nn.Embedding(331, 24)
+        torch.nn.init.normal_(self.embedding.weight, std=0.2, generator=torch.Generator().manual_seed(1))
+
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
+        states = self.embedding(input_ids)  # (B, L, d), which are queries, keys and values
+        keys = torch.cat([*(past_key_values or ()), states], dim=1)
+        hidden_keys = torch.ones(states.shape[1], keys.shape[1]).triu(keys.shape[1] - states.shape[1] + 1).bool()
+        scores = (states @ keys.mT).masked_fill(hidden_keys, -torch.inf)
+        logits = (states + scores.softmax(-1) @ keys) @ self.embedding.weight.T
+        return SimpleNamespace(logits=logits, past_key_values=(keys,) if use_cache else None)
+
+
+def test_keys_in_a_tuple_are_not_a_state():
+    model = ExternalModel(KeysInTuples().double().eval(), "tuples")
+    assert not model.settings.recurrent_state
+    assert model.settings.obstacle == "a cache that cannot be cut"
 
 
 def test_a_model_that_sees_later_tokens_is_rejected(folders, tmp_path):

@@ -313,6 +313,26 @@ def _is_state(cache: Any) -> bool:
     return not any(isinstance(layer, DynamicLayer) for layer in cache.layers)
 
 
+def _grows(model: ExternalModel, ids: Tensor) -> bool:
+    """Return True if the tensors of a cache grow with the number of ids (B, L), as keys do and a state does not."""
+    cache = OwnCache()
+    first_id, others = ids.tensor_split([1], dim=1)
+    model.read(first_id, cache, first=0, count=1)
+    before = _count_elements(cache.content)
+    model.read(others, cache, first=1, count=1)
+    return _count_elements(cache.content) > before
+
+
+def _count_elements(content: Any) -> int:
+    """Count the elements of the tensors in lists, tuples and dictionaries, or in the attributes of an object."""
+    if isinstance(content, Tensor):
+        return content.numel()
+    if not isinstance(content, list | tuple):
+        content = content if isinstance(content, dict) else getattr(content, "__dict__", {})
+        content = content.values()
+    return sum(_count_elements(part) for part in content)
+
+
 def _cut(cache: Any, mem_len: int) -> None:
     """Keep the last M positions of the layers with keys (B, H, x, D)."""
     for layer in cache.layers:
@@ -340,9 +360,12 @@ def _examine(model: ExternalModel, n_positions: int | None) -> ExternalSettings:
     if obstacle is None:
         cache = model.new_cache()
         model.read(lanes, cache, count=1)
-        if _is_state(cache):
+        if not _is_state(cache):
+            obstacle = _find_obstacle(model, ids, n_positions)
+        elif isinstance(cache, OwnCache) and _grows(model, lanes):
+            obstacle = "a cache that cannot be cut"
+        else:
             return ExternalStateSettings(**sizes, **parts)
-        obstacle = _find_obstacle(model, ids, n_positions)
     return ExternalSettings(**sizes, obstacle=obstacle, **parts)
 
 
