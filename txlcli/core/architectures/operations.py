@@ -11,7 +11,7 @@ from txlcli.config.train_settings import TrainSettings
 
 
 class LayerProducts(ABC):
-    """Multiplications of a model: of its layers, and how its softmax differs from `AdaptiveSoftmax`.
+    """Multiplications of a model's layers, and of a softmax other than `AdaptiveSoftmax`.
 
     Args:
         model: the settings of the model.

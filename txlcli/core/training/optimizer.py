@@ -35,7 +35,7 @@ ROW = 64
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """An optimizer that train.optimizer can name; `txlcli.testing.check_optimizer` tries the rules of its parts."""
+    """An optimizer that train.optimizer can name; `txlcli.testing.check_optimizer` checks it."""
 
     make: Callable[[nn.Module, TrainSettings], Optimizer]
     """Make the optimizer of a model: its groups come from `parameter_group` and hold all parameters, its step needs no
