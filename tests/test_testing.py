@@ -407,6 +407,11 @@ def test_settings_with_dropout_are_refused():
         check_architecture("transformer", attention_dropout=0.1)
 
 
+def test_a_setting_that_no_model_has_is_named():
+    with pytest.raises(UsageError, match='no key "d_headd"; did you mean "d_head"'):
+        check_architecture("transformer", d_headd=8)
+
+
 def test_text_is_generated_with_a_memory_of_every_second_state_as_it_was_trained():
     with every_second(model=EverySecondState):
         model = make_model(model_settings(arch="every-second"), V).double().eval()

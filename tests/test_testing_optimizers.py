@@ -399,3 +399,9 @@ def test_an_unknown_optimizer_and_a_setting_of_another_one_are_refused():
         check_optimizer("adan")
     with pytest.raises(UsageError, match="momentum"):
         check_optimizer("adam", momentum=0.9)
+    with pytest.raises(UsageError, match='no key "momentun"; did you mean "momentum"'):
+        check_optimizer("sgd", momentun=0.9)
+
+
+def test_a_setting_may_be_a_list_as_in_a_recipe():
+    check_optimizer("adam", betas=[0.9, 0.95])

@@ -26,7 +26,7 @@ def check_architecture(name: str, **settings: object) -> None:
     Raises:
         ContractError: a rule is broken, or the class raises an error, which is the cause.
         UnknownNameError: no such architecture is registered.
-        UsageError: a setting asks for dropout.
+        UsageError: a setting is wrong, or asks for dropout.
     """
     if name not in MODELS:
         raise UnknownNameError("architecture", name, MODELS)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txlcli.config import recipe
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
 from txlcli.core.architectures.registry import make_model, new_model
@@ -62,7 +63,8 @@ def small_settings(name: str, given: dict[str, object]) -> ModelSettings:
         is_too_large = field.name in ("compression_rate", "n_memory_tokens")
         if field.name in SMALL and (is_required or is_too_large):
             values[field.name] = SMALL[field.name]
-    return cls(**{**values, **given})  # type: ignore[arg-type]
+    settings: ModelSettings = recipe.read_section("model", {**values, **given})
+    return settings
 
 
 def small_train_settings(**given: object) -> TrainSettings:
@@ -75,7 +77,8 @@ def small_train_settings(**given: object) -> TrainSettings:
         "lr": 1e-2,
         "warmup_steps": 0,
     }
-    return TrainSettings(**{**values, **given})  # type: ignore[arg-type]
+    settings: TrainSettings = recipe.read_section("train", {**values, **given})
+    return settings
 
 
 def small_model(settings: ModelSettings) -> LanguageModel:
