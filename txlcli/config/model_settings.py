@@ -176,7 +176,7 @@ class ModelSettings(Section):
 
     @property
     def memory_obstacle(self) -> str | None:
-        """Reason, said after the name of a model, why it uses no memory; None if it can, as most models do."""
+        """Reason why the model needs a memory in training to use one, in words that follow its name; None for most."""
         return "was trained without memory and with absolute positions" if self.absolute_positions else None
 
     @property

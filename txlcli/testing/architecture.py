@@ -246,7 +246,7 @@ class ArchitectureCheck(Rules):
             self.require_equal(predicting.losses(hidden, targets), expected, rule)
             rule = "`softmax.mean_loss` is the mean of `losses`"
             self.require_equal(predicting.softmax.mean_loss(hidden, targets), expected.mean(), rule)
-            rule = "`softmax.mean_loss` leaves out positions whose weight is 0, as padding has it"
+            rule = "`softmax.mean_loss` leaves out positions whose weight is 0, such as padding"
             weights = (torch.arange(L) < L - 1).float()
             of_others = predicting.softmax.mean_loss(hidden, targets, weights=weights)
             self.require_equal(of_others, expected[:, :-1].mean(), rule, atol=1e-6)

@@ -180,16 +180,18 @@ class OptimizerCheck(Rules):
             whole, resumed = whole_and_resumed(Path(directory), self.model_settings, self.settings)
         rule = (
             "a resumed training run equals an uninterrupted one: what an optimizer keeps is in state[weight], not in "
+            "itself, in a group or under other keys"
         )
-        rule += "itself, in a group or under other keys"
         self.require_same_weights(resumed.model, whole.model, rule)
 
     def check_parts(self) -> None:
         """Check that a weight is updated alone, as the process that owns it does, as it is with all others."""
         expected = self.model()
         take_steps(expected, self.optimizer(expected))
-        rule = 'with train.parallel = "zero", a weight is updated without the others as it is with them, or `make` '
-        rule += "raises a ValueError for a ModelPart"
+        rule = (
+            'with train.parallel = "zero", a weight is updated without the others as it is with them, or `make` raises '
+            "a ValueError for a ModelPart"
+        )
         given = dict(self.model().named_parameters())
         try:
             self.entry.make(ModelPart(given), self.settings)
@@ -212,8 +214,10 @@ class OptimizerCheck(Rules):
         rule = "with capturable=True, a step whose rates are tensors equals one whose rates are numbers"
         self.require_same_weights(by_tensor, by_number, rule, atol=0.1 * self.settings.lr)  # products may be bf16
         replayed = self.after_schedule(rates_are_tensors=True, replays=True)
-        rule = "with capturable=True, a step that a CUDA graph replays equals an eager one: what changes from step to "
-        rule += "step, such as their number, is a tensor that is changed in place"
+        rule = (
+            "with capturable=True, a step that a CUDA graph replays equals an eager one: what changes from step to "
+            "step, such as their number, is a tensor that is changed in place"
+        )
         self.require_same_weights(replayed, by_tensor, rule)
 
     def after_schedule(self, *, rates_are_tensors: bool, replays: bool = False) -> LanguageModel:

@@ -289,7 +289,7 @@ class LanguageModel(nn.Module, ABC):
         shared: dict[int, Tensor] = {id(parameter): parameter for parameter in self.parameters()}
         for module in self.modules():
             constants = (*vars(module).values(), *module.buffers(recurse=False))
-            for value in constants:  # PyTorch combines no copy of one without data with others
+            for value in constants:  # PyTorch rejects a copy of a tensor without data next to other tensors
                 if isinstance(value, Tensor):
                     shared[id(value)] = value
         view = copy.deepcopy(self, shared)

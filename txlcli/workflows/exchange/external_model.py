@@ -354,7 +354,8 @@ def _examine(model: ExternalModel, n_positions: int | None) -> ExternalSettings:
         model.makes_cache = True
         own_obstacle, own_parts = _try_cache(model, lanes)
         if own_obstacle is None:
-            obstacle, parts = None, own_parts
+            obstacle = None
+            parts = own_parts
         else:
             model.makes_cache = False
     if obstacle is None:
