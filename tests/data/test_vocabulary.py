@@ -188,33 +188,69 @@ def test_garbage_in_place_of_a_sentencepiece_model_is_rejected(model):
         Vocab.from_json(json_of_model(model))
 
 
-@pytest.mark.parametrize(
-    ("options", "is_rejected"),
-    [
-        ({}, True),
-        ({"remove_extra_whitespaces": False, "normalization_rule_name": "nmt_nfkc"}, True),
-        ({"remove_extra_whitespaces": False}, False),
-        ({"remove_extra_whitespaces": False, "add_dummy_prefix": False}, False),
-    ],
-)
-def test_a_model_that_changes_text_is_rejected(options, is_rejected):
-    """It removes blanks by default, and then bits per byte would count bytes that no piece stands for."""
+def model_of_others(**options):
+    """Return a model as other programs train them: with <s> and </s>, and a blank before each text."""
     model = io.BytesIO()
+    defaults = {
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "byte_fallback": True,
+        "vocab_size": 300,
+        "hard_vocab_limit": False,
+        "minloglevel": 2,
+    }
     sentencepiece_library.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 5),
-        model_writer=model,
-        vocab_size=300,
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        minloglevel=2,
-        **{"normalization_rule_name": "identity", **options},
+        sentence_iterator=iter(SENTENCES * 5), model_writer=model, **(defaults | options)
     )
-    text = json_of_model(model.getvalue())
-    if not is_rejected:
-        assert Vocab.from_json(text).tokenizer == "sentencepiece"
-    else:
-        with pytest.raises(VocabularyError, match="removes blanks or changes characters"):
-            Vocab.from_json(text)
+    return model.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"remove_extra_whitespaces": True}, "adds or removes blanks, or changes characters"),
+        ({"normalization_rule_name": "nmt_nfkc"}, "adds or removes blanks, or changes characters"),
+        ({"treat_whitespace_as_suffix": True}, "adds or removes blanks, or changes characters"),
+        ({"byte_fallback": False, "vocab_size": 40}, "has no pieces for the 256 bytes"),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, dict) else "",
+)
+def test_a_sentencepiece_model_that_changes_text_is_rejected(options, reason):
+    """By default it changes blanks and characters; bits per byte would count bytes that no piece stands for."""
+    model = model_of_others(**options)
+    with pytest.raises(VocabularyError, match=reason):
+        Vocab.of_model(model)
+    with pytest.raises(VocabularyError, match=reason):
+        Vocab.from_json(json_of_model(model))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_dummy_prefix": False},
+        {"model_type": "bpe"},
+        {"pad_id": 0, "eos_id": 1, "eos_piece": "<eos>", "bos_id": 2, "unk_id": 3},
+        {"user_defined_symbols": ["<sep>", "\n", "\n\n", "\t"]},
+    ],
+    ids=["default", "no blank", "BPE", "other ids", "symbols"],
+)
+def test_a_sentencepiece_model_of_others_gives_its_ids_and_restores_all_text(options):
+    model = model_of_others(**options)
+    vocab = Vocab.of_model(model)
+    text = f"{SENTENCES[0]}\n {SENTENCES[1]}\n\n\tna\u00efve  \u2581<s><sep>\r\n\0\U0001f98a"
+    assert vocab.decode(vocab.encode(text)) == text
+    assert vocab.pieces[vocab.boundary] == b"\n"
+    assert vocab.unknown not in vocab.encode(text)
+    again = Vocab.from_json(vocab.to_json())
+    assert again.fingerprint == vocab.fingerprint
+    assert Vocab.of_model(vocab.model).fingerprint == vocab.fingerprint
+
+    library = sentencepiece_library.SentencePieceProcessor(model_proto=model)
+    lines = f"{SENTENCES[0]}\n{SENTENCES[1]}\n"
+    expected = library.encode(f"\n{lines}")  # a blank before the text comes before the line end
+    assert expected[-len(vocab.encode(lines)) :] == vocab.encode(lines).tolist()
+    assert len(expected) <= len(vocab.encode(lines)) + 2
 
 
 @pytest.mark.parametrize(

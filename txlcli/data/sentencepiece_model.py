@@ -1,4 +1,4 @@
-"""Lossless SentencePiece models: training on a stream of text, encoding and decoding."""
+"""Lossless SentencePiece models, of txl and of other programs: training on a stream of text, encoding and decoding."""
 
 import ctypes
 import io
@@ -16,36 +16,63 @@ import sentencepiece
 from txlcli.errors import CorpusInputError, UsageError, VocabularyError, reason_of
 
 BOUNDARY = 0
-UNKNOWN = 1
+"""Id of the line end in models that txl trains."""
 SPACE = "\u2581"  # stands for a blank inside pieces
 AS_BYTES = f"{SPACE}\0"
 """Characters that are always encoded as bytes."""
-FIXED_PIECES = 258
-"""Number of pieces that every model has: line end, unknown and the 256 bytes."""
+BYTES = [f"<0x{value:02X}>" for value in range(256)]
+"""Pieces that stand for one byte."""
+FIXED = ["<eos>", "<unk>", *BYTES]
+"""First pieces of the models that txl trains; <eos> is the line end."""
+NO_BLANK_BEFORE_TEXT = b"\x1a\x02\x18\x00"
+"""The protocol buffer `normalizer_spec { add_dummy_prefix: false }`.
+
+Appended to a serialized model, it overrides the model's own value.
+"""
 FAILED = 3
 """Exit code of the training process if the library gave a reason to end."""
 PR_SET_PDEATHSIG = 1  # Linux: a signal for when the parent dies
 LONGEST_LINE = 1000  # characters of one training sentence; max_sentence_length is in bytes
 SAMPLE = "a  b \ufb01 a\u0301 "
-"""Text that models change which remove blanks, or normalize characters."""
+"""Text that models change which add or remove blanks, or normalize characters."""
 
 
 class SentencePieceModel:
     """A trained model. Each text has exactly one encoding, which decodes to that text.
 
-    Raises a VocabularyError if a model, which another program may have written, cannot be loaded or changes text.
+    Many models of other programs put a blank before a text; it is left out here, so that each text is restored.
+
+    Args:
+        model: serialized.
+
+    Raises:
+        VocabularyError: the model cannot be loaded, or loses a part of some texts.
     """
 
     def __init__(self, model: bytes) -> None:
+        self.model = model
+        """The serialized model that encodes as this one does."""
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            if self._processor.normalize("a") == f"{SPACE}a":
+                self.model += NO_BLANK_BEFORE_TEXT
+                self._processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
             normalized = self._processor.normalize(SAMPLE)
         except RuntimeError as error:
             raise VocabularyError(f"not a SentencePiece model that can be used: {reason_of(error)}") from error
-        if normalized.replace(SPACE, " ").lstrip(" ") != SAMPLE:
-            raise VocabularyError("the SentencePiece model removes blanks or changes characters")
+        if normalized.replace(SPACE, " ") != SAMPLE:
+            raise VocabularyError("the SentencePiece model adds or removes blanks, or changes characters")
         size = self._processor.vocab_size()
         self.symbols: list[str] = [self._processor.id_to_piece(number) for number in range(size)]
+        if not set(BYTES) <= set(self.symbols):
+            raise VocabularyError(
+                "the SentencePiece model has no pieces for the 256 bytes, so it loses rare characters"
+            )
+        self.unknown: int = self._processor.unk_id()
+        self.boundary: int = self._processor.encode("\n")[0]
+        """Id of the line end."""
+        if self.symbols[: len(FIXED)] == FIXED:
+            self.boundary = BOUNDARY
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -55,14 +82,14 @@ class SentencePieceModel:
     def _piece(self, number: int, symbol: str) -> bytes:
         if self._processor.is_byte(number):
             return bytes([int(symbol[3:5], 16)])  # of <0x1F>
-        if number == BOUNDARY:
+        if number == self.boundary:
             return b"\n"
         return symbol.replace(SPACE, " ").encode()
 
     @cached_property
     def _marks(self) -> dict[str, list[int]]:
         """Ids of the line end, and of characters that are bytes, since the library would change them."""
-        marks = {"\n": [BOUNDARY]}
+        marks = {"\n": [self.boundary]}
         for mark in AS_BYTES:
             marks[mark] = [int(self._processor.piece_to_id(f"<0x{value:02X}>")) for value in mark.encode()]
         return marks

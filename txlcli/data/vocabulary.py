@@ -64,16 +64,11 @@ class Vocab:
 
     @classmethod
     def of_model(cls, model: bytes) -> "Vocab":
-        """Create a vocabulary of a SentencePiece model that restores every text, as txl trains them."""
-        from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
+        """Create a vocabulary of a SentencePiece model that restores every text."""
+        from txlcli.data.sentencepiece_model import SentencePieceModel
 
-        vocab = cls("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
-        fixed = ["<eos>", "<unk>", *(f"<0x{value:02X}>" for value in range(256))]
-        if list(vocab.symbols[: len(fixed)]) != fixed:
-            raise VocabularyError(
-                "the SentencePiece model lacks the line end, <unk> and the 256 bytes as its first pieces"
-            )
-        return vocab
+        loaded = SentencePieceModel(model)
+        return cls("sentencepiece", boundary=loaded.boundary, unknown=loaded.unknown, model=loaded.model)
 
     def __post_init__(self) -> None:
         if self.model:
@@ -293,7 +288,7 @@ class Vocab:
             dropped = bytes(list(facts["dropped"]))
             vocab = cls.of_bytes(bytes(list(facts["bytes"])), dropped)
         elif kind == "sentencepiece":
-            vocab = cls(kind, model=base64.b64decode(facts["model"], validate=True), **named)
+            vocab = cls.of_model(base64.b64decode(facts["model"], validate=True))
         elif kind == "ids":
             vocab = cls._from_ids(facts["size"], facts.get("names"))
         elif kind not in ("char", "word"):

@@ -134,7 +134,7 @@ def test_a_sentencepiece_model_is_a_vocabulary_if_it_restores_all_text(tmp_path)
     (tmp_path / "other.model").write_bytes(other.getvalue())
     refused = refusal(tmp_path / "other.model")
     assert "removes blanks" in refused
-    assert "only models that it trained" in refused
+    assert "train one with `tokenizer` sentencepiece" in refused
     (tmp_path / "other.model").write_bytes(b"no model")
     assert "not a SentencePiece model" in refusal(tmp_path / "other.model")
 

@@ -45,7 +45,7 @@ def read(path: Path) -> Vocab:
     except VocabularyError as error:
         next_step = AS_TEXT
         if path.suffix == MODEL:
-            next_step = "txl reads only models that it trained; train one with `tokenizer` sentencepiece"
+            next_step = "give a model that restores every text, or train one with `tokenizer` sentencepiece"
         raise VocabularyError(f"{path}: {error}; {next_step}") from error
     except UsageError:
         raise
@@ -115,7 +115,7 @@ def _reject_pieces(words: list[str]) -> None:
         if marked > MIN_PIECES * len(words):
             instead = ""
             if tokenizer == "SentencePiece":
-                instead = f" (txl reads the {MODEL} file of a model that it trained)"
+                instead = f" (give its {MODEL} file instead)"
             raise VocabularyError(f"a list of pieces of {tokenizer}{instead}, not of words")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from txlcli import corpora
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
-from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, train
+from txlcli.data.sentencepiece_model import FIXED, train
 from txlcli.data.token_store import SplitCounts, TokenStore, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
@@ -227,7 +227,7 @@ def _train_sentencepiece(plan: PreparationPlan, splits: Splits) -> tuple[Vocab, 
     sp_type = plan.options.sp_type or "unigram"
     sample = SAMPLED_CHUNKS[sp_type] * plan.chunk
     vocab_size = plan.options.vocab_size or DEFAULT_VOCAB_SIZE
-    largest = min(size, sample) + FIXED_PIECES
+    largest = min(size, sample) + len(FIXED)
     if vocab_size > largest:  # each piece but the fixed ones is a part of the text
         raise UsageError(f"`vocab_size` {vocab_size} is too large for a text of {size:,} bytes; give {largest} or less")
 
@@ -243,7 +243,7 @@ def _train_sentencepiece(plan: PreparationPlan, splits: Splits) -> tuple[Vocab, 
         notes.append(
             f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
         )
-    return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), notes
+    return Vocab.of_model(model), notes
 
 
 def _number(plan: PreparationPlan, splits: Splits, splitter: Vocab, work: Path) -> NumberedText:
