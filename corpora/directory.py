@@ -81,9 +81,7 @@ def select_text(source: Path, listed: list[Path]) -> list[Path]:
         describes_ids = all(map(is_companion, text)) and not OF_IDS.isdisjoint(formats.values())
         if text and not describes_ids:
             files = text
-    for path in files:
-        if not path.exists():
-            raise CorpusError(f"{path}: a link to a file that does not exist; remove it, or restore that file")
+    _reject_broken_links(files)
     reject_other_than_text(*files)
     known = set(files)
     for path in sorted(known):
@@ -158,6 +156,12 @@ def remarks_on_files(source: Path, used: Sequence[Path], left_out: Sequence[Path
         yield f"{list_names(descriptions, source)}: part of the text; move it away if it only describes the text"
 
 
+def _reject_broken_links(files: list[Path]) -> None:
+    for path in files:
+        if not path.exists():
+            raise CorpusError(f"{path}: a link to a file that does not exist; remove it, or restore that file")
+
+
 def files_by_split(
     files: list[Path], directory: Path, otherwise: str = "rename or move such files"
 ) -> dict[str, list[Path]]:
@@ -167,6 +171,7 @@ def files_by_split(
 
     Below the first level, names count only if one of them is train: source code has many files named test.
     """
+    _reject_broken_links(files)
     named = {path: splits_in(path.relative_to(directory)) for path in files}
     examples = [path for path in files if split_of(path.relative_to(directory).parts[0])]
     examples += [path for path in files if "train" in named[path]]

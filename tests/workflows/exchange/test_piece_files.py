@@ -8,6 +8,7 @@ import pytest
 
 from tests.bombs import packed_zeros, zip_of
 from tests.errors import rejection
+from txlcli.corpora.corpus import CorpusError
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange import piece_files
 
@@ -24,6 +25,13 @@ def write(path, content):
 
 def lists(path):
     return [piece.tolist() for piece in piece_files.read_pieces(path)]
+
+
+@pytest.mark.parametrize("name", ["a.npy", "train.npy"])
+def test_a_link_to_a_file_that_does_not_exist_is_named(tmp_path, name):
+    write(tmp_path / name, PIECES[0])
+    (tmp_path / "valid.npy").symlink_to("gone.npy")
+    assert "valid.npy: a link to a file that does not exist" in rejection(CorpusError, piece_files.find, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "<i4", ">i8"])
