@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 
 import pytest
+import sentencepiece
 
 from tests.bombs import HUGE, packed_zeros, zip_of
 from txlcli.corpora.corpus import CorpusError
@@ -96,6 +97,23 @@ def test_packed_files_of_every_format_are_recognized_by_content_and_rejected_as_
     assert not format_of(tmp_path)
     with pytest.raises(CorpusError, match=r"book\.txt: an archive or compressed file"):
         reject_other_than_text(tmp_path / "plain.txt", packed)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}, {"bos_id": 0, "unk_id": 1}]
+)
+def test_a_sentencepiece_model_is_not_text(tmp_path, options):
+    path = tmp_path / "tokenizer.model"
+    with path.open("wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the fox jumps"] * 9),
+            model_writer=model,
+            vocab_size=16,
+            minloglevel=2,
+            **({"eos_id": 2} | options),
+        )
+    with pytest.raises(CorpusError, match="a SentencePiece model"):
+        reject_other_than_text(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", b"BZh is no bzip2", b"7z", bytes(range(256)) * 3, bytes(1000)])

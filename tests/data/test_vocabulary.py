@@ -211,7 +211,8 @@ def model_of_others(**options):
         ({"remove_extra_whitespaces": True}, "adds or removes blanks, or changes characters"),
         ({"normalization_rule_name": "nmt_nfkc"}, "adds or removes blanks, or changes characters"),
         ({"treat_whitespace_as_suffix": True}, "adds or removes blanks, or changes characters"),
-        ({"byte_fallback": False, "vocab_size": 40}, "has no pieces for the 256 bytes"),
+        ({"model_type": "word"}, "lacks pieces for blanks"),
+        ({"byte_fallback": False, "vocab_size": 40}, "lacks pieces for the 256 bytes"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, dict) else "",
 )
@@ -222,6 +223,19 @@ def test_a_sentencepiece_model_that_changes_text_is_rejected(options, reason):
         Vocab.of_model(model)
     with pytest.raises(VocabularyError, match=reason):
         Vocab.from_json(json_of_model(model))
+
+
+def test_a_sentencepiece_model_with_rules_for_some_characters_is_rejected(tmp_path):
+    rules = tmp_path / "rules.tsv"
+    rules.write_text("201C\t22\n")  # a quotation mark
+    model = model_of_others(normalization_rule_tsv=str(rules), normalization_rule_name="")
+    with pytest.raises(VocabularyError, match="changes characters"):
+        Vocab.of_model(model)
+
+
+def test_an_empty_sentencepiece_model_is_called_empty():
+    with pytest.raises(VocabularyError, match="is empty"):
+        Vocab.of_model(b"")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +261,7 @@ def test_a_sentencepiece_model_of_others_gives_its_ids_and_restores_all_text(opt
     assert Vocab.of_model(vocab.model).fingerprint == vocab.fingerprint
 
     library = sentencepiece_library.SentencePieceProcessor(model_proto=model)
-    lines = f"{SENTENCES[0]}\n{SENTENCES[1]}\n"
+    lines = f"{SENTENCES[0]}\n{SENTENCES[1]}\n\n\n{SENTENCES[2]}\n"
     expected = library.encode(f"\n{lines}")  # a blank before the text comes before the line end
     assert expected[-len(vocab.encode(lines)) :] == vocab.encode(lines).tolist()
     assert len(expected) <= len(vocab.encode(lines)) + 2

@@ -26,7 +26,7 @@ MAGIC = b"TXLZ1"
 MAX_THREADS = 1024
 MAX_LANES = 4096
 MAX_TOKENS_PER_BYTE = 2
-"""More than any vocabulary has: SentencePiece adds one before the text."""
+"""More than any vocabulary has: a token has at least one byte."""
 LENGTH_BYTES = 4
 CHECKSUM_BYTES = 8
 

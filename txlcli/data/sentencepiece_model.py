@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
 
 from txlcli.errors import CorpusInputError, UsageError, VocabularyError, reason_of
@@ -33,7 +34,7 @@ FAILED = 3
 """Exit code of the training process if the library gave a reason to end."""
 PR_SET_PDEATHSIG = 1  # Linux: a signal for when the parent dies
 LONGEST_LINE = 1000  # characters of one training sentence; max_sentence_length is in bytes
-SAMPLE = "a  b \ufb01 a\u0301 "
+SAMPLE = "a  b \ufb01 a\u0301 \U0001f98a "
 """Text that models change which add or remove blanks, or normalize characters."""
 
 
@@ -51,28 +52,36 @@ class SentencePieceModel:
 
     def __init__(self, model: bytes) -> None:
         self.model = model
-        """The serialized model that encodes as this one does."""
+        """`model`, with NO_BLANK_BEFORE_TEXT appended if it puts a blank before a text."""
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
             if self._processor.normalize("a") == f"{SPACE}a":
                 self.model += NO_BLANK_BEFORE_TEXT
                 self._processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
-            normalized = self._processor.normalize(SAMPLE)
         except RuntimeError as error:
             raise VocabularyError(f"not a SentencePiece model that can be used: {reason_of(error)}") from error
-        if normalized.replace(SPACE, " ") != SAMPLE:
-            raise VocabularyError("the SentencePiece model adds or removes blanks, or changes characters")
         size = self._processor.vocab_size()
         self.symbols: list[str] = [self._processor.id_to_piece(number) for number in range(size)]
-        if not set(BYTES) <= set(self.symbols):
-            raise VocabularyError(
-                "the SentencePiece model has no pieces for the 256 bytes, so it loses rare characters"
-            )
+        self._is_own = self.symbols[: len(FIXED)] == FIXED
+        self._check_restores_text()
         self.unknown: int = self._processor.unk_id()
-        self.boundary: int = self._processor.encode("\n")[0]
+        self.boundary: int = BOUNDARY if self._is_own else self._processor.encode("\n")[0]
         """Id of the line end."""
-        if self.symbols[: len(FIXED)] == FIXED:
-            self.boundary = BOUNDARY
+
+    def _check_restores_text(self) -> None:
+        """Raise an error if the model changes text, or has no pieces for a part of it."""
+        texts = [SAMPLE]
+        if not self._is_own:  # rules of its own may change any character
+            code_points = np.concatenate([np.arange(0xD800), np.arange(0xE000, sys.maxunicode + 1)])  # no surrogates
+            texts.append(code_points.astype("<u4").tobytes().decode("utf-32-le"))
+        for text in texts:
+            if self._processor.normalize(text).replace(SPACE, " ") != text.replace(SPACE, " "):
+                raise VocabularyError("the SentencePiece model adds or removes blanks, or changes characters")
+        if not all(self._processor.is_byte(self._processor.piece_to_id(name)) for name in BYTES):
+            raise VocabularyError("the SentencePiece model lacks pieces for the 256 bytes, so it loses rare characters")
+        ids = self._processor.encode(SAMPLE)
+        if b"".join(self._piece(number, self.symbols[number]) for number in ids) != SAMPLE.encode():
+            raise VocabularyError("the SentencePiece model lacks pieces for blanks")
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -82,28 +91,30 @@ class SentencePieceModel:
     def _piece(self, number: int, symbol: str) -> bytes:
         if self._processor.is_byte(number):
             return bytes([int(symbol[3:5], 16)])  # of <0x1F>
-        if number == self.boundary:
+        if self._is_own and number == BOUNDARY:
             return b"\n"
         return symbol.replace(SPACE, " ").encode()
 
-    @cached_property
-    def _marks(self) -> dict[str, list[int]]:
-        """Ids of the line end, and of characters that are bytes, since the library would change them."""
-        marks = {"\n": [self.boundary]}
-        for mark in AS_BYTES:
-            marks[mark] = [int(self._processor.piece_to_id(f"<0x{value:02X}>")) for value in mark.encode()]
-        return marks
-
     def encode(self, text: str) -> list[int]:
-        """Encode a text; each line end becomes the boundary piece."""
-        parts = re.split(f"([\n{AS_BYTES}])", text)  # text, mark, text, mark, ..., text
+        """Encode a text; line ends are apart from the text between them."""
+        parts = re.split(f"(\n+|[{AS_BYTES}])", text)  # text, mark, text, mark, ..., text
         texts = self._processor.encode(parts[::2], num_threads=1)
         marks = ["", *parts[1::2]]
+        ids_of_marks = {mark: self._encode_mark(mark) for mark in set(marks)}
         ids: list[int] = []
         for mark, encoded in zip(marks, texts, strict=True):
-            ids += self._marks.get(mark, [])
+            ids += ids_of_marks[mark]
             ids += encoded
         return ids
+
+    def _encode_mark(self, mark: str) -> list[int]:
+        """Return the ids of consecutive line ends, or of a character that the library would change."""
+        if mark in AS_BYTES:
+            return [int(self._processor.piece_to_id(f"<0x{value:02X}>")) for value in mark.encode()]
+        if self._is_own:
+            return [BOUNDARY] * len(mark)
+        encoded: list[int] = self._processor.encode(mark)
+        return encoded
 
 
 def train(lines: Iterable[str], *, size: int, model_type: str) -> bytes:

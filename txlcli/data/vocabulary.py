@@ -65,14 +65,16 @@ class Vocab:
     @classmethod
     def of_model(cls, model: bytes) -> "Vocab":
         """Create a vocabulary of a SentencePiece model that restores every text."""
-        from txlcli.data.sentencepiece_model import SentencePieceModel
-
-        loaded = SentencePieceModel(model)
-        return cls("sentencepiece", boundary=loaded.boundary, unknown=loaded.unknown, model=loaded.model)
+        if not model:
+            raise VocabularyError("the SentencePiece model is empty")
+        return cls("sentencepiece", model=model)
 
     def __post_init__(self) -> None:
         if self.model:
             self.symbols = self.sentencepiece.symbols
+            self.boundary = self.sentencepiece.boundary
+            self.unknown = self.sentencepiece.unknown
+            self.model = self.sentencepiece.model
 
     @property
     def size(self) -> int:

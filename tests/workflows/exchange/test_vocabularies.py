@@ -122,8 +122,8 @@ def test_a_list_of_parts_of_words_is_not_a_list_of_words(tmp_path, pieces, word)
 
 def test_a_sentencepiece_model_is_a_vocabulary_if_it_restores_all_text(tmp_path):
     model = train(["the fox jumps over the lazy owl"] * 9, size=283, model_type="bpe")
-    (tmp_path / "own.model").write_bytes(model)
-    vocab = vocabularies.read(tmp_path / "own.model")
+    (tmp_path / "own.model.v3").write_bytes(model)
+    vocab = vocabularies.read(tmp_path / "own.model.v3")
     text = "the  fox\n\tna\u00efve \U0001f98a"
     assert vocab.decode(vocab.encode(text)) == text
     assert vocab.fingerprint == Vocab("sentencepiece", boundary=0, unknown=1, model=model).fingerprint

@@ -37,14 +37,14 @@ def read(path: Path) -> Vocab:
     if not check_regular(path).is_file():
         raise VocabularyError(f"no vocabulary file at {path}; give `vocab` a file")
     try:
-        if path.suffix == MODEL:
+        if MODEL in path.suffixes:  # also tokenizer.model.v3
             return Vocab.of_model(read_bytes(path, MAX_VOCABULARY))
         if path.suffix == ".json":
             return Vocab.from_json(read_text(path, MAX_VOCABULARY))
         return _read_words(path)
     except VocabularyError as error:
         next_step = AS_TEXT
-        if path.suffix == MODEL:
+        if MODEL in path.suffixes:
             next_step = "give a model that restores every text, or train one with `tokenizer` sentencepiece"
         raise VocabularyError(f"{path}: {error}; {next_step}") from error
     except UsageError:

@@ -87,9 +87,9 @@ class TxlTokenizer(PreTrainedTokenizer):
 
     def _pieces(self, text):
         pieces = []
-        for part in re.split(f"([\n{AS_BYTES}])", text):
-            if part == "\n":
-                pieces.append(self.line_end)
+        for part in re.split(f"(\n+|[{AS_BYTES}])", text):
+            if part.startswith("\n") and self.line_end == "<eos>":  # in models that txl trained
+                pieces += [self.line_end] * len(part)
             elif part and part in AS_BYTES:
                 pieces += [f"<0x{value:02X}>" for value in part.encode()]
             else:
