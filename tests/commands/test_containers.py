@@ -94,11 +94,12 @@ def test_a_container_gives_the_store_of_its_text(plain):
 
 
 def test_a_text_in_another_encoding_is_converted(plain):
-    for encoding in ("utf-16", "utf-16-le", "utf-32-be", "cp1252"):
+    for encoding in ("utf-16", "utf-16-le", "utf-32-be", "cp1252", "utf-8-sig"):
         (plain / "legacy.txt").write_bytes(TEXT.decode().encode(encoding))
         (plain / "rows.csv.gz").write_bytes(gzip.compress(delimited(",").decode().encode(encoding)))
         for name in ("legacy.txt", "rows.csv.gz"):
-            done("prepare", name, "--encoding", encoding, *AGAIN)
+            named = "utf8" if encoding == "utf-8-sig" else encoding  # a byte order mark is no part of the first column
+            done("prepare", name, "--encoding", named, *AGAIN)
             assert digests("again") == digests("plain"), (name, encoding)
 
 

@@ -3,6 +3,7 @@
 Rows and text are read in blocks, so that memory does not grow with the file.
 """
 
+import codecs
 import csv
 import io
 import itertools
@@ -28,6 +29,8 @@ TEXT = "text"
 FOR_IDS = "token ids are read with `ids`, from .json, .npy, .npz and .bin"
 FIRST_RECORDS = 100
 """Records of JSON whose keys are its columns: the first ones may lack some; rows of a CSV that show its delimiter."""
+UTF8 = "utf-8-sig"
+"""Reads UTF-8 with or without a byte order mark."""
 BLOCK = 1 << 20  # bytes or characters that are read at once
 MAX_ROW_LEN = 64 << 20
 """Most characters of a line or a field."""
@@ -129,9 +132,12 @@ def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
 def _open_text(file: TextFile) -> io.TextIOWrapper:
     """Open the characters of a file; bytes that are not UTF-8 are kept as surrogates unless there is an encoding."""
     binary = _open_bytes(file)
-    if file.encoding:
-        return io.TextIOWrapper(binary, encoding=file.encoding, newline="")
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    if file.encoding is None:
+        return io.TextIOWrapper(binary, encoding=UTF8, errors="surrogateescape", newline="")
+    encoding = codecs.lookup(file.encoding).name
+    if encoding == "utf-8":
+        encoding = UTF8
+    return io.TextIOWrapper(binary, encoding=encoding, newline="")
 
 
 def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
