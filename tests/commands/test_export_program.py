@@ -1,5 +1,6 @@
 """Runs exported as programs: plain PyTorch, in a process that cannot import txl, gives the same log-probabilities."""
 
+import json
 import runpy
 import subprocess
 import sys
@@ -89,6 +90,21 @@ def test_the_loader_samples_what_txl_predicts(here, kind):
     continued = runpy.run_path("out/load.py")["continued"]
     torch.manual_seed(3)
     assert continued("the fox", 12) == opened.vocab.decode(ids)
+
+
+def test_the_loader_reads_all_of_a_text_or_says_what_the_vocabulary_lacks(here):
+    done("export", "byte", "out", "--format", "pt2")
+    encode = runpy.run_path("out/load.py")["encode"]
+    assert encode("\udcff\r\n\ufb01") == [255, 13, 10, *"\ufb01".encode()]
+    vocabulary = here / "out/vocab.json"
+    facts = json.loads(vocabulary.read_text())
+    few = {"bytes": [97, 98], "dropped": [10]}
+    for changed in (few, {"kind": "char", "symbols": ["a", "b"], "lower_case": False}):
+        vocabulary.write_text(json.dumps(facts | changed))
+        encode = runpy.run_path("out/load.py")["encode"]
+        assert encode("abba") == [0, 1, 1, 0]
+        with pytest.raises(SystemExit, match="the vocabulary lacks 'X'"):
+            encode("abX")
 
 
 @pytest.mark.slow

@@ -297,6 +297,7 @@ def test_only_an_earlier_export_is_replaced_and_only_with_force(here):
     ):
         assert telling in refusal("export", "byte", directory, *force, *TO_HF, code=1)
     assert {name: contents(here / name) for name in before} == before
+    (here / "hf/__pycache__").mkdir()  # as when the code of a folder was imported
     done("export", "byte", "hf", "--force", *TO_HF)
     done("import", "hf")
     assert card("runs/hf")["vocab_size"] == 256

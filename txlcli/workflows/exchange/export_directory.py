@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from txlcli.corpora.locate import TOOLS
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import ExportError, VocabularyError
 from txlcli.system import locks
@@ -43,17 +44,23 @@ def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
     held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     if not directory.is_dir() or (held and not force):
         raise ExportError(f"{directory} exists; give another folder, or replace an earlier export with `force`")
-    other = held - files
-    try:
-        if held:
-            vocabularies.read(directory / VOCABULARY)  # of every export
-    except VocabularyError:
-        other = other or held
+    other = held - files - TOOLS
+    if held and not other and not _is_export(directory):
+        other = held
     if other:
         raise ExportError(
             f"{directory} holds {min(other)}, which no export of this format wrote; give another folder, or empty this "
             "one"
         )
+
+
+def _is_export(directory: Path) -> bool:
+    """Return True if a directory has the vocabulary that every export has."""
+    try:
+        vocabularies.read(directory / VOCABULARY)
+    except VocabularyError:
+        return False
+    return True
 
 
 def write_json(path: Path, content: object) -> None:

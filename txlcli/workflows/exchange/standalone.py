@@ -51,14 +51,20 @@ def read(tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
 
 def encode(text: str) -> list[int]:
     """Return the ids of a text; those of words begin with a line end."""
-    ids = {symbol: number for number, symbol in enumerate(SYMBOLS)}
     if KIND == "byte":
-        return [ids[symbol] for symbol in map(chr, text.encode()) if symbol in ids]
-    if VOCAB["lower_case"]:
-        text = text.lower()
-    symbols = list(text)
-    if KIND == "word":
-        symbols = (END + text.replace("\n", END)).split()
+        kept = text.encode(errors="surrogateescape").translate(None, bytes(VOCAB["dropped"]))
+        symbols = [chr(byte) for byte in kept]
+    elif KIND == "char":
+        symbols = list(text)
+    else:
+        if VOCAB["lower_case"]:
+            text = text.lower()
+        lines = text.replace("\r\n", "\n").replace("\r", "\n")
+        symbols = (END + lines.replace("\n", END)).split()
+    ids = {symbol: number for number, symbol in enumerate(SYMBOLS)}
+    missing = [symbol for symbol in symbols if symbol not in ids]
+    if missing and VOCAB["unknown"] is None:
+        sys.exit(f"the vocabulary lacks {missing[0]!r}; leave it out of the text")
     return [ids.get(symbol, VOCAB["unknown"]) for symbol in symbols]
 
 
@@ -106,6 +112,7 @@ if __name__ == "__main__":
     if not SYMBOLS:
         sys.exit("the tokens of this model are pieces or ids: give `read` the ids of another program")
     if command == "score":
-        print(score(Path(argument).read_text(encoding="utf-8")))
+        text = Path(argument).read_bytes().decode(errors="surrogateescape" if KIND == "byte" else "strict")
+        print(score(text))
     else:
         print(continued(argument))
