@@ -400,6 +400,14 @@ def test_a_skipped_step_changes_no_weight_passes_over_its_segment_and_empties_th
     assert [(report.step, report.skipped_steps) for report in reports] == [(4, 1), (5, 0), (6, 0)]
 
 
+def test_a_resumed_run_reports_the_skipped_steps_before_the_stop(tmp_path):
+    run(skipping(tmp_path, "loss", [3], skip_nonfinite=1), until=4, report_every=6)
+    again = skipping(tmp_path, "loss", [], skip_nonfinite=1)
+    again.restore(checkpoint.load(again.saver.last_path))
+    (report,) = steps_of(run(again, report_every=6))
+    assert (report.step, report.skipped_steps) == (6, 1)
+
+
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_more_skipped_steps_in_a_row_than_allowed_end_the_training(tmp_path, what):
     training = skipping(tmp_path, what, [2, 4, 5, 6], skip_nonfinite=2)
@@ -449,10 +457,11 @@ def test_weights_after_a_finite_loss_that_give_no_finite_loss_are_not_saved(tmp_
     assert training.step == 3
 
 
-def test_a_non_finite_validation_names_the_checkpoint_to_resume_from(tmp_path):
+def test_a_non_finite_validation_names_the_run_to_resume(tmp_path):
     training = new_training(tmp_path, max_steps=6)
     run(training, until=2)
-    with pytest.raises(TrainingError, match=r"validation loss is not finite after step 2, .*; resume from .*last\."):
+    message = f"validation loss is not finite after step 2, .*; resume from {tmp_path} in another"
+    with pytest.raises(TrainingError, match=message):
         training.on_validation(Scores(np.full(2, math.nan), seconds=1.0, lanes=1))
     assert checkpoint.load(training.saver.last_path).state["step"] == 2
     assert not training.saver.best_path.exists()

@@ -123,8 +123,11 @@ def test_a_run_that_crashed_repeats_the_validation_after_its_last_save(tmp_path,
 @pytest.mark.parametrize(("first", "then"), [("fp32", "bf16"), ("bf16", "fp16"), ("fp16", "fp32")])
 def test_a_run_may_resume_in_another_precision(tmp_path, first, then):
     run(fresh(tmp_path, precision=first, valid=False), until=2)
-    reports = run(resumed(tmp_path, precision=then, valid=False))
+    training = resumed(tmp_path, precision=then, valid=False)
+    memory = training.memories[0][0].dtype
+    reports = run(training)
     assert [report.step for report in reports] == [3, 4, 5, 6]
+    assert memory == training.memories[0][0].dtype  # a CUDA graph keeps that of its first step
 
 
 @pytest.mark.parametrize("at", [2, 4])

@@ -188,7 +188,8 @@ def restored_memories(
 ) -> list[Memory]:
     """Return the memory of the lanes of each micro-batch, given that of all lanes by the number of a layer.
 
-    Raises a ValueError if it has other shapes than `first`, the memory before the first token.
+    `first` is the memory before the first token: its dtypes are those of the present precision. A ValueError says that
+    the shapes differ.
     """
     memory = [saved[str(number)] for number in range(len(saved))]
     if list(map(_fixed_sizes, memory)) != list(map(_fixed_sizes, first)):
@@ -196,7 +197,10 @@ def restored_memories(
     memories = []
     for part in parts:
         lanes = slice(part.start, part.stop)
-        memories.append([tensor[lanes].to(device, copy=True) for tensor in memory])
+        of_part = []
+        for tensor, example in zip(memory, first, strict=True):
+            of_part.append(tensor[lanes].to(device, example.dtype, copy=True))
+        memories.append(of_part)
     return memories
 
 

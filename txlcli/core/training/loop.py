@@ -17,6 +17,7 @@ from torch import Tensor
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.kernels.device import send
+from txlcli.core.kernels.modes import autocast
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Scores
@@ -98,7 +99,6 @@ class Training:
         self.step = 0
         self.position = StreamPosition()
         self.memories = self.empty_memories()
-        self._skipped = 0
         self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu"
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
@@ -236,7 +236,7 @@ class Training:
         More of these in a row than train.skip_nonfinite end the training.
         """
         self.step += 1
-        self._skipped += 1
+        self._interval.skipped += 1
         self._skipped_in_a_row += 1
         self.model.forget_gradients()
         self.memories = self.empty_memories()
@@ -292,12 +292,11 @@ class Training:
             lr=self.lr(self.step),
             grad_norm=float(interval.grad_norm),
             tokens_per_s=tokens_per_s,
-            skipped_steps=self._skipped,
+            skipped_steps=interval.skipped,
             penalty=penalty,
             path=self.stepper.path,
             after=interval.after,
         )
-        self._skipped = 0
         interval.restart_clock()
         if new_interval:
             self._interval = Interval(self.device, self._clock, after=self.step)
@@ -340,7 +339,7 @@ class Training:
         if not math.isfinite(loss_nats):
             raise TrainingError(
                 f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
-                f"{self.saver.last_path} in another `precision`, or start a new run with a lower train.lr"
+                f"{self.saver.last_path.parent} in another `precision`, or start a new run with a lower train.lr"
             )
         after = self.validations.last_step
         is_best = self.validations.add(self.step, loss_nats)
@@ -490,7 +489,8 @@ class Training:
         self.average.restore(state["average"], averages, step=self.step)
         self.parallel.restore_optimizer(saved.group("optimizer"))
         self.stepper.weights.refresh()
-        first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
+        with autocast(self.device, self.model.backend.precision):
+            first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
         self.memories = checkpoint.restored_memories(saved.group("memory"), first, self._parts, self.device)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 

@@ -68,10 +68,13 @@ class Interval:
         after: int = 0,
         sums: Sequence[float] = (0.0, 0.0),
         tokens: int = 0,
+        skipped: int = 0,
     ) -> None:
         self.after = int(after)
         """Step before the first one of the interval."""
         self.tokens = int(tokens)
+        self.skipped = int(skipped)
+        """Steps without an update."""
         self._sums = torch.tensor(sums, device=float64_device(device), dtype=torch.float64).view(2)
         self.grad_norm = torch.zeros((), device=device)
         """Of the last step, 0-d."""
@@ -109,4 +112,4 @@ class Interval:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint saves."""
-        return {"after": self.after, "sums": self._sums.tolist(), "tokens": self.tokens}
+        return {"after": self.after, "sums": self._sums.tolist(), "tokens": self.tokens, "skipped": self.skipped}
