@@ -50,6 +50,11 @@ def test_every_architecture_keeps_the_contract(name):
     check_architecture(name)
 
 
+@pytest.mark.parametrize("memory_start", ["empty", "zeros"])
+def test_a_compressed_memory_keeps_the_contract_if_m_is_no_multiple_of_its_rate(memory_start):
+    check_architecture("compressive", compression_rate=4, compressed_len=1, memory_start=memory_start)
+
+
 @pytest.mark.parametrize("settings", sampled(3, [{"block": "modern"}, {"norm": "pre"}, {"window": 4}]))
 def test_every_block_keeps_the_contract(settings):
     check_architecture("transformer", **settings)

@@ -167,6 +167,13 @@ class CompressiveTransformer(TransformerXL):
         slots = self.settings.compressed_len if length else 0
         return super()._zeros(batch_size, length) + super()._zeros(batch_size, slots)
 
+    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return the memory after a long text, whose length is rounded up to what is compressed at once."""
+        length = self.settings.visible_memory(mem_len)
+        if not self.memory_starts_full:
+            length += -length % self.settings.compression_rate
+        return self._zeros(batch_size, length)
+
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
         slots = memory[len(self.layers)].shape[1]
         slots_are_full = mem_len == 0 or slots >= self.settings.compressed_len
