@@ -73,7 +73,7 @@ def test_tokens_one_by_one_have_the_bits_of_whole_segments(position, model_setti
 def test_symbols_outside_the_vocabulary_are_restored(model):
     expected, alphabet = random_ids(VOCAB + 5), 1 << 20
     expected[expected == VOCAB + 4] += alphabet - 5
-    coder, ids = encoded(Predictor(model, SETTINGS, LANES), expected, alphabet=alphabet), np.zeros_like(expected)
+    coder, ids = encoded(Predictor(model, SETTINGS, LANES), expected, alphabet=alphabet), np.full_like(expected, 5)
     code_text(Predictor(model, SETTINGS, LANES), SymbolDecoder(coder.words()), ids, boundary=None, alphabet=alphabet)
     assert (ids == expected).all()
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)

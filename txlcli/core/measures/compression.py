@@ -135,7 +135,7 @@ def code_text(
     alphabet: int,
     on_tokens: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Encode a text (T,), or fill in one that is decoded: a decoder overwrites all of its tokens.
+    """Encode a text (T,), or fill in the tokens of one that is decoded.
 
     The boundary is read before every lane; None codes the first token of a lane without a prediction. An id V + n is
     symbol n of an alphabet of so many symbols, which the vocabulary lacks; it has all of an alphabet of V symbols.
@@ -158,7 +158,8 @@ def code_text(
             share = escapes / (1.0 + done)
             table = np.pad(table * (1.0 - share), ((0, 0), (0, 1)), constant_values=share)
         tokens = coder.code(np.minimum(ids[positions], vocab_size), table)
-        ids[positions] = np.maximum(ids[positions], tokens)
+        known = tokens < vocab_size
+        ids[positions[known]] = tokens[known]
         escaped = np.flatnonzero(tokens == vocab_size)
         for lane in escaped:
             position = positions[lane]
