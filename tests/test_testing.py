@@ -19,16 +19,18 @@ from tests.extensions import (
 from tests.samples import sampled
 from txlcli.config.model_settings import MODELS, TransformerSettings
 from txlcli.config.settings import EvalSettings
+from txlcli.config.train_settings import TrainSettings
 from txlcli.config.traits import ENCODING_TRAITS, EncodingTraits
 from txlcli.core.architectures.operations import MatrixProducts
 from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.backend import ScoreTerms
+from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, SinusoidEncoding
 from txlcli.core.model.layer import update_memory
 from txlcli.core.model.softmax import AdaptiveSoftmax
-from txlcli.core.model.sublayers import GatedFeedForward
+from txlcli.core.model.sublayers import GatedFeedForward, ReluFeedForward
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.errors import UnknownNameError, UsageError
@@ -78,6 +80,22 @@ def test_a_gate_in_ten_lines_has_as_many_weights():
         paper, gated = (model_settings(d_inner=21, biases="none", feed_forward=word) for word in ("relu", "geglu"))
         assert gated.inner_width == 14
         assert count_parameters(gated, V) == count_parameters(paper, V)
+
+
+class Gain(ReluFeedForward):
+    """A feed-forward sublayer with a scalar weight."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.gain = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, hidden):
+        return self.gain * super().forward(hidden)
+
+
+def test_a_weight_may_be_a_scalar():
+    with registered_feed_forward("gain", Gain, matrices=2):
+        check_architecture("transformer", feed_forward="gain")
 
 
 class AddsOne(Geglu):
@@ -357,6 +375,58 @@ class CountsNans(CappedSoftmax):
 def test_a_training_step_that_reads_values_breaks_the_contract():
     with registered_softmax(CountsNans, "nans"), pytest.raises(ContractError, match="runs on tensors without data"):
         check_architecture("nans")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueOfEachLayer(TransformerSettings):
+    """[model] with a value for each layer."""
+
+    layers_are_alike = False
+
+    scales: tuple[float, ...] = (1.0, 2.0)
+    """A number for each layer."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.require(len(self.scales) == self.n_layers, "scales", "as many as layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndeclaredValues(ValueOfEachLayer):
+    """[model] that says its layers are alike."""
+
+    layers_are_alike = True
+
+
+class WiderLayers(TransformerXL):
+    """A model whose layers after the first have one weight more."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        for layer in self.layers[1:]:
+            layer.scale = torch.nn.Parameter(torch.tensor(1.0))
+
+
+def test_layers_may_differ_if_their_settings_say_so():
+    with registered_architecture("own", model=TransformerXL, settings=ValueOfEachLayer):
+        check_architecture("own")
+        settings = model_settings(arch="own", n_layers=4, scales=(1.0, 2.0, 1.0, 2.0))
+        layers = model_settings(n_layers=4)
+        for recompute in (False, "layers"):
+            train = TrainSettings(seg_len=4, mem_len=4, batch_size=5, max_steps=1, recompute=recompute)
+            needed = step_bytes(settings, V, train)
+            alike = step_bytes(layers, V, train)
+            assert needed.weights == alike.weights
+            assert needed.activations == pytest.approx(alike.activations, rel=0.3 if recompute else 0)
+
+
+@pytest.mark.parametrize(("model", "settings"), [(TransformerXL, UndeclaredValues), (WiderLayers, TransformerSettings)])
+def test_layers_that_differ_break_the_contract_unless_it_is_declared(model, settings):
+    with (
+        registered_architecture("own", model=model, settings=settings),
+        pytest.raises(ContractError, match="layers_are_alike"),
+    ):
+        check_architecture("own")
 
 
 BROKEN = [  # model, settings, a telling word of the error

@@ -65,6 +65,9 @@ class ModelSettings(Section):
     supports_reset: ClassVar[bool] = False
     """True if the objective begins anew within a segment, at `Objective.since_reset` (train.reset_at_documents)."""
 
+    layers_are_alike: ClassVar[bool] = False
+    """True if all layers have the same weights and operations, so that a forecast may look at a few of them."""
+
     arch: Annotated[str, MODELS] = "transformer"
     """Architecture: a Transformer with a memory of hidden states (Transformer-XL; a vanilla one without), with a
     compressed memory (Rae et al.) or with memory tokens (RMT, Bulatov et al.), or a recurrent network (LSTM; QRNN,
@@ -213,6 +216,7 @@ class TransformerSettings(ModelSettings):
 
     supports_reread = True
     supports_reset = True
+    layers_are_alike = True
 
     n_heads: PositiveInt
     """Number of attention heads H per layer."""

@@ -7,6 +7,7 @@ import copy
 import io
 import itertools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,7 +29,8 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training
-from txlcli.testing.rules import Rules
+from txlcli.errors import RecipeError
+from txlcli.testing.rules import ContractError, Rules
 from txlcli.testing.samples import (
     MEMORY_LENGTHS,
     SEGMENT_LENGTHS,
@@ -62,6 +64,7 @@ class ArchitectureCheck(Rules):
         self.attempt(self.model, "a model is made from its settings and the size of a vocabulary")
         rule = "a model is made without data, on the meta device"
         self.attempt(parameter_shapes, rule, self.settings)
+        self.check_layers()
         rule = (
             "a training step runs on tensors without data, whose memory `txl train` counts: it reads no value of them"
         )
@@ -86,6 +89,22 @@ class ArchitectureCheck(Rules):
         self.attempt(self.check_padding, "a padded segment is trained on (train.seg_len_jitter)")
         self.attempt(self.check_export, "a model is exported as a program of PyTorch (`txl export`)")
         self.attempt(self.check_operations, "operations are counted (`products`)")
+
+    def check_layers(self) -> None:
+        """Compare the weights of layers with each other, in a model with another number of layers."""
+        if not self.settings.layers_are_alike:
+            return
+        rule = "layers have the same weights, and there may be any number of them, or layers_are_alike is false"
+        try:
+            shapes = parameter_shapes(replace(self.settings, n_layers=3), V)
+        except RecipeError as error:
+            raise ContractError(self.name, rule, str(error)) from error
+        layers: list[dict[str, torch.Size]] = [{}, {}, {}]
+        for name, shape in shapes.items():
+            if name.startswith("layers."):
+                _, number, of_layer = name.split(".", 2)
+                layers[int(number)][of_layer] = shape
+        self.require(layers[0] == layers[1] == layers[2], rule, "layers with different weights")
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """Return a model in evaluation mode, each of whose weights is large enough to matter."""

@@ -51,7 +51,7 @@ def test_recipes_accept_its_name_and_its_own_keys():
 def test_its_parameters_and_operations_are_counted():
     settings = read_section("model", KEYS)
     gates = N * (6 * d * d + 6 * d)
-    assert parameters_by_part(settings, V) == {"embedding": V * d, "softmax": V, "other layers": gates}
+    assert parameters_by_part(settings, V) == {"embedding": V * d, "softmax": V, "other": gates}
     assert count_parameters(settings, V) == V * d + V + gates
     assert evaluation_flops_per_token(settings, V, EvalSettings(seg_len=L, mem_len=0)) == 2 * (6 * N * d * d + V * d)
     needed = step_bytes(settings, V, TrainSettings(seg_len=L, mem_len=0, batch_size=B, max_steps=1))

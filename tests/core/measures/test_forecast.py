@@ -67,7 +67,7 @@ def test_parameters_by_part_equal_a_calculation_by_hand():
         "norms": 2 * 2 * 2 * 14 + 2 * 14,
     }
     lstm = 4 * 11 * (7 + 11 + 2) + 4 * 11 * (11 + 11 + 2) + 4 * 7 * (11 + 7 + 2)
-    assert parameters_by_part(rnn_settings("lstm"), V) == {"embedding": V * 7, "softmax": V, "recurrent layers": lstm}
+    assert parameters_by_part(rnn_settings("lstm"), V) == {"embedding": V * 7, "softmax": V, "other layers": lstm}
     auxiliary = model_settings(position="learned", n_positions=5, auxiliary_losses=True)
     in_training_only = parameters_by_part(auxiliary, V)["auxiliary classifiers"]
     assert in_training_only == 3 * (V * auxiliary.d_model + V)  # two tokens of layer 1, one of layer 2

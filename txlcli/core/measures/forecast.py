@@ -34,8 +34,10 @@ PARTS = {
     ".feed_forward.": "feed-forward",
     "norm.": "norms",
     "_gate.": "gates",
-    "layers.": "recurrent layers",  # parameters of layers with no other name
+    "layers.": "other layers",
 }
+
+OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class StepBytes:
 
 def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, int]:
     """Count the parameters of each part of a model; a softmax tied to the embedding has only biases and clusters."""
-    counts = dict.fromkeys((*PARTS.values(), "other layers"), 0)
+    counts = dict.fromkeys((*PARTS.values(), OTHER), 0)
     for name, shape in parameter_shapes(settings, vocab_size).items():
         counts[_part_of(name)] += shape.numel()
     return {part: count for part, count in counts.items() if count}
@@ -77,7 +79,7 @@ def _part_of(parameter: str) -> str:
     for piece, part in PARTS.items():
         if piece in parameter:
             return part
-    return "other layers"
+    return OTHER
 
 
 def state_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, processes: int = 1) -> StepBytes:
@@ -92,7 +94,7 @@ def state_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, 
     weights = 0
     optimizer = 0
     for name, shape in shapes.items():
-        rows = math.ceil(shape[0] / parts)  # each process has some rows of every weight
+        rows = math.ceil(shape[0] / parts) if shape else 1  # each process has some rows of every weight
         size = rows * shape[1:].numel() * FLOAT_BYTES
         weights += size
         optimizer += size * count_state_tensors(name, shape, train)
@@ -207,9 +209,18 @@ def _activation_bytes(step: _Step, batch_size: int) -> int:
     saved = _saved_bytes(step, batch_size, n_layers)
     if step.recompute != "layers":
         return saved + _kernel_bytes(step, batch_size)
-    keeping = replace(step, recompute=True)  # while a layer is computed again, it keeps its tensors
-    one_layer = _saved_bytes(keeping, batch_size, 3) - _saved_bytes(keeping, batch_size, 2)
-    return saved + _layer_inputs(step, batch_size) + one_layer
+    return saved + _layer_inputs(step, batch_size) + _bytes_of_one_layer(step, batch_size)
+
+
+def _bytes_of_one_layer(step: _Step, batch_size: int) -> int:
+    """Return the bytes that a layer keeps while it is computed again: all but attention probabilities.
+
+    If layers differ, it is their mean, with a share of what is outside the layers.
+    """
+    keeping = replace(step, recompute=True)
+    if not step.model.layers_are_alike:
+        return _saved_bytes(keeping, batch_size, step.model.n_layers) // step.model.n_layers
+    return _saved_bytes(keeping, batch_size, 3) - _saved_bytes(keeping, batch_size, 2)
 
 
 def _layer_inputs(step: _Step, batch_size: int) -> int:
@@ -235,15 +246,16 @@ def _kernel_bytes(step: _Step, batch_size: int) -> int:
 def _saved_bytes(step: _Step, batch_size: int, n_layers: int) -> int:
     """Return the bytes that are kept for the backward pass, with so many layers.
 
-    Each sequence after the second keeps as much as any other: tensors of a single one can be views of others. All
-    layers of a Transformer keep as much, unless some have a classifier of their own.
+    Each sequence after the second keeps as much as any other: tensors of a single one can be views of others. Layers
+    that are alike keep as much, unless some have a classifier of their own.
     """
     if batch_size > 3:
         two = _saved_bytes(step, 2, n_layers)
         three = _saved_bytes(step, 3, n_layers)
         return two + (batch_size - 2) * (three - two)
     model = step.model
-    if not isinstance(model, TransformerSettings) or model.auxiliary_losses or n_layers <= 2:
+    has_classifiers = isinstance(model, TransformerSettings) and model.auxiliary_losses
+    if not model.layers_are_alike or has_classifiers or n_layers <= 2:
         return _traced_bytes(step, batch_size, n_layers)
     one = _traced_bytes(step, batch_size, 1)
     two = _traced_bytes(step, batch_size, 2)
