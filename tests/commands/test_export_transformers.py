@@ -49,8 +49,14 @@ def test_the_card_has_the_protocol_of_each_result_of_its_weights(here):
     done("export", "byte", "out")
     rows = [line.split(" | ")[2] for line in Path("out/README.md").read_text().splitlines() if "| novel test" in line]
     recurrence = "M = 5, L = 5, same_length = m"
-    part = f"{recurrence}, the first tokens only"
-    assert rows == [recurrence, "N = 6, S = 2", part, part.replace("m,", "m, dynamic,")]
+    reading = "max_distance = 10, fp32"
+    part = "the first tokens only"
+    assert rows == [
+        f"{recurrence}, {reading}",
+        f"N = 6, S = 2, {reading}",
+        f"{recurrence}, {reading}, {part}",
+        f"{recurrence}, {reading}, dynamic, {part}",
+    ]
     assert "earlier weights" not in Path("out/README.md").read_text()
 
 

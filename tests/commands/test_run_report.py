@@ -6,7 +6,7 @@ from pathlib import Path
 
 import txlcli
 from tests.cards import read_log
-from tests.commands.novel import card, done, json_of, recipe_of, refusal
+from tests.commands.novel import card, done, json_of, recipe_of, refusal, train
 from txlcli.paper.metrics import format_measure
 from txlcli.runs import log_file
 
@@ -43,6 +43,20 @@ def test_the_report_has_the_numbers_of_the_other_commands(here):
     assert "\nAttention that each term of the score would give alone (Figure 7 of the paper).\n" in markdown
     for name in ("curves", "figure5", "figure6", "figure7"):
         assert Path(f"runs/byte/report/{name}.png").is_file()
+
+
+def test_the_evaluations_of_a_report_are_those_of_its_weights_by_each_setting(here):
+    train("train.keep_every=2", name="kept")
+    done("eval", "kept", "--max-distance", 7)
+    done("eval", "kept")
+    done("eval", "runs/kept/step-2.safetensors")
+    first, second, other = (format_measure(row["bpc"]) for row in read_log("runs/kept/evals.jsonl"))
+    assert other not in (first, second)
+    markdown, _ = report_of("kept", "--samples", 1)
+    rows = [line for line in markdown.splitlines() if line.startswith("| novel test | M = 5")]
+    assert len(rows) == 2
+    assert "max_distance = 7, fp32 |" in rows[0]
+    assert [f" | {loss} | " in row for row, loss in zip(rows, (first, second), strict=True)] == [True, True]
 
 
 def test_a_report_says_what_a_run_lacks_and_replaces_no_file_of_the_user(here):

@@ -163,6 +163,26 @@ def test_a_test_result_has_its_setting(run, result, setting):
     assert summaries.summarize(read(run, evals=[result])).test_setting == setting
 
 
+@pytest.mark.parametrize(
+    ("result", "changes"),
+    [
+        (memory(1.5, 64, seg_len=32, same_length="m", max_distance=96, precision="fp32", lanes=10), [
+            {"mem_len": 65}, {"seg_len": 31}, {"same_length": "off"}, {"max_distance": 97}, {"max_distance": None},
+            {"precision": "bf16"}, {"batch_size": 1, "lanes": 1}, {"temperature": 1.25},
+        ]),
+        (window(1.5, 400, 400, max_distance=96, precision="fp32"), [
+            {"attn_len": 401}, {"stride": 2}, {"max_distance": 97}, {"precision": "bf16"}, {"temperature": 1.25},
+        ]),
+    ],
+    ids=["memory", "windows"],
+)  # fmt: skip
+def test_the_protocol_tells_settings_apart(result, changes):
+    described = [history.describe_protocol(result | change) for change in [{}, *changes]]
+    assert len(set(described)) == len(described)
+    varied = set().union(*changes) - {"lanes"}
+    assert varied <= set(history.SETTINGS)
+
+
 def test_results_on_an_earlier_version_of_the_split_do_not_count(run):
     evals = [
         evaluated(1.0, mem_len=64, split_sha256="first"),

@@ -113,10 +113,11 @@ def _training(past: History, directory: Path) -> ReportSection:
 
 
 def _evaluations(past: History) -> ReportSection:
-    """Show the newest evaluation of each text with each protocol."""
-    if not past.evals:
-        return ReportSection(title="Evaluations", notes=["None yet: run txl eval."])
-    newest = {(row["text"], row["tokens"], history.describe_protocol(row)): row for row in past.evals}
+    """Show the newest evaluation of each text with each protocol, with the weights of the report."""
+    evals = list(filter(past.is_of_weights, past.evals))
+    if not evals:
+        return ReportSection(title="Evaluations", notes=["None of these weights yet: run txl eval."])
+    newest = {(row["text"], row["tokens"], history.describe_protocol(row)): row for row in evals}
     rows = []
     for (text, tokens, protocol), row in newest.items():
         loss = metrics.format_measure(past.in_metric(row))

@@ -174,7 +174,7 @@ SETTINGS = (
     "batch_size",
     "temperature",
 )
-"""Keys of the settings as requested, even if the text was too short for them."""
+"""Keys of the settings as requested, even if the text was too short for them; `describe_protocol` tells them apart."""
 
 
 def _settings(result: Record) -> tuple[object, ...]:
@@ -208,6 +208,10 @@ def describe_protocol(result: Record) -> str:
             parts.append("each document from an empty memory")
         elif result.get("lanes", 1) > 1:
             parts.append(f"{result['lanes']} lanes")
+    if result.get("max_distance") is not None:
+        parts.append(f"max_distance = {result['max_distance']}")
+    if result.get("precision"):
+        parts.append(result["precision"])
     if result.get("method", MODEL_ALONE) != MODEL_ALONE:
         parts.append(result["method"])
     if not result.get("whole", True):
