@@ -199,6 +199,19 @@ def test_blanks_at_the_end_of_a_context_belong_to_the_continuation(here):
     assert with_blank == expected
 
 
+@pytest.mark.parametrize("run", ["word", "sentencepiece"])
+def test_a_token_that_the_continuation_completes_belongs_to_it(here, run):
+    ((completed, _),) = continued(run, [("the fox jum", "ps over")])
+    ((expected, _),) = continued(run, [("the fox", " jumps over")])
+    assert completed == expected < 0
+
+
+def test_a_continuation_without_a_token_of_its_own_is_rejected(here):
+    with pytest.raises(VocabularyError, match="token of its own"):
+        continued("word", [("the quic", "k")])  # both words are unknown
+    assert continued("word", [("the fox", ""), ("the fox", " ")]) == [(0.0, True)] * 2
+
+
 @pytest.mark.parametrize("arguments", [{}, {"attn_len": 23}])
 def test_a_continuation_is_greedy_if_greedy_generation_gives_it(here, arguments):
     (text,) = generated("word", ["the fox"], {"max_gen_toks": 3}, **arguments)

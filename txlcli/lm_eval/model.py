@@ -22,7 +22,7 @@ from txlcli.core.reading import sampling
 from txlcli.core.reading.documents import Document, DocumentScore, score_documents, score_in_windows
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.reading.windows import windows_at_once
-from txlcli.errors import UnknownNameError, UsageError
+from txlcli.errors import UnknownNameError, UsageError, VocabularyError
 from txlcli.runs.loading import open_run
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.settings import check_options
@@ -106,13 +106,19 @@ class HarnessModel(LM):
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and True if it is the greedy one.
 
-        Blanks at the end of the context belong to the continuation, as in other models of the harness.
+        Blanks at the end of the context belong to the continuation, as in other models of the harness. So does a token
+        of both, such as a word that the continuation completes.
         """
         texts = []
         for request in requests:
             context, continuation = request.args
             ids = self._vocab.encode(context + continuation)
-            context_len = len(self._vocab.encode(context.rstrip()))
+            context_len = _common_len(ids, self._vocab.encode(context.rstrip()))
+            if continuation.strip() and context_len == len(ids):
+                raise VocabularyError(
+                    f"the continuation {continuation!r} of {context[-20:]!r} has no token of its own; begin it with a "
+                    "blank"
+                )
             texts.append((ids, len(ids) - context_len))
         return self._log_likelihoods(texts, compare=True)
 
@@ -196,6 +202,13 @@ class HarnessModel(LM):
                 f"{unknown:,} of {tokens:,} tokens are not in the vocabulary and are read as <unk>, which is easier to "
                 "predict than the words that it stands for"
             )
+
+
+def _common_len(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
+    """Return the number of ids that two texts have in common at their beginning."""
+    shorter = min(len(first), len(second))
+    differs = first[:shorter] != second[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
 
 
 def _sampling(generation: Mapping[str, Any]) -> sampling.Sampling:
