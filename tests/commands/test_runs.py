@@ -77,7 +77,10 @@ def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 3)
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("unfinished", 3)
     assert {row[0]: row for row in cells(done("runs"))}["half"][1] == "unfinished 43%"
-    assert (shown("half")["state"], shown("half")["next"]) == ("unfinished (step 3 of 7)", "txl train --resume half")
+    assert (shown("half")["state"], shown("half")["next"]) == (
+        "unfinished (step 3 of 7)",
+        "txl train --resume runs/half",
+    )
     with (here / "runs/half/metrics.jsonl").open("a") as file:
         file.write(log_file.to_line({"kind": "train", "step": 5, "loss_nats": 3.0}))
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("interrupted", 3)
@@ -201,6 +204,8 @@ def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
     assert group["runs"] == names
     assert group["losses"] == {"valid": [pytest.approx(statistics.mean(valid)), pytest.approx(statistics.stdev(valid))]}
     assert "mean +- deviation: valid " in done("runs", "compare", *names).stdout
+    done("train", "tiny.toml", "--name", "stopped", "--seed", 8, "--max-steps", 5)
+    assert json_of("runs", "compare", *names, "stopped")["seeds"] == output["seeds"]
     for name, mem_lens in zip(names, ("0", "5", "0,5"), strict=True):
         done("eval", name, "--mem-len", mem_lens)
     compared = done("runs", "compare", *names)

@@ -56,7 +56,7 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedGroup:
-    """Runs that differ in their seed only."""
+    """Runs that differ in their seed only: all finished, or stopped at one step."""
 
     runs: tuple[str, ...]
     losses: dict[str, tuple[float, float]]
@@ -158,7 +158,8 @@ def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterat
     groups: dict[object, dict[int, RunSummary]] = {}
     for run, summary in zip(runs, summaries, strict=True):
         settings = run.settings.with_train(seed=0).without_log()
-        by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin), {})
+        step = None if summary.state == "finished" else summary.step  # stop_after ends seeds at different steps
+        by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin, step), {})
         by_seed.setdefault(run.settings.train.seed, summary)  # repetitions of a seed are not counted
     for by_seed in groups.values():
         group = list(by_seed.values())
