@@ -88,6 +88,14 @@ def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("finished", 7)
 
 
+def test_the_next_command_of_a_run_holds_with_any_folder_of_runs(here):
+    done("train", "tiny.toml", "--name", "half", "--max-steps", 3, "--runs-dir", "other")
+    command = shown("half", "--runs-dir", "other")["next"]
+    assert command == "txl train --resume other/half"
+    done(*command.split()[1:])
+    assert listed("--runs-dir", "other")["half"]["state"] == "finished"
+
+
 def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
     path = here / "runs/char/metrics.jsonl"
     path.write_text(path.read_text() + "nonsense\n")

@@ -55,7 +55,7 @@ def describe(entry: RunSummary) -> list[list[str]]:
 def _next_step(entry: RunSummary) -> str:
     """Return the command that resumes a run, or advice if it was stopped before its first checkpoint."""
     if run_directory.has_weights(Path(entry.folder)):
-        return command_line("train", resume=entry.name)
+        return command_line("train", resume=entry.folder)
     return 'no checkpoint was saved; "txl runs prune" deletes it, and --force replaces it'
 
 
