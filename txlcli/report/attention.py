@@ -40,9 +40,12 @@ def measure_and_plot(
 
 def rows(result: "AttentionResult") -> list[list[str]]:
     """Return the cells of each layer."""
-    distances, widths, entropies, shares = result.heads.values()
+    heads = result.heads
+    distances = heads["mean_distance_tokens"]
+    entropies = heads["entropy_nats"]
+    shares = heads["memory_share"]
     lines = []
-    for layer, width in enumerate(widths):
+    for layer, width in enumerate(heads["width_tokens"]):
         cells = [
             str(layer + 1),
             f"{distances[layer].mean():,.1f}",
