@@ -57,6 +57,12 @@ def test_the_evaluations_of_a_report_are_those_of_its_weights_by_each_setting(he
     assert len(rows) == 2
     assert "max_distance = 7, fp32 |" in rows[0]
     assert [f" | {loss} | " in row for row, loss in zip(rows, (first, second), strict=True)] == [True, True]
+    done("runs", "report", "runs/kept/step-2.safetensors", "--samples", 1, "--seed", 5, "--force")
+    markdown = Path("runs/kept/report/report.md").read_text(encoding="utf-8")
+    (row,) = (line for line in markdown.splitlines() if line.startswith("| novel test | M = 5"))
+    assert f" | {other} | " in row
+    sample = json_of("generate", "runs/kept/step-2.safetensors", "--reference", "--seed", 5, "--tokens", 300)
+    assert f"\n{sample['samples'][0]['text']}\n" in markdown
 
 
 def test_a_report_says_what_a_run_lacks_and_replaces_no_file_of_the_user(here):

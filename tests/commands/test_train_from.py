@@ -51,6 +51,14 @@ def test_a_file_of_weights_of_a_run_is_a_beginning_and_can_be_evaluated_but_not_
     results = [json_of("eval", f"runs/kept/{name}.safetensors") for name in ("step-3", "last")]
     assert [result["step"] for result in results] == [3, 7]
     assert results[0]["rows"][0]["loss_nats"] != results[1]["rows"][0]["loss_nats"]
+    files = [f"runs/kept/step-{step}.safetensors" for step in (3, 6)]
+    assert json_of("speed", files[0], "--attn-len", 11, "--repeat", 1)["model"] == f"run {files[0]}"
+    group = json_of("recl", *files, "--start", 3, "--step", 4, "--longest", 15, "--positions", 40)
+    assert [model["run"] for model in group["models"]] == files
+    difference = json_of("runs", "difference", *files, "--split", "train")
+    assert [difference[side]["run"] for side in ("first", "second")] == files
+    done("runs", "compare", *files, "--plot", "curves.svg")
+    assert "twice" in refusal("runs", "compare", files[0], "kept/step-3.safetensors")
     assert "--from runs/kept/step-3.safetensors" in refusal("train", "--resume", "kept/step-3.safetensors")
 
 

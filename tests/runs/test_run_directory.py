@@ -146,7 +146,14 @@ def test_a_run_is_found_by_its_name_or_its_directory(runs_dir, tmp_path):
     for word in ("mine", "runs/mine", str(tmp_path / "runs" / "mine")):
         assert run_directory.find(word, runs_dir).vocab_fingerprint == run.vocab_fingerprint
         assert run_directory.is_run(word, runs_dir)
-    assert not run_directory.is_run("other", runs_dir)
+    weights = run.directory / "step-7.safetensors"
+    weights.touch()
+    (runs_dir / "alone.safetensors").touch()
+    for word in ("mine/step-7.safetensors", str(weights)):
+        assert run_directory.find(word, runs_dir).path_to_open == str(weights)
+        assert run_directory.is_run(word, runs_dir)
+    for word in ("other", "alone.safetensors"):
+        assert not run_directory.is_run(word, runs_dir)
     (tmp_path / "mine").mkdir()  # a corpus of the same name
     assert run_directory.find("mine", runs_dir) == run
 

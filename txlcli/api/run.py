@@ -420,8 +420,8 @@ class LoadedRun:
 
     @property
     def _name(self) -> str:
-        """Path by which a job opens the run again: of the weights, if the user named one of its files."""
-        return str(self._opened.run.weights or self.folder)
+        """Path by which a job opens the run again."""
+        return self._opened.run.path_to_open
 
 
 def _lengths(name: str, lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:

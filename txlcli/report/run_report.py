@@ -79,7 +79,7 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
 
     summary = Grid(["", ""], describe(summaries.summarize(past)))
     settings = Grid(["", ""], settings_of(run))
-    name = str(run.directory)
+    name = run.path_to_open
     sections = [
         ReportSection(title="Run", grids=[summary]),
         ReportSection(title="Settings", notes=["Other settings have their defaults."], grids=[settings]),

@@ -137,7 +137,7 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
     model = model.to(torch_device).eval().on(precision=precision)
     step = saved.state["step"]
     return OpenRun(
-        subject=run.directory,
+        subject=Path(run.path_to_open),
         settings=run.settings,
         model=model,
         vocab=vocab,

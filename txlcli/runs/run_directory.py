@@ -139,6 +139,11 @@ class Run:
             return best
         return self.directory / LAST
 
+    @property
+    def path_to_open(self) -> str:
+        """Path by which a job opens the run: of the weights, if the user named one of its files."""
+        return str(self.weights or self.directory)
+
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Append one report to metrics.jsonl."""
         path = self.directory / METRICS
@@ -211,9 +216,8 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
         return read_run(trained[0])
     paths = [Path(run_name), runs_dir / run_name]
-    for path in paths:
-        if path.suffix == ".safetensors" and path.is_file():
-            return read_run(path.parent, weights=path)
+    for path in filter(_is_weights, paths):
+        return read_run(path.parent, weights=path)
     # Another directory of that name, such as a corpus, must not hide the run.
     directories = _with_card(run_name, runs_dir) or [path for path in paths if path.is_dir()]
     if not directories:
@@ -230,9 +234,9 @@ def find_directory(run_name: str, runs_dir: Path) -> Path:
 
 
 def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
-    """Find several runs by their directories or names; without one, the most recent."""
+    """Find several runs, or files of their weights, by paths or names; without one, the most recent run."""
     runs = [find(run_name, runs_dir) for run_name in run_names or (None,)]
-    if len({run.directory.resolve() for run in runs}) < len(runs):
+    if len({Path(run.path_to_open).resolve() for run in runs}) < len(runs):
         raise UsageError(f"{', '.join(run_names or ())}: a run is named twice; name each run once")
     return runs
 
@@ -248,13 +252,13 @@ def check_same_text(runs: Sequence[Run]) -> None:
         )
 
 
-def short_names(directories: Sequence[Path]) -> list[str]:
-    """Return distinct labels of runs: their names, or their directories if several have the same name."""
-    names = [directory.name for directory in directories]
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return distinct labels of runs or of their weights: their names, or their paths if several have the same name."""
+    names = [path.name for path in paths]
     labels = []
-    for directory in directories:
-        is_distinct = names.count(directory.name) == 1
-        labels.append(directory.name if is_distinct else str(directory))
+    for path in paths:
+        is_distinct = names.count(path.name) == 1
+        labels.append(path.name if is_distinct else str(path))
     return labels
 
 
@@ -279,8 +283,15 @@ def has_weights(directory: Path) -> bool:
 
 
 def is_run(word: str, runs_dir: Path) -> bool:
-    """Return True if the argument is the directory of a run, or its name under `runs_dir`."""
-    return bool(_with_card(word, runs_dir))
+    """Return True if the argument is the directory of a run, a file of its weights, or a name of these."""
+    paths = [Path(word), runs_dir / word]
+    return bool(_with_card(word, runs_dir)) or any(
+        _is_weights(path) and (path.parent / CARD).is_file() for path in paths
+    )
+
+
+def _is_weights(path: Path) -> bool:
+    return path.suffix == ".safetensors" and path.is_file()
 
 
 def _with_card(word: str, runs_dir: Path) -> list[Path]:

@@ -157,7 +157,7 @@ def _open_subject(
     if subject is None or run_directory.is_run(subject, runs_dir):
         options.exclude("overrides", because="`overrides` changes a recipe, not a run")
         opened = workspace.open_run(subject)
-        return f"run {opened.run.directory}", opened.run.settings, opened.model
+        return f"run {opened.subject}", opened.run.settings, opened.model
     settings = recipe.load(subject, list(options.overrides))
     vocab_size = settings.published.vocab_size
     if vocab_size is None:

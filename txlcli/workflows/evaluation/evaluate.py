@@ -54,7 +54,7 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
     )
     with world.failing_together():
         history.check_results(found)
-        opened = workspace.open_run(str(found.weights or found.directory))
+        opened = workspace.open_run(found.path_to_open)
         evaluated = evaluate(opened, options, workspace, world)
     if world.is_rank_zero:
         result.record(evaluated)
