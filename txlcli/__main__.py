@@ -37,6 +37,8 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, flags)  # takes the lowest free number, which is this one
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # of other bytes than UTF-8, as Python reads a command line
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "?" for symbols that its encoding lacks
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)

@@ -47,6 +47,18 @@ def test_a_conversation_equals_one_text_with_the_same_tokens(here):
     assert "".join(expected.spell(next(expected.samples()))) == second
 
 
+@pytest.mark.parametrize(("run", "said"), [("byte", ""), ("word", "not UTF-8 at byte 4")])
+def test_a_prompt_that_is_not_utf8_is_bytes_or_is_reported_and_the_next_one_is_read(here, run, said):
+    command = [sys.executable, "-m", "txlcli", "generate", run, "--interactive", "--tokens", "3"]
+    prompts = b"the \xff\nthe fox\n"
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    ended = subprocess.run(command, input=prompts, capture_output=True, check=False, env=environment)
+    assert ended.returncode == 0
+    assert said in ended.stderr.decode()
+    assert ("error: " in ended.stderr.decode()) == bool(said)
+    assert ended.stdout.strip()
+
+
 @pytest.mark.parametrize("options", [["--prompt", "a"], ["--samples", "2"], ["--reference"], ["--at", "3"]])
 def test_interactive_rejects_what_it_asks_for(here, options):
     assert f"leave out {options[0]}" in refusal("generate", "byte", "--interactive", *options)
