@@ -1,11 +1,13 @@
 """txl speed: models that are timed, and consistency of the numbers."""
 
+import json
+import os
 from collections import defaultdict
 
 import pytest
 import torch
 
-from tests.commands.novel import RECIPE, card, done, json_of, refusal
+from tests.commands.novel import RECIPE, card, done, json_of, on_a_full_disk, refusal
 from tests.extensions import registered_watched
 
 QUICK = ["--attn-len", 11, "--repeat", 1]
@@ -182,3 +184,11 @@ def test_a_missing_compiler_is_reported_in_one_line(here, command, instead):
         message = refusal(*command)
     assert message.startswith("compile: PyTorch finds no working compiler for cpu (")
     assert message.endswith(f"; install g++, or {instead}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="limits of a process")
+def test_a_figure_that_cannot_be_written_does_not_lose_the_times(here):
+    ended = on_a_full_disk(1000, "speed", "byte", *map(str, QUICK), "--plot", "times.svg", "--json")
+    assert ended.returncode == 1
+    assert "times.svg" in ended.stderr.splitlines()[-1]
+    assert json.loads(ended.stdout)["slowdown"]

@@ -44,8 +44,8 @@ def speed(
     from txlcli.workflows import speed as workflow
 
     result = workflow.run(subject, options, workspace)
-    write_figure(options.plot, figures.plot_times, result)
     console.show_result(result, show, json=json)
+    write_figure(options.plot, figures.plot_times, result)
 
 
 def show(result: "SpeedResult") -> None:
