@@ -419,7 +419,12 @@ def test_a_link_and_what_is_not_a_run_are_not_deleted(here):
     assert "unknown run" in refusal("runs", "delete", "data", "--yes")
     with lifecycle.locked(Path("runs/byte")):
         assert "another process" in refusal("runs", "delete", "byte", "--yes", code=1)
-    assert Path("runs/byte/last.safetensors").is_file()
+        result = txl("runs", "delete", "char", "byte", stdin="y\n")
+        assert "another process" in result.stderr
+        assert "delete?" not in result.stderr
+    assert "twice" in refusal("runs", "delete", "char", "runs/char", "--yes")
+    for name in ("byte", "char"):
+        assert Path(f"runs/{name}/last.safetensors").is_file()
 
 
 def test_runs_without_a_checkpoint_are_pruned(here):

@@ -1,6 +1,5 @@
 """`txl runs`: list, show, compare, plot and delete runs, and test if losses differ."""
 
-import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,7 +111,9 @@ def delete(
 
     Example: txl runs delete stdlib-2
     """
-    _delete([run_directory.find_directory(name, where.runs_dir) for name in run_names], options, json=json)
+    directories = [run_directory.find_directory(name, where.runs_dir) for name in run_names]
+    run_directory.check_distinct(directories)
+    _delete(directories, options, json=json)
 
 
 @app.command("prune")
@@ -134,7 +135,9 @@ def prune(options: DeleteOptions, where: RunsDir, json: Json = False) -> None:
 
 
 def _delete(directories: Sequence[Path], options: DeleteOptions, *, json: bool) -> None:
-    """Ask if the runs are to be deleted, and delete them; a run that is being written ends the command."""
+    """Ask if the runs are to be deleted, and delete them; none is if another process is writing one of them."""
+    for directory in directories:
+        lifecycle.check_deletable(directory)
     if directories and not options.yes:
         for directory in directories:
             size = sum(path.lstat().st_size for path in directory.rglob("*"))
@@ -142,17 +145,16 @@ def _delete(directories: Sequence[Path], options: DeleteOptions, *, json: bool) 
         console.warn("delete? [y/N]")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise RunError("nothing was deleted; answer y, or add `yes`")
-    kept = {}
+    kept: list[str] = []
     for directory in directories:
-        kept[str(directory)] = list(map(str, lifecycle.delete(directory)))
+        files = lifecycle.delete(directory)
+        kept += map(str, files)
+        if not json:
+            console.show_line(f"deleted {directory}")
+            for path in files:
+                console.show_line(f"kept, since txl did not write it: {path}")
     if json:
-        all_kept = itertools.chain(*kept.values())
-        console.show_json({"deleted": list(kept), "kept": list(all_kept)})
-        return
-    for name, paths in kept.items():
-        console.show_line(f"deleted {name}")
-        for path in paths:
-            console.show_line(f"kept, since txl did not write it: {path}")
+        console.show_json({"deleted": list(map(str, directories)), "kept": kept})
 
 
 @app.command("compare")

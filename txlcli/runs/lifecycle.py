@@ -101,11 +101,18 @@ def _is_own(path: Path, directory: Path) -> bool:
     return bool(OWN_FILES.fullmatch(name) or WANDB_FILES.fullmatch(name))
 
 
-def delete(directory: Path) -> list[Path]:
-    """Delete what txl wrote in the directory of a run; return the files of the user, which are kept."""
+def check_deletable(directory: Path) -> None:
+    """Reject the directory of a run that `delete` cannot delete: a link, another program's, or one being written."""
     if directory.is_symlink():
         raise RunError(f"{directory} is a link; remove it yourself, or name the folder that it leads to")
     _check_card_is_own(directory)
+    with locked(directory):
+        pass
+
+
+def delete(directory: Path) -> list[Path]:
+    """Delete what txl wrote in the directory of a run; return the files of the user, which are kept."""
+    check_deletable(directory)
     with locked(directory), errors_of_writing(directory):
         kept = files_of_user(directory)
         card = directory / CARD

@@ -236,9 +236,14 @@ def find_directory(run_name: str, runs_dir: Path) -> Path:
 def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
     """Find several runs, or files of their weights, by paths or names; without one, the most recent run."""
     runs = [find(run_name, runs_dir) for run_name in run_names or (None,)]
-    if len({Path(run.path_to_open).resolve() for run in runs}) < len(runs):
-        raise UsageError(f"{', '.join(run_names or ())}: a run is named twice; name each run once")
+    check_distinct([Path(run.path_to_open) for run in runs])
     return runs
+
+
+def check_distinct(paths: Sequence[Path]) -> None:
+    """Reject runs, or files of their weights, of which two are the same."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError(f"{', '.join(map(str, paths))}: a run is named twice; name each run once")
 
 
 def check_same_text(runs: Sequence[Run]) -> None:
