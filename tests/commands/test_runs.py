@@ -126,9 +126,11 @@ def test_no_result_is_added_to_the_results_of_another_run(here):
     assert (here / "runs/byte/evals.jsonl").read_text() == results
 
 
-@pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"]])
-def test_an_option_before_the_command_is_rejected(here, option):
+@pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"], ["--runs-dir", "runs"], ["--quiet"]])
+def test_an_option_before_the_command_is_rejected(here, option, monkeypatch):
     assert f"{option[0]} must come last" in refusal("runs", *option, "compare", "byte", "char")
+    monkeypatch.setenv("TXL_RUNS_DIR", "runs")
+    done("runs", "compare", "byte", "char")
 
 
 def recorded(name):

@@ -17,7 +17,7 @@ from txlcli.report.run_facts import describe, settings_of, with_metric
 from txlcli.report.run_report import ReportOptions
 from txlcli.runs import history, lifecycle, run_directory, summaries
 from txlcli.runs.summaries import Comparison, RunSummary, SeedGroup
-from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
+from txlcli.system.command_lines import flag
 from txlcli.system.memory import format_size
 from txlcli.workflows.difference_options import DifferenceOptions
 from txlcli.workflows.options import Options, PlotOptions, flag_option
@@ -47,9 +47,12 @@ def runs_(context: typer.Context, where: RunsDir, json: Json = False) -> None:
     """
     if context.invoked_subcommand is None:
         list_(where, json)
-    elif json or where.runs_dir not in (RUNS_DIR, default_runs_dir()):
-        option = "--json" if json else "--runs-dir"
-        raise UsageError(f"{option} must come last: txl runs {context.invoked_subcommand} ... {option}")
+        return
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = flag(name)
+            raise UsageError(f"{option} must come last: txl runs {context.invoked_subcommand} ... {option}")
 
 
 @app.command("list")
