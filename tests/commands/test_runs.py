@@ -201,6 +201,15 @@ def test_notes_report_the_same_settings_and_different_texts(here):
     assert json_of("runs", "compare", "byte", "word")["same_text"] is False
 
 
+def test_runs_of_one_name_are_compared_by_their_folders(here):
+    done("train", "tiny.toml", "--name", "byte", "--runs-dir", "other", "--seed", 5, "--set", "published.parameters=1")
+    result = done("runs", "compare", "byte", "other/byte", "char")
+    headings = next(line for line in result.stdout.splitlines() if "other/byte" in line)
+    assert [cell.strip() for cell in headings.strip("┃").split("┃")] == ["", "runs/byte", "other/byte", "char"]
+    (group,) = json_of("runs", "compare", "byte", "other/byte")["seeds"]
+    assert group["runs"] == ["runs/byte", "other/byte"]
+
+
 def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
     done("train", "tiny.toml", "--seeds", 3, "--name", "many", "--seed", 5)
     names = [f"many-seed{seed}" for seed in (5, 6, 7)]

@@ -207,9 +207,11 @@ def _show_comparison(result: Comparison) -> None:
         notes.append(SAME_SETTINGS)
     if not result.same_text:
         notes.append(OTHER_TEXTS)
-    notes += [f"{run.name}: {run.missing_reports}" for run in result.runs if run.missing_reports is not None]
+    for label, run in zip(result.labels, result.runs, strict=True):
+        if run.missing_reports is not None:
+            notes.append(f"{label}: {run.missing_reports}")
     notes += map(_describe_seeds, result.seeds)
-    console.show_table("runs compared", ["", *(run.name for run in result.runs)], rows, notes)
+    console.show_table("runs compared", ["", *result.labels], rows, notes)
 
 
 def _compared_cells(run: RunSummary) -> dict[str, str]:

@@ -70,6 +70,8 @@ class Comparison:
     """Several runs side by side."""
 
     runs: tuple[RunSummary, ...]
+    labels: tuple[str, ...]
+    """Distinct short names of the runs."""
     settings: dict[str, list[Any]]
     """Values of the settings that differ, by full name."""
     same_text: bool
@@ -146,25 +148,27 @@ def compare(histories: Sequence[History]) -> Comparison:
     runs = [past.run for past in histories]
     summaries = tuple(map(summarize, histories))
     texts = {run.text for run in runs}
+    labels = run_directory.short_names([Path(run.path_to_open) for run in runs])
     return Comparison(
         runs=summaries,
+        labels=tuple(labels),
         settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),
         same_text=len(texts) == 1,
-        seeds=tuple(_seed_groups(runs, summaries)),
+        seeds=tuple(_seed_groups(runs, summaries, labels)),
     )
 
 
-def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterator[SeedGroup]:
-    groups: dict[object, dict[int, RunSummary]] = {}
-    for run, summary in zip(runs, summaries, strict=True):
+def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary], labels: Sequence[str]) -> Iterator[SeedGroup]:
+    groups: dict[object, dict[int, tuple[str, RunSummary]]] = {}
+    for run, summary, label in zip(runs, summaries, labels, strict=True):
         settings = run.settings.with_train(seed=0).without_log()
         step = None if summary.state == "finished" else summary.step  # stop_after ends seeds at different steps
         by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin, step), {})
-        by_seed.setdefault(run.settings.train.seed, summary)  # repetitions of a seed are not counted
+        by_seed.setdefault(run.settings.train.seed, (label, summary))  # repetitions of a seed are not counted
     for by_seed in groups.values():
-        group = list(by_seed.values())
-        if len(group) < 2:
+        if len(by_seed) < 2:
             continue
+        names, group = zip(*by_seed.values(), strict=True)
         columns = {"valid": [run.best_valid for run in group], "test": [run.test for run in group]}
         losses = {}
         for split, column in columns.items():
@@ -173,4 +177,4 @@ def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterat
                 losses[split] = (statistics.mean(known), statistics.stdev(known))
         if losses:
             settings_of_test = dict.fromkeys(run.test_setting for run in group if run.test_setting)
-            yield SeedGroup(runs=tuple(run.name for run in group), losses=losses, test_settings=tuple(settings_of_test))
+            yield SeedGroup(runs=names, losses=losses, test_settings=tuple(settings_of_test))
