@@ -106,6 +106,13 @@ def test_a_store_opens_by_name_and_by_path_and_tells_what_it_could_not_read(here
 def test_a_model_of_a_recipe_has_its_parameters_and_changes():
     model = txlcli.make_model("stdlib", vocab_size=11, changes={"model.n_layers": 2, "model.tie_embeddings": False})
     assert (model.settings.n_layers, model.settings.tie_embeddings, model.vocab_size) == (2, False, 11)
+    model = txlcli.make_model("stdlib", vocab_size=11, changes={"model.cutoffs": (5, 7)})
+    assert model.settings.cutoffs == (5, 7)
+
+
+def test_recl_takes_one_run_as_well_as_several(run):
+    options = txlcli.ReclOptions(start=3, step=4, longest=15, positions=40)
+    assert txlcli.recl("byte", options).to_dict() == txlcli.recl(["byte"], options).to_dict()
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,9 @@ def make_model(
     """
     overrides = []
     for key, value in changes.items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
+        text = str(list(value)) if isinstance(value, tuple) else str(value)
+        if isinstance(value, bool):
+            text = text.lower()
         overrides.append(f"{key}={text}")
     settings = recipes.load(os.fspath(recipe), overrides)
     size = vocab_size or settings.published.vocab_size
@@ -192,7 +194,7 @@ def recl(
     """Measure how much context runs use, relative to the best of them, as `txl recl`.
 
     Args:
-        runs: names or folders; one is enough.
+        runs: names or folders; one is enough, and a text is one name.
         options: context lengths, positions and so on.
         runs_dir, data_dir, device, on_progress: see `train`.
 
@@ -202,6 +204,8 @@ def recl(
     """
     given = options or ReclOptions()
     workspace = _workspace(runs_dir, data_dir, device, on_progress)
+    if isinstance(runs, str):
+        runs = [runs]
     result = recl_workflow.run([os.fspath(run) for run in runs], given, workspace)
     if given.plot is not None:
         figures.plot_gains(given.plot, result)

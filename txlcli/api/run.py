@@ -242,8 +242,8 @@ class LoadedRun:
             mem_len: memory length M in tokens; None is that of the recipe's evaluation.
 
         Raises:
-            VocabularyError: the text is empty, or has a symbol without an id.
-            UsageError: the model cannot use a memory.
+            VocabularyError: the text has a symbol without an id.
+            UsageError: the text is empty, or the model cannot use a memory.
         """
         ids = self.vocab.encode(text)
         if self.vocab.boundary is not None:
