@@ -192,3 +192,10 @@ def test_a_figure_that_cannot_be_written_does_not_lose_the_times(here):
     assert ended.returncode == 1
     assert "times.svg" in ended.stderr.splitlines()[-1]
     assert json.loads(ended.stdout)["slowdown"]
+
+
+def test_a_mistyped_name_may_be_of_a_run_or_of_a_recipe(here):
+    for name, meant in (("bytes", '"byte"'), ("enwik9", '"enwik8"')):
+        telling = refusal("speed", name)
+        assert "unknown run or recipe" in telling
+        assert f"did you mean {meant}" in telling

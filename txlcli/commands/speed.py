@@ -1,11 +1,13 @@
 """`txl speed`: speed-up of prediction by memory (Table 9), and the throughput of everything else."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from txlcli import console
 from txlcli.commands.eval import UNTRUSTED
 from txlcli.commands.options import Json, argument, write_figure
 from txlcli.config import recipe
+from txlcli.errors import UnknownNameError
 from txlcli.paper import metrics
 from txlcli.report import figures
 from txlcli.runs import run_directory
@@ -40,12 +42,23 @@ def speed(
     Example: txl speed stdlib --attn-len 128,256,512
     """
     if subject is not None and not run_directory.is_run(subject, workspace.runs_dir):
-        recipe.load(subject, options.overrides)  # reports a wrong name before PyTorch is imported
+        _check_name(subject, workspace)
+        recipe.load(subject, options.overrides)  # reports a wrong recipe before PyTorch is imported
     from txlcli.workflows import speed as workflow
 
     result = workflow.run(subject, options, workspace)
     console.show_result(result, show, json=json)
     write_figure(options.plot, figures.plot_times, result)
+
+
+def _check_name(subject: str, workspace: RunWorkspace) -> None:
+    """Reject a name that neither a run nor a recipe has."""
+    try:
+        recipe.read_text(subject)
+    except UnknownNameError as error:
+        known = [*run_directory.names(workspace.runs_dir), *error.known]
+        listing = '"txl runs" and "txl recipes" list all'
+        raise UnknownNameError("run or recipe", subject, known, like=Path(subject).stem, listing=listing) from error
 
 
 def show(result: "SpeedResult") -> None:
