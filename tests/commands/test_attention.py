@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import txlcli
 from tests.commands.novel import done, json_of, names_in, recipe_of, refusal, text_of, write_texts
 from tests.report.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
+from txlcli.report import attention
 
 POSITIONS = {
     "shaw": ["model.position=shaw", "model.n_positions=5"],
@@ -78,6 +80,13 @@ def test_json_contains_the_numbers_of_the_figures(here):
 def measured(run, **options):
     """Return the numbers without drawing the figures."""
     return txlcli.load(run).attention(txlcli.AttentionOptions(**options)).to_dict()
+
+
+def test_each_average_is_in_its_column_whatever_their_order():
+    averages = {"memory_share": (0.25, 0.5), "entropy_nats": (1.5, 2.0), "width_tokens": (3.0, 5.0)}
+    averages["mean_distance_tokens"] = (7.0, 11.0)
+    result = SimpleNamespace(heads={name: np.array([values]) for name, values in averages.items()})
+    assert attention.rows(result) == [["1", "9.0", "1.75", "37.5%", "1.2", "5.0"]]
 
 
 def test_heads_are_counted_from_1_and_drawn_into_another_folder_in_another_format(here):
