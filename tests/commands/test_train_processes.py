@@ -243,6 +243,31 @@ def test_lost_processes_are_started_again_and_resume(here):
 
 @pytest.mark.slow
 @on_linux
+def test_a_run_that_is_replaced_is_not_resumed_if_its_replacement_is_killed_before_its_first_save(here):
+    steps = ["--set", "train.max_steps=900", "--set", "train.valid_every=900"]
+    done("train", "tiny.toml", *steps, *NOTHING_RANDOM, "--max-steps", 3)
+    process = start("train", "tiny.toml", *steps, *NOTHING_RANDOM, "--force", "--restarts", 1)
+    wait_for(Path("runs/.tiny.replaced").exists)
+    os.kill(processes_in(here)[0], signal.SIGKILL)
+    _, stderr = ended(process, 0)
+    assert sum("(restart 1)" in line for line in stderr) == 1
+    assert not any(line.startswith("resuming") for line in stderr)
+    assert reports("runs/tiny")[0]["step"] < 3
+    assert names_in(Path("runs")).count("tiny-2") == 0
+
+
+@pytest.mark.slow
+def test_restarts_resume_no_other_run_of_the_same_name(here):
+    done("train", "tiny.toml", "--max-steps", 3)
+    before = last_step()
+    process = start("train", "tiny.toml", "--name", "tiny", "--device", "cpu", "--restarts", 1)
+    _, stderr = ended(process, 1)
+    assert "exists" in stderr[-1]
+    assert last_step() == before
+
+
+@pytest.mark.slow
+@on_linux
 def test_torchrun_restarts_a_training_on_fewer_machines(here, free_port):
     elastic = ["--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 1, "--rdzv-backend", "c10d", "--rdzv-id", 1]
     elastic += ["--rdzv-endpoint", f"localhost:{free_port}"]

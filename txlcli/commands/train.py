@@ -13,7 +13,7 @@ from txlcli.runs import lifecycle
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.training.options import LaunchOptions, TrainOptions
-from txlcli.workflows.training.resolve import Request, resolve
+from txlcli.workflows.training.resolve import Request, remember_earlier_run, resolve
 from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 
 
@@ -54,9 +54,13 @@ def _start_processes(request: Request, launch: LaunchOptions, workspace: Workspa
     """Start the processes that train the run together, and return the exit code."""
     train = request.settings.train
     train.check_processes(launch.processes)
-    if launch.restarts and request.resumed is None and request.options.name is None:  # they resume this run
-        free = lifecycle.free_directories(workspace.runs_dir, request.run_name)
-        arguments = [*arguments, "--name", next(free).name]
+    if launch.restarts and request.resumed is None:  # they resume the run of this name
+        name = request.run_name
+        if request.options.name is None:
+            if not request.options.force:
+                name = next(lifecycle.free_directories(workspace.runs_dir, name)).name
+            arguments = [*arguments, "--name", name]
+        remember_earlier_run(name, workspace.runs_dir)
     return launcher.start_processes(
         launch.processes, arguments, rank_timeout_s=train.rank_timeout, restarts=launch.restarts
     )

@@ -1,11 +1,13 @@
 """Resolves what the user asks to train before PyTorch is imported: a recipe, one for a store, or that of a run."""
 
+import contextlib
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
-from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError, listed
+from txlcli.errors import MAX_LISTED, RecipeError, RunError, UnknownNameError, UsageError, listed
 from txlcli.runs import lifecycle, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.training import trackers
@@ -14,6 +16,8 @@ from txlcli.workflows.workspace import Workspace
 
 RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "ptb-small", "id": "ptb-small"}
 """Small packaged recipe for each unit of a store."""
+EARLIER_RUN = "TXL_EARLIER_RUN"
+"""Variable with the id of the run that had the name of a new one before; processes that start again leave it alone."""
 FIXED_KEYS = (
     "train.batch_size",
     "train.seg_len",
@@ -161,12 +165,21 @@ def _unit_of_store(source: str, data_dir: Path) -> str | None:
     return None
 
 
+def remember_earlier_run(name: str, runs_dir: Path) -> None:
+    """Remember the run that has the name of a new one, for the processes that are started now: `force` replaces it."""
+    with contextlib.suppress(RunError):  # of a damaged run, which `force` replaces, too
+        if run_directory.is_run(name, runs_dir):
+            os.environ[EARLIER_RUN] = run_directory.find(name, runs_dir).id or ""
+
+
 def _begun(request: Request, runs_dir: Path) -> Run | None:
-    """Return the run of a request if it has begun and saved a checkpoint."""
+    """Return the run of a request if its processes have begun it and saved a checkpoint."""
     name = request.options.name
     if name is None or not run_directory.is_run(name, runs_dir):
         return None
     run = run_directory.find(name, runs_dir)
+    if run.id in (None, os.environ.get(EARLIER_RUN)):  # only runs of earlier versions have no id
+        return None
     has_checkpoint = (run.directory / run_directory.LAST).exists()
     if not has_checkpoint or run.settings != request.settings:
         return None
