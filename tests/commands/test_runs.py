@@ -402,6 +402,20 @@ def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):
     assert [one["step"] for one in card("runs/stretched")["changes"]] == [2, 4]
 
 
+@pytest.mark.parametrize("limit", [["--max-minutes", 0], ["--max-steps", 5]])
+def test_a_longer_schedule_does_not_make_the_rate_of_the_warm_up_jump(here, limit):
+    warm_up = ["--set", "train.warmup_steps=6", "--set", "train.schedule=constant"]
+    done("train", "tiny.toml", *warm_up, *limit)
+    stderr = done("train", "--resume", "tiny", "--set", "train.max_steps=8").stderr
+    assert "train.max_steps is now 8; it was 7" in stderr.splitlines()
+    assert "jumps" not in stderr
+
+
+def test_a_rate_that_jumps_with_a_longer_schedule_is_reported(here):
+    stderr = done("train", "--resume", "byte", "--set", "train.max_steps=14").stderr
+    assert "jumps from 0.0015 to 0.015 " in stderr  # 3e-2 * (1 + cos(pi 6/7)) / 2, and of pi 7/14
+
+
 def test_a_validation_on_part_of_the_split_is_marked(here):
     done("train", "tiny.toml", "--name", "part", "--set", "train.valid_tokens=30", "--set", "train.max_steps=2")
     assert listed()["part"]["valid_tokens"] == 30

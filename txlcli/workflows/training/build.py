@@ -308,7 +308,8 @@ def _report_changes(run: Run, stopped: Run, step: int, reporter: Reporter) -> No
     if run.settings.train.average == "mean" and stopped.settings.train.schedule_steps < step < begins:
         reporter.say(f"the mean of the weights is dropped and begins again after step {begins:,}")
     if run.settings.train.max_steps != stopped.settings.train.max_steps:
-        old_lr = scheduled_lr(stopped.settings.train, step)
+        next_step = min(step + 1, stopped.settings.train.max_steps)  # of a finished run, the last one
+        old_lr = scheduled_lr(stopped.settings.train, next_step)
         new_lr = scheduled_lr(run.settings.train, step + 1)
         if new_lr > LR_JUMP * old_lr:
             reporter.say(
