@@ -94,6 +94,16 @@ def test_the_chosen_temperature_lowers_the_loss_on_valid_and_is_reported(here, o
     ]
 
 
+def test_the_note_of_a_sweep_has_the_temperature_of_each_row(here):
+    sweep = ("--mem-len", "0,5", "--temperature", "auto")
+    first, second = (row["temperature"] for row in rows_of(*sweep))
+    assert first != second
+    shown = " ".join(done("eval", "sharp", *sweep).stdout.split())
+    assert f"temperature {first:g} with M = 0, {second:g} with M = 5 (chosen on valid)" in shown
+    shown = " ".join(done("eval", "sharp", "--mem-len", "0,5", "--temperature", 1.5).stdout.split())
+    assert "temperature 1.5; " in shown
+
+
 def test_the_cache_and_dynamic_evaluation_have_a_temperature(here):
     options = ("--cache", "5", "--dynamic")
     plain, auto = rows_of(*options), rows_of(*options, "--temperature", "auto")

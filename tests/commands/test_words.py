@@ -172,6 +172,12 @@ def test_a_folder_is_scored_from_python_with_the_document_of_each_word(stories):
     assert found == pytest.approx(bits, abs=1e-4)
 
 
+def test_the_note_on_windows_has_the_number_of_documents(stories):
+    shown = " ".join(done("eval", "byte", "--text", stories, "--attn-len", 4).stdout.split())
+    assert "one prediction per window" in shown
+    assert "Documents: 3;" in shown
+
+
 def test_files_that_a_folder_leaves_out_or_that_describe_it_are_told(stories):
     (stories / "figure.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
     (stories / "README.md").write_text("three stories\n")

@@ -89,21 +89,24 @@ class EvalResult:
         return self.rows[0].protocol is not None
 
     def describe_settings(self, row: EvalRow) -> str:
-        """Return the settings of a row in one sentence."""
+        """Return the settings of a row in one sentence, with the temperatures of all rows of a sweep."""
         settings = self.scoring.settings
         model = self.scoring.opened.model.settings
         details = [self.scoring.opened.precision]
         if model.limits_distance:
             details.insert(0, f"max_distance = {settings.max_distance or 'none'}")
-        if row.temperature != 1:
-            chosen = " (chosen on valid)" if settings.temperature == "auto" else ""
-            details.append(f"temperature {row.temperature:g}{chosen}")
+        temperature = self._describe_temperature(row)
+        if temperature:
+            details.append(temperature)
         described = ", ".join(details)
         if row.stride:
             predicted = f"the last {row.stride} predictions of each window"
             if row.stride == 1:
                 predicted = "one prediction per window"
-            return f"Without memory: each window is recomputed, {predicted}, {described}."
+            documents = ""
+            if row.documents:
+                documents = f" Documents: {row.documents:,}; no window has tokens of two."
+            return f"Without memory: each window is recomputed, {predicted}, {described}.{documents}"
         if row.documents:
             return f"Documents: {row.documents:,}, each from an empty memory. L = {settings.seg_len}, {described}."
         lanes = "one lane."
@@ -117,10 +120,27 @@ class EvalResult:
             same_length = f"same_length = {settings.same_length}, "
         return f"{mem_len}L = {settings.seg_len}, {same_length}{described}; {lanes}"
 
+    def _describe_temperature(self, row: EvalRow) -> str:
+        """Return the temperature of a row, or of each row of a sweep if they differ; empty if it is 1."""
+        chosen = " (chosen on valid)" if self.scoring.settings.temperature == "auto" else ""
+        temperatures = {other.temperature for other in self.rows}
+        is_sweep = row.protocol is None and row.method is None
+        if is_sweep and len(temperatures) > 1:
+            each = [f"{other.temperature:g} with {_length(other)}" for other in self.rows]
+            return f"temperature {', '.join(each)}{chosen}"
+        if row.temperature == 1:
+            return ""
+        return f"temperature {row.temperature:g}{chosen}"
+
     def raise_pending(self) -> None:
         """Raise the exception that ended the sweep; call this after the rows have been shown."""
         if self.ended_by is not None:
             raise self.ended_by
+
+
+def _length(row: EvalRow) -> str:
+    """Return the length that a row of a sweep is about."""
+    return f"N = {row.attn_len}" if row.stride else f"M = {row.mem_len}"
 
 
 def record(result: EvalResult) -> None:
