@@ -346,6 +346,19 @@ def test_a_difference_of_runs_is_that_of_their_evaluations(here):
     assert "two, one for each" in refusal("runs", "difference", "byte", "byte", "--mem-len", "1,2,3")
 
 
+def test_a_difference_names_the_temperature_of_each_evaluation(here):
+    done("eval", "byte", "--mem-len", 5, "--temperature", 1.5, "--losses", "warm.h5", *TRAIN_SPLIT)
+    done("eval", "byte", "--attn-len", 5, "--temperature", 1.25, "--losses", "windows.h5", *TRAIN_SPLIT)
+    pair = ("runs", "difference", "byte", "warm.h5", *TRAIN_SPLIT)
+    output = json_of(*pair)
+    assert [output[source]["temperature"] for source in ("first", "second")] == [1, 1.5]
+    shown = done(*pair).stdout
+    assert "mem_len_5, temperature 1.5 " in shown
+    assert shown.count("temperature") == 1
+    windows = json_of("runs", "difference", "warm.h5", "windows.h5")
+    assert windows["second"]["temperature"] == 1.25
+
+
 def test_different_memory_lengths_are_compared_only_on_request(here):
     train("eval.mem_len=7", name="other")
     message = refusal("runs", "difference", "byte", "other")

@@ -277,7 +277,10 @@ def _show_difference(result: "LossDifference") -> None:
         name = source.file or source.run
         if source.file and source.run:
             name = f"{source.file} ({source.run})"
-        rows.append([str(name), source.evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"])
+        evaluation = source.evaluation
+        if source.temperature not in (None, 1):
+            evaluation += f", temperature {source.temperature:g}"
+        rows.append([str(name), evaluation, f"{nats:.4f}", f"{metrics.bits(nats):.4f}"])
     differences = {
         "difference": result.difference_nats,
         "95 % interval from": result.low_nats,

@@ -39,6 +39,8 @@ class Losses:
     """Predicted ids, (T,)."""
     losses_nats: dict[str, NDArray[np.float32]]
     """Loss of each token, (T,), by evaluation: mem_len_M or attn_len_N."""
+    temperatures: dict[str, float]
+    """Number that the logits were divided by, by evaluation; 1 in files of earlier versions."""
 
 
 def check_path(path: Path, option: str) -> None:
@@ -80,7 +82,8 @@ def read(path: Path) -> Losses:
             tokens = losses.pop("tokens")
             if not losses or any(values.shape != tokens.shape for values in losses.values()):
                 raise ValueError("it has no loss of every token")
-            return Losses(file.attrs["run"].decode(), tokens, losses)
+            temperatures = {name: float(file[name].attrs.get("temperature", 1)) for name in losses}
+            return Losses(file.attrs["run"].decode(), tokens, losses, temperatures)
     except READ_ERRORS as error:
         reason = error if path.exists() else "no such file"
         raise UsageError(f"{path}: not a file of losses ({reason}); write one with txl eval --losses") from error

@@ -40,6 +40,8 @@ class LossSource:
     """None for a file of words, which does not name it."""
     evaluation: str
     """mem_len_M or attn_len_N."""
+    temperature: float | None
+    """Number that the logits were divided by; None for a file of words, which does not have it."""
     loss_nats: float
     """Mean over all tokens, or words."""
 
@@ -177,7 +179,9 @@ def _losses_of_shared(
             if not word.isspace():
                 ends[document] = end
     losses = np.array(sums)
-    source = LossSource(file=str(path), run=None, evaluation=evaluation, loss_nats=float(losses.mean()))
+    source = LossSource(
+        file=str(path), run=None, evaluation=evaluation, temperature=None, loss_nats=float(losses.mean())
+    )
     return source, losses, ends
 
 
@@ -223,6 +227,7 @@ def _evaluate(
         evaluation = _chosen_evaluation(name, file.losses_nats, mem_len)
         tokens = file.tokens
         losses = file.losses_nats[evaluation]
+        temperature = file.temperatures[evaluation]
         run_name: str | None = file.run
     else:
         lengths = None if mem_len is None else (mem_len,)
@@ -233,11 +238,13 @@ def _evaluate(
         evaluation = f"mem_len_{row.mem_len}"
         tokens = result.scoring.text.targets
         losses = row.losses_nats
+        temperature = row.temperature
         run_name = str(result.scoring.opened.subject)
     source = LossSource(
         file=file_name,
         run=run_name,
         evaluation=evaluation,
+        temperature=temperature,
         loss_nats=float(losses.mean(dtype=np.float64)),
     )
     return source, tokens, losses
