@@ -171,6 +171,23 @@ def test_a_text_spelled_token_by_token_is_the_text(here, kind):
     assert not any(LOST in piece for piece in pieces)
 
 
+@pytest.mark.parametrize("kind", ["byte", "word", "sentencepiece"])
+def test_the_json_spells_a_text_as_the_terminal_and_python(here, kind):
+    options = ["generate", kind, "--prompt", "the fox", "--tokens", 30, "--seed", 3]
+    (sample,) = json_of(*options)["samples"]
+    assert len(sample["tokens"]) == 30
+    assert done(*options).stdout == f"the fox{sample['text']}\n"
+    assert txlcli.load(kind).generate("the fox", tokens=30, seed=3) == sample["text"]
+
+
+def test_the_json_ends_before_a_stop_text_at_the_beginning(here):
+    options = ["generate", "word", "--prompt", "the fox", "--tokens", 30]
+    (whole,) = json_of(*options)["samples"]
+    stop = f" {whole['text'].split()[0]}"
+    (stopped,) = json_of(*options, "--stop", stop)["samples"]
+    assert (stopped["text"], stopped["tokens"]) == (whole["text"].partition(stop)[0], [])
+
+
 # --- errors ------------------------------------------------------------------------------------------------------
 
 

@@ -280,7 +280,7 @@ class LoadedRun:
         given.exclude("samples", because="a call generates one text")
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
         generation = Generation(opened=self._opened, options=given, context=context)
-        return generation.spell_sample(next(generation.samples()), after=context[-1])
+        return generation.spell_sample(next(generation.samples()))
 
     @checked
     def generate_ids(self, prompt: Iterable[int], **options: Unpack[Sampling]) -> list[int]:

@@ -94,9 +94,8 @@ def show(generation: "Generation", *, raw: bool = False) -> None:
         elif options.reference:
             _show_heading("generation")
         console.show_generated(options.prompt or "", raw=raw)
-        token_before = context[-1] if options.prompt else None
         try:
-            for text in generation.spell_sample(tokens, after=token_before):
+            for text in generation.spell_sample(tokens):
                 console.show_generated(text, raw=raw)
         finally:  # the line must end before an error message, or after Ctrl-C
             console.show_line("")

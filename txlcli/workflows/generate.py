@@ -69,6 +69,11 @@ class Generation:
     position: int | None = None
     """Token of the test split after which the texts begin; None for a prompt."""
 
+    @property
+    def token_before(self) -> int | None:
+        """Token that each text continues; None after a passage or ids, which are not shown before it."""
+        return None if self.options.prompt is None else self.context[-1]
+
     def samples(self) -> Iterator[Iterator[int]]:
         """Yield the tokens of each text while they are sampled; each text must be consumed before the next."""
         reader = _reader(self.opened)
@@ -85,9 +90,9 @@ class Generation:
             return pieces
         return detokenize_lines(pieces, self.detokenize)
 
-    def spell_sample(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
+    def spell_sample(self, tokens: Iterable[int]) -> Iterator[str]:
         """Yield the text of sampled tokens as they arrive, up to a text that ends it."""
-        return until_stop(self.spell(tokens, after=after), self.options.stop)
+        return until_stop(self.spell(tokens, after=self.token_before), self.options.stop)
 
     def result(self) -> GenerateResult:
         """Generate all texts."""
@@ -99,7 +104,7 @@ class Generation:
         for sampled in self.samples():
             tokens: list[int] = []
             text = "".join(self.spell_sample(_recorded(sampled, tokens)))
-            while len(self._text(tokens)) > len(text):  # tokens of the text that ended it
+            while len(self._text(tokens, after=self.token_before)) > len(text):  # tokens of the text that ended it
                 tokens.pop()
             samples.append(Sample(text=text, tokens=tokens))
         return GenerateResult(
@@ -110,8 +115,8 @@ class Generation:
             reference=reference,
         )
 
-    def _text(self, tokens: list[int]) -> str:
-        return "".join(self.spell(tokens))
+    def _text(self, tokens: list[int], *, after: int | None = None) -> str:
+        return "".join(self.spell(tokens, after=after))
 
 
 class Conversation:
