@@ -197,7 +197,7 @@ def test_the_json_ends_before_a_stop_text_at_the_beginning(here):
         (["--prompt", ""], "prompt is empty"),
         (["--at", 100_000], "has 459 tokens"),
         (["--reference", "--at", 450, "--tokens", 10], "has 449 tokens that 10 more follow"),
-        (["--reference", "--tokens", 500], "has 0 tokens that 500 more follow"),
+        (["--reference", "--tokens", 500], "--tokens 500: the test split of data/novel.h5 has 0 tokens that 500 more"),
     ],
 )
 def test_options_that_do_not_suit_the_run_are_rejected(here, arguments, message):

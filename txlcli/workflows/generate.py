@@ -249,6 +249,8 @@ def _after_passage(opened: OpenRun, options: GenerateOptions, workspace: Workspa
     if not 0 < at <= latest:
         remark = f" that {options.tokens:,} more follow" if options.reference else ""
         count = f"{max(latest, 0):,} tokens{remark}"
+        if options.at is None:
+            raise UsageError(f"`tokens` {options.tokens}: the test split of {store.path} has {count}; give fewer")
         raise UsageError(f"`at` {at}: the test split of {store.path} has {count}; change `at` or `tokens`")
     return Generation(
         opened=opened,
