@@ -462,7 +462,13 @@ def test_a_download_that_is_missing_or_not_the_original_is_rejected(tmp_path, si
 
 @pytest.mark.parametrize(
     ("words", "telling"),
-    [("enwiki8", "enwik8"), ("", "prepare what?"), ("stdlib --split a,b", "90,5,5"), ("--list stdlib", "--list")],
+    [
+        ("enwiki8", "enwik8"),
+        ("", "prepare what?"),
+        ("stdlib --split a,b", "90,5,5"),
+        ("--list stdlib", "--list"),
+        ("stdlib --name mine.h5", "give --name mine"),
+    ],
 )
 def test_wrong_options_are_rejected_before_anything_starts(words, telling):
     assert telling in refusal("prepare", *words.split())

@@ -60,6 +60,9 @@ class PrepareOptions(Options):
     force: bool = force_option()
 
     def _check(self) -> None:
+        if self.name is not None and self.name.endswith(".h5"):
+            name = self.name.removesuffix(".h5")
+            raise UsageError(f'`name` {self.name}: txl adds ".h5" to the name of a store; give `name` {name}')
         check_encoding(self.encoding)
         check_documents(self.documents)
         shares = self.split or SHARES
