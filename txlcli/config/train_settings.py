@@ -249,11 +249,15 @@ class TrainSettings(Section):
                 self.must_be_default(key, 'with parallel = "fsdp"')
 
     def _check_schedule(self) -> None:
-        """Reject settings of other schedules."""
+        """Reject settings of other schedules, and an end of the cosine that is neither a share nor a step."""
         self.belongs_to("schedule", ["cosine"], "cosine_from", "cosine_until")
         self.belongs_to("schedule", ["cosine", "inverse_sqrt", "plateau", "wsd"], "min_lr_ratio")
         self.belongs_to("schedule", ["wsd"], "decay_share")
         self.belongs_to("schedule", ["plateau"], "plateau_factor", "plateau_patience")
+        until = self.cosine_until
+        if until is not None and until >= 1:
+            # A cosine that ends at its first step would have no other rate than the lowest.
+            self.require(until >= 2 and until % 1 == 0, "cosine_until", "a share below 1, or a step of at least 2")
 
     def _check_average(self) -> None:
         """Reject settings of other averages, and a mean that would begin too late or of weights that do not move."""
