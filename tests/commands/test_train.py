@@ -168,7 +168,7 @@ def test_without_a_valid_split_it_trains_without_validation(untouched):
     assert {line["kind"] for line in reports("runs/tiny")} == {"train"}
 
 
-@pytest.mark.parametrize(("key", "value"), [("average", "asgd"), ("schedule", "plateau")])
+@pytest.mark.parametrize(("key", "value"), [("average", "asgd"), ("schedule", "plateau"), ("stop_after", 2)])
 def test_a_setting_that_needs_validation_needs_a_valid_split(untouched, key, value):
     prepared(untouched, {"train": "the fox " * 40})
     assert "needs a valid split" in refusal("train", "tiny.toml", "--set", f"train.{key}={value}")

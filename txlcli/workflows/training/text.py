@@ -69,3 +69,9 @@ def _check_without_valid(train: TrainSettings, store: TokenStore) -> None:
                 f"set another train.{key}",
                 setting=f"train.{key}",
             )
+    if train.stop_after is not None:
+        raise RecipeError(
+            f"train.stop_after = {train.stop_after} needs a valid split, and {store.path} has none; prepare a text "
+            'with one, or set train.stop_after to "none"',
+            setting="train.stop_after",
+        )
