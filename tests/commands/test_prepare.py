@@ -147,6 +147,7 @@ def test_rare_words_are_unknown(book):
     done("prepare", book, "--tokenizer", "word", "--vocab-size", 3, "--force")
     own = store("my-book")
     assert own.vocab.symbols == ["<eos>", "<unk>", "a"]
+    assert "at most 3 symbols with <eos>" in own.conventions["vocabulary"]
     assert own.info("train").unknown == 3
     done("prepare", book, "--tokenizer", "char", "--min-count", 3, "--force")
     assert store("my-book").vocab.symbols == ["<unk>", "a", "\n", " "]

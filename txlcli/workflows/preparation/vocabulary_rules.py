@@ -63,7 +63,7 @@ def _tokenizer_conventions(plan: PreparationPlan) -> dict[str, str]:
     if options.min_count and options.min_count > 1:
         limits += f", at least {options.min_count} times"
     if options.vocab_size:
-        limits += f", the {options.vocab_size:,} most frequent"
+        limits += f", at most {options.vocab_size:,} symbols with <eos> and <unk>"
     model = "BPE" if options.sp_type == "bpe" else "unigram"
     conventions = cards()["tokenizers"][plan.tokenizer]["conventions"]
     return {subject: text.format(limits=limits, model=model) for subject, text in conventions.items()}
