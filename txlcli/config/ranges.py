@@ -56,7 +56,9 @@ class Range:
         return " and ".join(shown)
 
     def expected(self, number: float) -> str | None:
-        """Return what a number must be, such as "at least 1"; None if it is."""
+        """Return what a number must be, such as "at least 1"; None if it is. It is always finite."""
+        if number == math.inf and self.most == math.inf and self.below == math.inf:
+            return f"{self} and finite"
         if not (self.least <= number and self.above < number < self.below):
             return str(self)
         if number > self.most:
@@ -200,8 +202,13 @@ class FieldType:
         numbers = several if self.is_list else single
         return ", or ".join([numbers, *self.words])
 
-    def check(self, subject: str, value: Any, error: Callable[[str], UsageError] = UsageError) -> None:
-        """Raise an error, which begins with `subject`, unless a value has this type; it may suggest a word."""
+    def check(
+        self, subject: str, value: Any, error: Callable[[str], UsageError] = UsageError, *, off_word: str = ""
+    ) -> None:
+        """Raise an error, which begins with `subject`, unless a value has this type; it may suggest a word.
+
+        `off_word` is what a user gives for None, if that is a word.
+        """
         if value is None and self.can_be_off:
             return
         if self.item is not str and isinstance(value, str) and value in self.words:
@@ -216,6 +223,8 @@ class FieldType:
                 raise error(self._wrong_type(subject, value, part))
             bound = None if self.range is None else self.range.expected(part)
             if bound is not None:
+                if self.can_be_off and off_word:
+                    bound += f', or "{off_word}"'
                 raise error(wrong(subject, part, bound))
 
     def _wrong_type(self, subject: str, value: Any, part: Any) -> str:
@@ -351,7 +360,8 @@ class Section:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             error = functools.partial(RecipeError, setting=f"{self.section}.{field.name}")
-            FieldType.of(field.type).check(f"[{self.section}] {field.name}", getattr(self, field.name), error)
+            subject = f"[{self.section}] {field.name}"
+            FieldType.of(field.type).check(subject, getattr(self, field.name), error, off_word=OFF_WORDS[0])
 
     def reject(self, key: str, expected: str) -> NoReturn:
         """Raise the RecipeError about a setting; `expected` describes valid values."""
