@@ -61,7 +61,8 @@ def test_windows_longer_than_the_text_are_truncated(here):
     assert spans(output) == [(50, 50), (60, 60), (60, 60)]
     with h5py.File("losses.h5") as file:
         assert {"attn_len_50", "attn_len_70", "attn_len_90"} <= set(file)
-    assert spans(json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)) == [(60, 60)]
+    assert spans(json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)) == [(56, 60)]
+    assert spans(json_of("eval", "byte", "--attn-len", 64, "--stride", 64, *SHORT)) == [(1, 60)]
 
 
 def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):

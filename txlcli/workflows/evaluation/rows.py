@@ -171,13 +171,8 @@ def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
     else:
         score_share = partial(score_windows, stride=stride, share=(world.rank, world.size))
         scores = add_shares(scoring.score(score_share, f"N = {length}"), world)
-    fewest = length - stride + 1
-    most = length
-    if length >= tokens:  # such a window predicts all of the text at once
-        fewest = tokens
-        most = tokens
-    window = model.settings.attention_window or most
-    keys = (min(fewest, window), min(most, window))
+    longest = min(length, tokens, model.settings.attention_window or length)
+    keys = (min(length - stride + 1, longest), longest)
     documents = len(text.document_spans) or None
     return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents)
 
