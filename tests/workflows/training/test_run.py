@@ -59,6 +59,15 @@ def test_the_signal_that_came_twice_determines_the_exit_code(here, number, code)
     assert not (here / "runs/tiny").exists()
 
 
+def test_an_interrupt_that_a_callback_raises_stops_at_once_as_ctrl_c_does(here):
+    def interrupt(report):
+        raise KeyboardInterrupt
+
+    error, _ = interrupted(train_recipe, "tiny.toml", EVERY_STEP, on_report=interrupt)
+    assert "without saving" in str(error)
+    assert error.exit_code == 130
+
+
 def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(here):
     class Interrupting(RecordingReporter):
         def progress(self, *description, **_):

@@ -225,7 +225,8 @@ def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -
     except KeyboardInterrupt:
         is_saved = training.saver.last_path.exists()
         kept = f"the last checkpoint is kept; {resume_hint}" if is_saved else "there is no checkpoint"
-        raise Interrupted(f"stopped at once, without saving; {kept}", 128 + caught[0]) from None
+        number = caught[0] if caught else signal.SIGINT  # without a signal, a callback of the user has raised it
+        raise Interrupted(f"stopped at once, without saving; {kept}", 128 + number) from None
 
 
 def _check_interrupted(job: Job, stopped_by: int, resume_hint: str) -> None:
