@@ -132,6 +132,14 @@ def test_the_directory_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
     assert line[1:5] == ["997", "17", "-", "-"]  # words and bytes are not known
 
 
+def test_files_that_are_not_read_are_counted_whatever_their_names(here):
+    done("export", "novel", "files", "--format", "megatron")
+    assert json_of("prepare", "files", "--name", "again")["changes"] == {}
+    (here / "files/train.txt").write_text("the fox\n")
+    (here / "files/notes.md").write_text("the owl\n")
+    assert json_of("prepare", "files", "--name", "again", "--force")["changes"] == {"files_skipped": 2}
+
+
 def ids_by_split(name):
     own = store(name)
     return {split: own.ids(split).tolist() for split in own.splits}

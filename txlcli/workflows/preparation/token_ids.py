@@ -12,7 +12,7 @@ from txlcli.corpora.locate import list_names, missing_note, text_files
 from txlcli.data.token_store import SplitCounts, writing
 from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
 from txlcli.errors import CorpusInputError, shortened
-from txlcli.workflows.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles
+from txlcli.workflows.exchange.token_files import IDX, VOCABULARY, WITHOUT_HEADER, TokenFiles
 from txlcli.workflows.exchange.token_types import advice, other_type
 from txlcli.workflows.preparation.planning import PreparationPlan
 from txlcli.workflows.preparation.sources import digest
@@ -70,10 +70,11 @@ def _count_ids(plan: PreparationPlan, tokens: TokenFiles, splits: Splits, total:
 
 
 def _count_skipped(source: Path, paths: Sequence[Path]) -> int:
-    """Count the files of the source that are neither read nor the vocabulary."""
-    used = {path.stem for path in paths}
-    used.add(Path(VOCABULARY).stem)
-    return sum(1 for path in text_files(source) if path.stem not in used)
+    """Count the files of the source that are neither read, nor an index of these, nor the vocabulary."""
+    used = {*paths, source / VOCABULARY}
+    for path in paths:
+        used.update((path.with_suffix(IDX), path.with_suffix(IDX.upper())))
+    return sum(1 for path in text_files(source) if path not in used)
 
 
 def _splits(plan: PreparationPlan, tokens: TokenFiles, source: Path) -> Splits:
