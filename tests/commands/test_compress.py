@@ -52,6 +52,11 @@ def test_any_file_is_restored(here, kind, run):
     assert result["compressed_bytes"] == os.path.getsize("file.txlz")
 
 
+def test_the_lanes_of_a_short_file_are_those_that_have_a_token(here):
+    result, back = restored("byte", b"foxes", "--lanes", 4)
+    assert (result["lanes"], back) == (3, b"foxes")  # of two, two and one byte
+
+
 def test_a_portable_file_is_restored_with_other_threads_and_vectors(here):
     text = b"the fox saw the fox\n"
     json_of("compress", "byte", written("file", text), "file.txlz", "--portable", "--threads", 1)

@@ -86,6 +86,7 @@ def compress(
     lanes = options.lanes or min(MAX_LANES, len(data) // BYTES_PER_LANE)
     lanes = max(1, min(lanes, len(data)))
     settings = one_lane(opened.run, mem_len=options.mem_len).with_batch_size(lanes)
+    lanes = Lanes.of(max(1, len(ids)), settings).n_lanes  # fewer if the last ones would be empty
     started = time.perf_counter()
     coder = SymbolEncoder()
     used = useful_threads(opened.model, lanes)
