@@ -68,8 +68,9 @@ class EvalSettings(Section):
     batch_size: PositiveInt = 10
     """Batch size B; 1 is the reference."""
     max_distance: PositiveInt | None = None
-    """Largest distance with an encoding of its own, larger ones share it; by default L + M of training, plus C of a
-    compressed memory. Only with the positions "relative", "relative_tied", "shaw" and "t5"."""
+    """Largest distance with an encoding of its own, larger ones share it; by default E + L + M of training
+    (train.reread_len, seg_len, mem_len), plus C of a compressed memory. Only with the positions "relative",
+    "relative_tied", "shaw" and "t5"."""
     same_length: SameLength = "m"
     """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code,
     NVIDIA's code), or M + 1 to M + L ("off")."""
@@ -158,7 +159,7 @@ class Settings:
             self._check_positions(self.model.longest_window)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
-        """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training.
+        """Return [eval] with changes; if a limit applies, `max_distance` defaults to E + L + M of training.
 
         A memory without attention has no `same_length`: it is "off".
         """
