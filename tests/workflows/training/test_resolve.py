@@ -28,6 +28,12 @@ def test_the_limits_of_a_run_stay_after_a_restart(here):
     assert "restart 1" in lines[0]
 
 
+def test_a_resumed_run_is_not_profiled_again_after_a_restart(here):
+    options = TrainOptions(resume="byte", overrides=("train.max_steps=9",), profile=3)
+    request = resolve(None, options, Workspace(), restarts=1)
+    assert (request.resumed.name, request.options.profile) == ("byte", None)
+
+
 @pytest.fixture
 def environment(monkeypatch):
     monkeypatch.setenv(EARLIER_RUN, "")  # which restores it after the test

@@ -88,6 +88,7 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
                 resume=str(begun.directory), max_steps=options.max_steps, max_minutes=options.max_minutes
             )
             request = _of_run([], resume, workspace.runs_dir)
+        request = replace(request, options=replace(request.options, profile=None))
     options.check_steps(request.settings.train.max_steps)
     trackers.check_packages(request.settings.log)
     return request
