@@ -1,15 +1,12 @@
 """txl eval: its table, JSON and files, and their numbers."""
 
-import base64
 import hashlib
-import io
 import json
 import math
 
 import h5py
 import numpy as np
 import pytest
-import sentencepiece
 import torch
 from matplotlib.figure import Figure
 
@@ -22,7 +19,6 @@ from tests.commands.novel import (
     on_a_full_disk,
     refusal,
     text_of,
-    train,
     txl,
 )
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
@@ -79,25 +75,6 @@ def test_pieces_are_reported_per_original_word_and_per_byte(here, source):
     assert row["bits_per_byte"] == pytest.approx(total_nats / LN2 / size, rel=1e-9)
     table = done("eval", "sentencepiece", *source)
     assert headings(table)[:6] == ["M", "attention", "ppl", "ppl/word", "bits/byte", "ms/token"]
-
-
-def test_pieces_with_unknown_characters_have_no_bits_per_byte(here):
-    model, lossless = io.BytesIO(), {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
-    ids = {"eos_id": 0, "eos_piece": "<eos>", "unk_id": 1, "bos_id": -1, "minloglevel": 2}
-    sizes = {"vocab_size": 40, "hard_vocab_limit": False, "normalization_rule_name": "identity"}
-    sentences = iter(["the fox jumps over lazy dogs"] * 20)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=sentences, model_writer=model, **lossless, **ids, **sizes
-    )
-    text = base64.b64encode(model.getvalue()).decode()
-    facts = {"kind": "sentencepiece", "boundary": 0, "unknown": 1, "model": text}
-    (here / "pieces.json").write_text(json.dumps(facts))
-    done("prepare", "novel", "--vocab", "pieces.json", "--name", "pieces")
-    train("corpus.store=pieces", name="pieces")
-    for source in (["--split", "test"], ["--text", "novel/test.txt"]):
-        row = only_row("pieces", *source)
-        assert "ppl_per_word" in row
-        assert "bits_per_byte" not in row
 
 
 def test_a_sweep_keeps_the_order_drops_repetitions_and_marks_the_best_row(here):

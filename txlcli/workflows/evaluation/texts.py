@@ -274,7 +274,7 @@ def _read(source: UserText, opened: OpenModel, options: EvalOptions, positions: 
     size = None
     if vocab.tokenizer == "byte" and not vocab.dropped:
         size = len(targets)
-    elif vocab.unit == "piece" and vocab.boundary is not None and whole and not _unknown(targets, vocab):
+    elif vocab.unit == "piece" and vocab.boundary is not None and whole:  # pieces stand for every byte
         size = len(data)
     return ScoredText(
         title=printable(source.title),
