@@ -164,7 +164,8 @@ def test_the_loss_of_every_token_is_written_in_order(here):
             losses = file[name][()]
             assert losses.shape == (row["tokens"],)
             assert losses.mean(dtype=np.float64) == pytest.approx(row["loss_nats"], rel=1e-6)
-        assert dict(file["mem_len_5"].attrs) == {"mem_len": 5, "seg_len": 5, "lanes": 3, "same_length": b"m"}
+        facts = {"mem_len": 5, "seg_len": 5, "lanes": 3, "same_length": b"m", "temperature": 1.0}
+        assert dict(file["mem_len_5"].attrs) == facts
         assert file.attrs["vocab_fingerprint"] == store.fingerprint.encode()
 
 
