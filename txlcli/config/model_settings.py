@@ -392,6 +392,12 @@ class CompressiveSettings(TransformerSettings):
             expected = f"a multiple of model.compression_rate ({self.compression_rate})"
             raise wrong_setting("train.seg_len", seg_len, expected)
 
+    def full_len(self, mem_len: int) -> int:
+        """Return how many positions a memory has after a long text: M, and those that do not make a whole slot."""
+        if self.memory_start == "zeros":
+            return mem_len
+        return mem_len + -mem_len % self.compression_rate
+
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
         if mem_len == 0:
             return 0

@@ -9,7 +9,7 @@ x positions that leave the memory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -168,11 +168,7 @@ class CompressiveTransformer(TransformerXL):
         return super()._zeros(batch_size, length) + super()._zeros(batch_size, slots)
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return the memory after a long text, whose length is rounded up to what is compressed at once."""
-        length = self.settings.visible_memory(mem_len)
-        if not self.memory_starts_full:
-            length += -length % self.settings.compression_rate
-        return self._zeros(batch_size, length)
+        return self._zeros(batch_size, self.settings.full_len(self.settings.visible_memory(mem_len)))
 
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
         slots = memory[len(self.layers)].shape[1]
@@ -233,7 +229,7 @@ class CompressiveProducts(TransformerProducts):
     def training(self, train: TrainSettings) -> float:
         # For the reconstruction loss, L queries attend to the L positions that leave, without gradient, and to the
         # slots in their place, which have one; so have their keys and values and the weights of the convolution.
-        layers = super().training(train)
+        layers = super().training(replace(train, mem_len=self.model.full_len(train.mem_len)))
         if not (train.mem_len and self._compression):
             return layers
         rate = self.model.compression_rate
