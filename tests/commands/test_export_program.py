@@ -103,7 +103,7 @@ def test_the_loader_reads_all_of_a_text_or_says_what_the_vocabulary_lacks(here):
         vocabulary.write_text(json.dumps(facts | changed))
         encode = runpy.run_path("out/load.py")["encode"]
         assert encode("abba") == [0, 1, 1, 0]
-        with pytest.raises(SystemExit, match="the vocabulary lacks 'X'"):
+        with pytest.raises(ValueError, match="the vocabulary lacks 'X'"):
             encode("abX")
 
 

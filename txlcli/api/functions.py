@@ -170,9 +170,11 @@ def make_model(
     """
     overrides = []
     for key, value in changes.items():
-        text = str(list(value)) if isinstance(value, tuple) else str(value)
+        text = str(value)
         if isinstance(value, bool):
             text = text.lower()
+        elif isinstance(value, tuple):
+            text = str(list(value))
         overrides.append(f"{key}={text}")
     settings = recipes.load(os.fspath(recipe), overrides)
     size = vocab_size or settings.published.vocab_size

@@ -98,11 +98,11 @@ class SentencePieceModel:
     def encode(self, text: str) -> list[int]:
         """Encode a text; line ends are apart from the text between them."""
         parts = re.split(f"(\n+|[{AS_BYTES}])", text)  # text, mark, text, mark, ..., text
-        texts = self._processor.encode(parts[::2], num_threads=1)
-        marks = ["", *parts[1::2]]
+        marks = parts[1::2]
         ids_of_marks = {mark: self._encode_mark(mark) for mark in set(marks)}
-        ids: list[int] = []
-        for mark, encoded in zip(marks, texts, strict=True):
+        first, *others = self._processor.encode(parts[::2], num_threads=1)
+        ids: list[int] = first
+        for mark, encoded in zip(marks, others, strict=True):
             ids += ids_of_marks[mark]
             ids += encoded
         return ids

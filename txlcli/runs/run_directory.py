@@ -216,8 +216,9 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
         return read_run(trained[0])
     paths = [Path(run_name), runs_dir / run_name]
-    for path in filter(_is_weights, paths):
-        return read_run(path.parent, weights=path)
+    for path in paths:
+        if _is_weights(path):
+            return read_run(path.parent, weights=path)
     # Another directory of that name, such as a corpus, must not hide the run.
     directories = _with_card(run_name, runs_dir) or [path for path in paths if path.is_dir()]
     if not directories:

@@ -185,8 +185,12 @@ def write_losses(path: Path, result: EvalResult) -> None:
             settings = {"stride": row.stride, "temperature": row.temperature}
             losses.append(TokenLosses("attn_len", row.attn_len, row.losses_nats, settings))
         else:
-            settings = {key: shared[key] for key in ("seg_len", "same_length")}
-            settings |= {"lanes": row.lanes, "temperature": row.temperature}
+            settings = {
+                "seg_len": shared["seg_len"],
+                "lanes": row.lanes,
+                "same_length": shared["same_length"],
+                "temperature": row.temperature,
+            }
             losses.append(TokenLosses("mem_len", row.mem_len, row.losses_nats, settings))
     loss_file.write(path, scoring.text.targets, losses, facts)
     scoring.reporter.say(f"the loss of {len(scoring.text.targets):,} tokens written to {path}")

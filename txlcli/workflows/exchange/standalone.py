@@ -50,7 +50,10 @@ def read(tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
 
 
 def encode(text: str) -> list[int]:
-    """Return the ids of a text; those of words begin with a line end."""
+    """Return the ids of a text; those of words begin with a line end.
+
+    Raises a ValueError for a symbol that the vocabulary lacks.
+    """
     if KIND == "byte":
         kept = text.encode(errors="surrogateescape").translate(None, bytes(VOCAB["dropped"]))
         symbols = [chr(byte) for byte in kept]
@@ -64,7 +67,7 @@ def encode(text: str) -> list[int]:
     ids = {symbol: number for number, symbol in enumerate(SYMBOLS)}
     missing = [symbol for symbol in symbols if symbol not in ids]
     if missing and VOCAB["unknown"] is None:
-        sys.exit(f"the vocabulary lacks {missing[0]!r}; leave it out of the text")
+        raise ValueError(f"the vocabulary lacks {missing[0]!r}; leave it out of the text")
     return [ids.get(symbol, VOCAB["unknown"]) for symbol in symbols]
 
 
@@ -111,8 +114,11 @@ if __name__ == "__main__":
     command, argument = sys.argv[1:]
     if not SYMBOLS:
         sys.exit("the tokens of this model are pieces or ids: give `read` the ids of another program")
-    if command == "score":
-        text = Path(argument).read_bytes().decode(errors="surrogateescape" if KIND == "byte" else "strict")
-        print(score(text))
-    else:
-        print(continued(argument))
+    try:
+        if command == "score":
+            text = Path(argument).read_bytes().decode(errors="surrogateescape" if KIND == "byte" else "strict")
+            print(score(text))
+        else:
+            print(continued(argument))
+    except ValueError as error:
+        sys.exit(str(error))
