@@ -45,7 +45,10 @@ def read(path: Path) -> Vocab:
     except VocabularyError as error:
         next_step = AS_TEXT
         if MODEL in path.suffixes:
-            next_step = "give a model that restores every text, or train one with `tokenizer` sentencepiece"
+            next_step = (
+                "give a model that restores every text, train one with `tokenizer` sentencepiece, or prepare its ids, "
+                "with `ids`"
+            )
         raise VocabularyError(f"{path}: {error}; {next_step}") from error
     except UsageError:
         raise
