@@ -169,6 +169,8 @@ REJECTED = [  # words of a command line, a telling word
     (["import", "weights", "--set", "train.lr=1", "--set", "train.lr=2"], TWICE),
     (["export", "runs/r", ""], "FOLDER is empty"),
     (["prepare", ""], "NAME|PATH is empty"),
+    (["eval", "r", "--mem-len", "0", "64"], "several values of --mem-len are separated by commas"),
+    (["eval", "r", "--text", "a", "b"], "for several values, repeat --text"),
     (["eval", ""], "MODEL is empty"),
     (["runs", "compare", "a", ""], "RUN... is empty"),
     (["train", "ptb", "--runs-dir", ""], "--runs-dir is empty"),

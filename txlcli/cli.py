@@ -206,6 +206,7 @@ def _explain(error: typer.TyperException) -> str:
     choice = re.search(r"'([^']*)' is not one of (.+)$", message)
     option = re.match(r"No such option: (-\S*)", message)
     command = re.match(r"No such command '(.*)'$", message)
+    extra = re.match(r"Got unexpected extra argument", message)
     if choice:
         message += did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
     if context is None:
@@ -214,6 +215,8 @@ def _explain(error: typer.TyperException) -> str:
         message = _unknown_option(option[1], context)
     elif command:
         message = _unknown_command(command[1], context)
+    elif extra:
+        message += _several_values(context)
     see = "; see"
     if message.endswith("?"):
         see = " See"
@@ -233,9 +236,25 @@ def _unknown_option(option: str, context: typer.Context) -> str:
 def _unknown_command(command: str, context: typer.Context) -> str:
     commands = _commands_of(context)
     suggestion = did_you_mean(command, commands)
-    if not suggestion and "show" in commands:
+    if command == "list":
+        suggestion = f'; "{context.command_path}" alone lists all'
+    elif not suggestion and "show" in commands:
         suggestion = f'; did you mean "{context.command_path} show {command}"?'
     return f'unknown command "{command}"{suggestion}'
+
+
+def _several_values(context: typer.Context) -> str:
+    """Return how several values of an option are written, if the command has got one that takes several."""
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if not value or parameter.param_type_name != "option":
+            continue
+        option = parameter.opts[0]
+        if getattr(parameter, "multiple", False):
+            return f"; for several values, repeat {option}"
+        if "," in str(parameter.metavar):
+            return f"; several values of {option} are separated by commas"
+    return ""
 
 
 def _commands_of(context: typer.Context) -> Mapping[str, Any]:

@@ -127,6 +127,7 @@ def test_recl_takes_one_run_as_well_as_several(run):
         (lambda run: run.log_probs(""), UsageError, "the text is empty"),
         (lambda run: run.generate(""), UsageError, "the prompt is empty"),
         (lambda run: run.generate("ze", samples=3), UsageError, "leave out `samples`"),
+        (lambda run: run.generate("ze", out=Path("x.json")), UsageError, "leave out `out`"),
         (lambda run: run.evaluate(split="dev"), UsageError, 'did you mean "valid"'),
         (lambda run: run.score(TEXT, mem_len=-1), UsageError, "mem_len must be at least 0"),
         (lambda run: txlcli.recl([]), UsageError, "name at least one run"),

@@ -73,6 +73,7 @@ def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
     assert set(cache["adaptation"]) == {"theta", "lambda", "searched_on"}
     assert set(dynamic["adaptation"]) == {"lr", "decay", "searched_on"}
     assert dynamic["loss_nats"] != model["loss_nats"]
+    assert all(0 < row["processor_share"] <= 1 for row in output["rows"])
     assert "cache 30: theta = " in done("eval", "word", "--cache", 30, *SHORT).stdout
 
 

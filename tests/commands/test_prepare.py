@@ -78,7 +78,8 @@ def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(tmp_path
     assert kept.vocab.decode(kept.ids("train")).encode() == data[:90]
     assert ord(kept.vocab.symbols[0]) == 10
     assert kept.every_byte_scored
-    done("prepare", "enwik8", "--source", tmp_path / "enwik8", "--released-convention")
+    prepared = done("prepare", "enwik8", "--source", tmp_path / "enwik8", "--released-convention")
+    assert prepared.stdout.splitlines()[-1] == "next: txl train enwik8 --set corpus.store=enwik8-released"
     released = store("enwik8-released")
     assert released.vocab.decode(released.ids("train")).encode() == data[:90].replace(b"\n", b"")
     assert released.info("train").tokens == 55

@@ -64,6 +64,8 @@ def test_show_as_json_has_every_setting(name):
         ("shwo", 'did you mean "show"?'),
         ("show", "Missing argument 'NAME'"),
         ("show ptb --force", "unknown option --force"),
+        ("list", '"txl recipes" alone lists all'),
+        ("-q show ptb", "--quiet must come last: txl recipes show ... --quiet"),
         ("keys trian.lr", 'did you mean "train.lr"?'),
         ("keys lr", 'did you mean "train.lr"?'),
     ],

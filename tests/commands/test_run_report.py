@@ -57,8 +57,10 @@ def test_the_evaluations_of_a_report_are_those_of_its_weights_by_each_setting(he
     assert len(rows) == 2
     assert "max_distance = 7, fp32 |" in rows[0]
     assert [f" | {loss} | " in row for row, loss in zip(rows, (first, second), strict=True)] == [True, True]
+    assert "step-2.safetensors" not in markdown
     done("runs", "report", "runs/kept/step-2.safetensors", "--samples", 1, "--seed", 5, "--force")
     markdown = Path("runs/kept/report/report.md").read_text(encoding="utf-8")
+    assert "\n| weights | step-2.safetensors in " in markdown
     (row,) = (line for line in markdown.splitlines() if line.startswith("| novel test | M = 5"))
     assert f" | {other} | " in row
     sample = json_of("generate", "runs/kept/step-2.safetensors", "--reference", "--seed", 5, "--tokens", 300)

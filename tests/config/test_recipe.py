@@ -159,6 +159,9 @@ def test_a_wrong_recipe_is_rejected_with_the_next_step(tiny, old, new, telling):
         ("mine.toml", b"[train]\nclip = none\n", 'a word is in quotes, as in clip = "none"'),
         ("mine.txt", b"The old house\n", '"txl prepare mine.txt"'),
         ("mine.h5", b"\x89HDF\r\n\x1a\n", 'give a token store by its name, "mine"'),
+        ("mine.toml", b"#" * 300_000, "too large for a recipe"),
+        ("mine.txt", b"The old house\n" * 30_000, '"txl prepare mine.txt"'),
+        ("mine.h5", b"\x89HDF\r\n\x1a\n" * 50_000, 'give a token store by its name, "mine"'),
     ],
 )
 def test_a_file_that_is_not_a_recipe_is_rejected_with_the_next_step(tmp_path, monkeypatch, name, content, telling):

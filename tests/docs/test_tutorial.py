@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="no tutorial here")
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Change to a directory with a small directory of books."""
+    """Change to a directory with a small directory of books, and another text."""
     monkeypatch.chdir(tmp_path)
     books = tmp_path / "books"
     books.mkdir()
@@ -28,6 +28,7 @@ def here(tmp_path, monkeypatch):
     for name in ("a", "b"):
         lines = (" ".join(generator.choices(words, k=9)).capitalize() + ".\n" for _ in range(400))
         (books / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "other.txt").write_text("The old house then.\n" * 40, encoding="utf-8")
     return tmp_path
 
 

@@ -125,7 +125,7 @@ def load(
     Args:
         run: name or folder of the run; None is the most recent one.
         runs_dir: folder of the runs.
-        data_dir: folder of the token stores; only `LoadedRun.evaluate` reads one.
+        data_dir: folder of the token stores, for what is measured on one.
         device: auto uses CUDA if available.
         precision: of matrix products; None is that of training.
         on_progress: receives messages and progress, see `txlcli.workflows.reporter.OnProgress`; None drops them.

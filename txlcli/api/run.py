@@ -278,6 +278,7 @@ class LoadedRun:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         given = GenerateOptions(prompt=prompt, stop=stops, **options)
         given.exclude("samples", because="a call generates one text")
+        given.exclude("out", because="a call returns what it generates")
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
         generation = Generation(opened=self._opened, options=given, context=context)
         return generation.spell_sample(next(generation.samples()))
@@ -295,6 +296,7 @@ class LoadedRun:
         """
         given = GenerateOptions(**options)
         given.exclude("samples", because="a call generates one text")
+        given.exclude("out", because="a call returns what it generates")
         generation = Generation(opened=self._opened, options=given, context=check_ids(self._opened, prompt))
         return list(next(generation.samples()))
 

@@ -53,7 +53,7 @@ def generate(
 
     if interactive:
         opened = workspace.open_run(run_name)
-        workspace.reporter.say(f"generating with {opened.run.directory}; {COMMANDS}")
+        workspace.reporter.say(f"generating with {opened.run.path_to_open}; {COMMANDS}")
         converse(workflow.Conversation(opened, options, workspace.reporter), raw=raw)
     elif json or options.out is not None:
         result = workflow.run(run_name, options, workspace)

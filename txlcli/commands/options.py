@@ -189,6 +189,16 @@ def _metavar(type_: FieldType) -> str | None:
     return "|".join([letter, *type_.words])
 
 
+def check_options_last(context: Context) -> None:
+    """Reject options of a group of commands, such as `txl runs`, before the name of one of them: they would be lost."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = flag(name)
+            command = f"{context.command_path} {context.invoked_subcommand}"
+            raise UsageError(f"{option} must come last: {command} ... {option}")
+
+
 def write_figure(path: Path | None, plot: Callable[[Path, Any], None], result: object) -> None:
     """Plot a result to the file that the user named, if any, and say so."""
     if path is not None:

@@ -8,10 +8,10 @@ import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands.options import Json, argument
+from txlcli.commands.options import Json, argument, check_options_last, with_options
 from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
-from txlcli.errors import UnknownNameError, UsageError
+from txlcli.errors import UnknownNameError
 from txlcli.paper import metrics
 from txlcli.suggestions import meant_setting
 from txlcli.workflows.training.options import ScaleOptions
@@ -26,6 +26,7 @@ app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_com
 
 
 @app.callback()
+@with_options
 def recipes(context: typer.Context, json: Json = False) -> None:
     """List, show or forecast the packaged recipes.
 
@@ -34,8 +35,7 @@ def recipes(context: typer.Context, json: Json = False) -> None:
     Example: txl recipes
     """
     if context.invoked_subcommand is not None:
-        if json:
-            raise UsageError(f"--json comes last: txl recipes {context.invoked_subcommand} ... --json")
+        check_options_last(context)
         return
     entries = [_entry(name) for name in recipe.packaged_names()]
     if json:

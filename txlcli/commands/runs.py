@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Runs, argument, with_options, write_figure
+from txlcli.commands.options import Json, Run, Runs, argument, check_options_last, with_options, write_figure
 from txlcli.config import recipe
-from txlcli.errors import RunError, UsageError
+from txlcli.errors import RunError
 from txlcli.paper import metrics
 from txlcli.report import figures, run_report
 from txlcli.report.run_facts import describe, settings_of, with_metric
 from txlcli.report.run_report import ReportOptions
 from txlcli.runs import history, lifecycle, run_directory, summaries
 from txlcli.runs.summaries import Comparison, RunSummary, SeedGroup
-from txlcli.system.command_lines import flag
 from txlcli.system.memory import format_size
 from txlcli.workflows.difference_options import DifferenceOptions
 from txlcli.workflows.options import Options, PlotOptions, flag_option
@@ -48,11 +47,7 @@ def runs_(context: typer.Context, where: RunsDir, json: Json = False) -> None:
     if context.invoked_subcommand is None:
         list_(where, json)
         return
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = flag(name)
-            raise UsageError(f"{option} must come last: txl runs {context.invoked_subcommand} ... {option}")
+    check_options_last(context)
 
 
 @app.command("list")

@@ -52,12 +52,16 @@ def read_text(recipe: str) -> tuple[str, str]:
     A file with the name of a packaged recipe that is too large for a recipe is the corpus, such as enwik8.
     """
     path = check_regular(Path(recipe))
-    if path.is_file() and (path.stat().st_size <= MAX_SETTINGS or recipe not in packaged_names()):
-        try:
-            return plain_name(path, otherwise="recipe"), read_file(path, MAX_SETTINGS)
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{recipe}: cannot be read as a text file ({error}){_next_step(path)}") from error
-    return packaged(recipe)
+    if not path.is_file():
+        return packaged(recipe)
+    if path.stat().st_size > MAX_SETTINGS:
+        if recipe in packaged_names():
+            return packaged(recipe)
+        raise RecipeError(f"{recipe}: too large for a recipe{_next_step(path)}")
+    try:
+        return plain_name(path, otherwise="recipe"), read_file(path, MAX_SETTINGS)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{recipe}: cannot be read as a text file ({error}){_next_step(path)}") from error
 
 
 def packaged(recipe: str) -> tuple[str, str]:

@@ -126,7 +126,7 @@ class PublishedSettings(Section):
     section = "published"
 
     vocab_size: PositiveInt | None = None
-    """Vocabulary size V of the full benchmark."""
+    """Vocabulary size V of the published model."""
     parameters: Annotated[int, Range(least=1)] | None = None
     """Exact number of parameters at that V."""
     valid: PositiveFloat | None = None

@@ -77,7 +77,10 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
         section.title = title
         return section
 
-    summary = Grid(["", ""], describe(summaries.summarize(past)))
+    facts = describe(summaries.summarize(past))
+    if run.weights is not None:
+        facts.append(["weights", f"{run.weights.name} in evaluations, samples and attention"])
+    summary = Grid(["", ""], facts)
     settings = Grid(["", ""], settings_of(run))
     name = run.path_to_open
     sections = [

@@ -175,7 +175,7 @@ def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace
     else:
         context = encode_prompt(opened, options.prompt, workspace.reporter)
         generation = Generation(opened=opened, options=options, context=context)
-    workspace.reporter.say(f"generating with {opened.run.directory}, after {generation.title}")
+    workspace.reporter.say(f"generating with {opened.run.path_to_open}, after {generation.title}")
     return generation
 
 
@@ -207,7 +207,7 @@ def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> list[int]
     if vocab.boundary is not None:
         ids.insert(0, vocab.boundary)
     if not ids:
-        raise UsageError("the prompt is empty; give at least one character, or leave it out to use the test split")
+        raise UsageError("the prompt is empty; give at least one character")
     return ids
 
 

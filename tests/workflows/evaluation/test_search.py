@@ -63,3 +63,9 @@ def test_the_longest_length_is_tried_for_any_step(longest, step):
 def test_lengths_that_increase_the_loss_are_not_chosen():
     result = find_length(lambda length: 2.0 + abs(length - 16) / 100, least=0, step=4, longest=10_000)
     assert result.length == 16
+
+
+def test_the_search_knows_that_gains_ended_before_the_longest_length():
+    result = find_length(falling_to(48)[0], least=16, step=4, longest=64)
+    assert max(result.tried) == 64
+    assert (result.length, result.ended) == (48, True)

@@ -134,22 +134,29 @@ def _common_facts(scoring: Scoring) -> dict[str, str]:
 
 
 def _rows(scoring: Scoring, settings: Sequence[RowSetting]) -> Iterator[EvalRow]:
+    """Yield the rows, on a CPU with the share of a processor that each of them got."""
+    on_cpu = scoring.opened.model.device.type == "cpu"
+    clock = ShareClock()
+    for row in _scored_rows(scoring, settings):
+        if on_cpu:
+            row.processor_share = clock.share()
+        yield row
+        clock = ShareClock()
+
+
+def _scored_rows(scoring: Scoring, settings: Sequence[RowSetting]) -> Iterator[EvalRow]:
     """Yield the row of each setting, or the rows of the models that adapt to the text."""
     if scoring.options.adapts:
         yield from adapted_rows(scoring.changed(mem_len=settings[0].mem_len))
         return
     if any(setting.protocol == "recurrence" for setting in settings):  # before rows take hours
         check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
-    on_cpu = scoring.opened.model.device.type == "cpu"
     for setting in settings:
-        clock = ShareClock()
         tempered = with_temperature(scoring, partial(score_row, setting=setting))
         row = score_row(tempered, setting)
         reads_stream = setting.attn_len is None and setting.protocol is None and not scoring.text.document_spans
         if scoring.options.timed and reads_stream:
             add_times(tempered, row)
-        if on_cpu:
-            row.processor_share = clock.share()
         yield row
 
 

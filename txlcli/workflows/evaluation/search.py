@@ -113,6 +113,7 @@ def find_length(
         below = max((length for length in tried if length < shortest), default=shortest)
         middle = (below + shortest) // 2 // step * step
         if not below < middle < shortest:
+            ended = ended or shortest < max(tried)
             return LengthSearch(shortest, dict(sorted(tried.items())), ended, option)
         tried[middle] = loss_at(middle)
 

@@ -9,7 +9,7 @@ from typing import Any
 from txlcli import corpora
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
 from txlcli.data.sentencepiece_model import FIXED, train
-from txlcli.data.token_store import SplitCounts, TokenStore, writing
+from txlcli.data.token_store import BENCHMARKS, SplitCounts, TokenStore, corpus_name, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.system import locks
@@ -51,6 +51,9 @@ class PreparedStore(TokenStore, Result):
         """The command that trains on the store; None without a train split."""
         if "train" not in self.splits:
             return None
+        corpus = corpus_name(self.name)
+        if self.name == f"{corpus}-released" and corpus in BENCHMARKS:
+            return command_line("train", corpus, overrides=(f"corpus.store={self.name}",), data_dir=self.path.parent)
         return command_line("train", self.name, data_dir=self.path.parent)
 
     def excerpt(self, split: str) -> str:

@@ -152,7 +152,7 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
     except StoreError as error:
         if workspace.store_path(name).exists() or vocab_size is None:
             raise
-        workspace.reporter.say(f"{error}; counting with the benchmark's V = {vocab_size:,}")
+        workspace.reporter.say(f"{error}; counting with the published model's V = {vocab_size:,}")
         return None
 
 

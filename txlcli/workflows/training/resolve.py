@@ -75,6 +75,7 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
     if source is None:
         request = _of_run(options.changes, options, workspace.runs_dir)
     else:
+        source = source.removesuffix("/")  # a shell completes the name of a store by the folder of its text
         unit = _unit_of_store(source, workspace.data_dir)
         if unit is None:
             request = _of_recipe(source, options.changes, options)
