@@ -248,6 +248,7 @@ compressive | train.reset_at_documents=true | train.reset_at_documents | "compre
 rmt | train.reset_at_documents=true | train.reset_at_documents | "rmt"
 transformer | model.position=sinusoid train.reset_at_documents=true | train.reset_at_documents | "sinusoid"
 transformer | model.memory_start=zeros train.reset_at_documents=true | train.reset_at_documents | "zeros"
+transformer | model.auxiliary_losses=true train.mem_len=0 train.reset_at_documents=true | train.reset_at_documents | aux
 transformer | train.parallel=fsdp train.reset_at_documents=true | train.reset_at_documents | "fsdp"
 transformer | train.valid_attn_len=9 train.reset_at_documents=true | train.reset_at_documents | valid_attn_len
 compressive | train.seg_len_jitter=true | train.seg_len_jitter | "compressive"

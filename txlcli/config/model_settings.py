@@ -87,8 +87,9 @@ class ModelSettings(Section):
     """Share one dropout mask per sequence and segment among all positions, and one mask among all distances (Gal &
     Ghahramani 2016); attention probabilities, which have no channels, keep independent masks."""
     word_dropout: Rate = 0.0
-    """Share of words that are dropped from the input, every occurrence in a batch; the softmax keeps them (Gal &
-    Ghahramani 2016). A dropped embedding is 1e-12 instead of 0, since layer norms have no finite gradient at 0."""
+    """Share of words that are dropped from the input, every occurrence in a batch (with arch = "rmt", in a segment of
+    the model); the softmax keeps them (Gal & Ghahramani 2016). A dropped embedding is 1e-12 instead of 0, since layer
+    norms have no finite gradient at 0."""
     cutoffs: tuple[int, ...] = ()
     """First ids of the tail bands of adaptive softmax and adaptive input, rising; empty means a plain softmax."""
     div_val: PositiveInt = 1
@@ -323,6 +324,8 @@ class TransformerSettings(ModelSettings):
     def reset_obstacle(self) -> str | None:
         if self.memory_start == "zeros":
             return 'with memory_start = "zeros"'
+        if self.auxiliary_losses:
+            return "with auxiliary_losses (which predict the first token of the next document, too)"
         return super().reset_obstacle
 
     def __post_init__(self) -> None:

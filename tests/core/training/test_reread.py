@@ -1,5 +1,7 @@
 """Segments that are read after tokens which were read before (train.reread_len), and segments of sampled lengths."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +143,21 @@ def test_penalties_are_in_the_objective_and_not_in_the_loss():
     assert penalized(0.0, 0.5, hidden) == pytest.approx(5 + 0.5 * (4 + 4 + 4 + 1) / 4)
     assert penalized(3.0, 0.5, hidden, without_the_last) == pytest.approx(penalized(3.0, 0.5, hidden[:, :2]))
     assert penalized(1.0, 7.0, hidden[:, :1]) == pytest.approx(5 + 5 / 2)
+
+
+def test_neighbours_of_different_documents_are_not_penalized():
+    torch.manual_seed(3)
+    first, second = torch.randn(1, 3, 5), torch.randn(1, 2, 5)
+    reread = torch.tensor([[2, 3]])
+    since_reset = torch.cat([reread, torch.tensor([[0, 1, 2, 0, 1]])], dim=1)
+    alone = Objective(mem_len=0, slowness_penalty=7.0)
+    joined = dataclasses.replace(alone, since_reset=since_reset)
+    padded = dataclasses.replace(joined, seg_len=torch.tensor(4))
+    (of_first,) = alone.penalties(first)
+    (of_second,) = alone.penalties(second)
+    hidden = torch.cat([first, second], dim=1)
+    torch.testing.assert_close(joined.penalties(hidden), [(2 * of_first + of_second) / 3])
+    torch.testing.assert_close(padded.penalties(hidden), [of_first])
 
 
 @pytest.mark.parametrize("arch", ["transformer", "compressive", "rmt", "lstm", "qrnn"])

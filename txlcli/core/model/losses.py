@@ -30,11 +30,11 @@ def counted_positions(seg_len: int, part: LossPart) -> slice:
 
 
 def mean_over_positions(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mean (0-d) of values (B, L), weighted by position (L,) if weights are given."""
+    """Return the mean (0-d) of values (B, L), weighted if weights are given: by position (L,), or each (B, L)."""
     if weights is None:
         return values.mean()
-    count = weights.sum() * len(values)
-    return (values * weights).sum() / count.clamp(min=1)
+    weights = weights.expand_as(values)
+    return (values * weights).sum() / weights.sum().clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ class Objective:
     activation_penalty: float = 0.0
     """Weight of the mean square of the last hidden states, before their dropout (AR, Merity et al. 2017)."""
     slowness_penalty: float = 0.0
-    """Weight of the mean square of their differences between neighbouring positions (TAR)."""
+    """Weight of the mean square of their differences between neighbouring positions, unless the memory begins anew
+    between them (TAR)."""
 
     def counted(self, length: int) -> slice:
         """Return the positions of L that count, or all of them where some are padding, which `weights` leave out."""
@@ -88,7 +89,10 @@ class Objective:
             penalties.append(self.activation_penalty * mean_over_positions(squares, weights))
         if self.slowness_penalty and hidden.shape[1] > 1:
             squares = hidden.diff(dim=1).square().mean(-1)  # (B, L - 1)
-            pairs = None if weights is None else weights[1:] * weights[:-1]
+            pairs = None if weights is None else weights[1:] * weights[:-1]  # (L - 1,)
+            if self.since_reset is not None:
+                continues = (self.since_reset[:, 1 - hidden.shape[1] :] > 0).float()  # (B, L - 1)
+                pairs = continues if pairs is None else continues * pairs
             penalties.append(self.slowness_penalty * mean_over_positions(squares, pairs))
         return penalties
 
