@@ -27,7 +27,7 @@ from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.encodings import Encoding, SinusoidEncoding
+from txlcli.core.model.encodings import Encoding, SinusoidEncoding, TiedRelativeEncoding
 from txlcli.core.model.layer import update_memory
 from txlcli.core.model.softmax import AdaptiveSoftmax
 from txlcli.core.model.sublayers import GatedFeedForward, ReluFeedForward
@@ -55,6 +55,17 @@ def test_every_architecture_keeps_the_contract(name):
 @pytest.mark.parametrize("memory_start", ["empty", "zeros"])
 def test_a_compressed_memory_keeps_the_contract_if_m_is_no_multiple_of_its_rate(memory_start):
     check_architecture("compressive", compression_rate=4, compressed_len=1, memory_start=memory_start)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("transformer", {"cutoffs": (5, 11), "div_val": 2, "n_heads": 1, "d_head": 4, "variational_dropout": True}),
+        ("compressive", {"compression_rate": 4, "compressed_len": 5}),
+    ],
+)
+def test_unusual_sizes_keep_the_contract(name, settings):
+    check_architecture(name, **settings)
 
 
 @pytest.mark.parametrize("settings", sampled(3, [{"block": "modern"}, {"norm": "pre"}, {"window": 4}]))
@@ -567,6 +578,13 @@ def test_an_encoding_that_is_not_as_it_declares_breaks_the_contract(encoding, wo
         check_encoding("own")
 
 
+class IgnoresLimitOfDistances(TiedRelativeEncoding):
+    """Distances that are projected by the layers, beyond every limit."""
+
+    def score_terms(self, reach, *, max_distance, like):
+        return super().score_terms(reach, max_distance=None, like=like)
+
+
 class ShrinkingDistances(Encoding):
     """Distances that depend on how far a query sees, projected by the layers."""
 
@@ -577,7 +595,11 @@ class ShrinkingDistances(Encoding):
 
 @pytest.mark.parametrize(
     ("encoding", "terms", "word"),
-    [(SlopesEncoding, "ab", r"\(b\) is declared"), (ShrinkingDistances, "abcd", "depend on .reach.")],
+    [
+        (SlopesEncoding, "ab", r"\(b\) is declared"),
+        (ShrinkingDistances, "abcd", "depend on .reach."),
+        (IgnoresLimitOfDistances, "abcd", "limits_distance"),
+    ],
 )
 def test_terms_that_are_not_as_the_traits_declare_break_the_contract(encoding, terms, word):
     traits = EncodingTraits(limits_distance=True, score_terms=tuple(terms))

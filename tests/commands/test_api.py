@@ -106,8 +106,9 @@ def test_a_store_opens_by_name_and_by_path_and_tells_what_it_could_not_read(here
 def test_a_model_of_a_recipe_has_its_parameters_and_changes():
     model = txlcli.make_model("stdlib", vocab_size=11, changes={"model.n_layers": 2, "model.tie_embeddings": False})
     assert (model.settings.n_layers, model.settings.tie_embeddings, model.vocab_size) == (2, False, 11)
-    model = txlcli.make_model("stdlib", vocab_size=11, changes={"model.cutoffs": (5, 7)})
-    assert model.settings.cutoffs == (5, 7)
+    changes = {"model.cutoffs": (5, 7), "model.tie_projections": [True, False, True]}
+    model = txlcli.make_model("stdlib", vocab_size=11, changes=changes)
+    assert (model.settings.cutoffs, model.settings.tie_projections) == ((5, 7), (True, False, True))
 
 
 def test_recl_takes_one_run_as_well_as_several(run):

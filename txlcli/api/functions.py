@@ -1,5 +1,6 @@
 """The functions of the Python interface: prepare, train, load and compare runs, open a store, make a model."""
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -173,8 +174,8 @@ def make_model(
         text = str(value)
         if isinstance(value, bool):
             text = text.lower()
-        elif isinstance(value, tuple):
-            text = str(list(value))
+        elif isinstance(value, tuple | list):
+            text = json.dumps(value)
         overrides.append(f"{key}={text}")
     settings = recipes.load(os.fspath(recipe), overrides)
     size = vocab_size or settings.published.vocab_size

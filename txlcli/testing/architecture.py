@@ -142,7 +142,7 @@ class ArchitectureCheck(Rules):
     def check_memory(self, seg_len: int, mem_len: int) -> None:
         """Check what `forward` returns: hidden states, and a memory without gradient, by lanes, that becomes full."""
         model = self.model()
-        tokens = draw_tokens(B, L * max(M, mem_len))
+        tokens = draw_tokens(B, 4 * L * max(M, mem_len))  # enough for some compressed slots, too
         memory = model.first_memory(B, mem_len)
         full_shapes = []
         for segment in tokens.split(seg_len, dim=1):
@@ -460,6 +460,9 @@ class ArchitectureCheck(Rules):
         if self.settings.fixed_segments:
             # A query of a longer segment is multiplied by keys that it does not see, which the formula leaves out.
             seg_len = L
+            largest = 1.2
+        if self.settings.cutoffs:
+            # The embedding projects all tokens in each band; the formula counts the frequent tokens of a text.
             largest = 1.2
         for mem_len in self.memory_lengths:
             train = TrainSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B, max_steps=1)
