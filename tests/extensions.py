@@ -15,9 +15,10 @@ from txlcli.config import traits
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.traits import EncodingTraits
 from txlcli.core.architectures.operations import LayerProducts, MatrixProducts
-from txlcli.core.architectures.registry import ARCHITECTURES, register_architecture
+from txlcli.core.architectures.registry import ARCHITECTURES, parameter_shapes, register_architecture
 from txlcli.core.architectures.transformer import TransformerProducts
 from txlcli.core.backend import ScoreTerms
+from txlcli.core.measures import forecast
 from txlcli.core.model import encodings, sublayers
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, register_encoding
@@ -137,7 +138,7 @@ TABLES = (
 
 @contextlib.contextmanager
 def restored_tables():
-    """Undo all registrations after this block."""
+    """Undo all registrations after this block, and forget what was computed of them: a name may be given again."""
     before = [dict(table) for table in TABLES]
     try:
         yield
@@ -145,6 +146,8 @@ def restored_tables():
         for table, rows in zip(TABLES, before, strict=True):
             table.clear()
             table.update(rows)
+        for computed in (parameter_shapes, forecast._traced_bytes, forecast._memory_bytes):
+            computed.cache_clear()
 
 
 @contextlib.contextmanager
