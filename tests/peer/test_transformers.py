@@ -15,7 +15,14 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
 pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
 
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    DynamicCache,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import txlcli
@@ -228,6 +235,17 @@ def test_unknown_symbols_and_written_line_ends_are_read_as_txl_does(tmp_path, ki
     ids = tokenizer(text).input_ids
     assert ids == vocab.encode(text).tolist()
     assert tokenizer.decode(ids) == vocab.decode(ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_data_collator_keeps_the_labels_of_line_ends(trained, name):
+    tokenizer = AutoTokenizer.from_pretrained(trained / "exported" / name, trust_remote_code=True)
+    rows = [tokenizer(text) for text in ("the fox\n\nthe owl\n", "the fox\n")]
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)
+    longest, shorter = (row.input_ids for row in rows)
+    padding = len(longest) - len(shorter)
+    assert batch["labels"].tolist() == [longest, [-100] * padding + shorter]
+    assert batch["input_ids"][1, :padding].tolist() == [tokenizer.convert_tokens_to_ids(tokenizer.pad_token)] * padding
 
 
 def test_trainer_lowers_the_loss(trained, tmp_path):

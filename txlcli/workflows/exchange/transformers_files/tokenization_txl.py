@@ -17,7 +17,8 @@ class TxlTokenizer(PreTrainedTokenizer):
     """Encodes and decodes text exactly as txl does; words are divided by blanks, and each line end has a symbol.
 
     There are no special tokens, which would disappear from decoded text: a text begins after a line end, if line ends
-    have a symbol (`bos_token`); padding, at the left, has id 0 and is hidden by the attention mask.
+    have a symbol (`bos_token`). Padding, at the left, is hidden by the attention
+    mask. Its id is rarely or never in a text, since data collators leave labels with this id out of the loss.
     """
 
     vocab_files_names = {"vocab_file": "vocab.json"}
@@ -50,11 +51,13 @@ class TxlTokenizer(PreTrainedTokenizer):
 
     @property
     def pad_token(self):
-        return self.symbols[0]
+        return self.symbols[self.pad_token_id]
 
     @property
     def pad_token_id(self):
-        return 0
+        if self.kind == "sentencepiece":
+            return self.facts["unknown"]  # never in a text: bytes stand for what has no piece
+        return len(self.symbols) - 1  # the rarest symbol
 
     @property
     def bos_token(self):
