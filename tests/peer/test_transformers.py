@@ -224,6 +224,14 @@ def test_the_tokenizer_and_the_model_of_a_run_score_a_text_as_txl_does(trained, 
     assert model.generate(**batch, max_new_tokens=3, do_sample=False).shape[1] == batch.input_ids.shape[1] + 3
 
 
+@pytest.mark.parametrize("name", ["word", "sentencepiece"])
+def test_the_symbol_of_a_line_end_may_be_written_before_a_text(trained, name):
+    tokenizer = AutoTokenizer.from_pretrained(trained / "exported" / name, trust_remote_code=True)
+    for text in ("the fox\n", " <eos> fox", "\ufb01"):
+        ids = tokenizer(text).input_ids
+        assert tokenizer(f"{tokenizer.bos_token}{text}").input_ids == [tokenizer.bos_token_id, *ids]
+
+
 @pytest.mark.parametrize(
     ("kind", "symbols", "boundary"), [("char", ["a", "<unk>", " "], None), ("word", ["<eos>", "<unk>", "a"], 0)]
 )
@@ -231,7 +239,7 @@ def test_unknown_symbols_and_written_line_ends_are_read_as_txl_does(tmp_path, ki
     vocab = Vocab(kind, symbols, boundary=boundary, unknown=1)
     (tmp_path / "vocab.json").write_text(vocab.to_json())
     tokenizer = TxlTokenizer(tmp_path / "vocab.json")
-    text = "a b <eos> \na<eos>\r\n<eos>\n"
+    text = "<eos> \na b <eos> \na<eos>\r\n<eos>\n"
     ids = tokenizer(text).input_ids
     assert ids == vocab.encode(text).tolist()
     assert tokenizer.decode(ids) == vocab.decode(ids)
@@ -263,16 +271,19 @@ def test_trainer_lowers_the_loss(trained, tmp_path):
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_minicons_gives_our_surprisals(trained):
+@pytest.mark.parametrize("name", ["char", "word"])
+def test_minicons_gives_our_surprisals(trained, name):
     scorer = pytest.importorskip("minicons.scorer", reason="pip install minicons")
-    folder = trained / "exported" / "char"
+    folder = trained / "exported" / name
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    text = "the fox jumps over the lazy dogs"
-    (scores,) = scorer.IncrementalLMScorer(model, "cpu", tokenizer=tokenizer).token_score([text], surprisal=True)
-    assert "".join(symbol for symbol, _ in scores) == text
-    ours = txlcli.load("char", runs_dir=trained / "runs").score(text).loss_nats
-    assert [nats for _, nats in scores[1:]] == pytest.approx(ours.tolist(), abs=1e-4)
+    text = "the fox jumps over the lazy dogs\n"
+    minicons = scorer.IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
+    (scores,) = minicons.token_score([text], surprisal=True, bos_token=tokenizer.bos_token is not None)
+    ours = txlcli.load(name, runs_dir=trained / "runs").score(text)
+    symbols, surprisals = zip(*scores[1:], strict=True)
+    assert list(symbols) == tokenizer.convert_ids_to_tokens(ours.tokens.tolist())
+    assert list(surprisals) == pytest.approx(ours.loss_nats.tolist(), abs=1e-4)
 
 
 def test_the_harness_scores_the_folder_as_txl_does(trained):

@@ -17,7 +17,7 @@ class TxlTokenizer(PreTrainedTokenizer):
     """Encodes and decodes text exactly as txl does; words are divided by blanks, and each line end has a symbol.
 
     There are no special tokens, which would disappear from decoded text: a text begins after a line end, if line ends
-    have a symbol (`bos_token`). Padding, at the left, is hidden by the attention
+    have a symbol (`bos_token`), which may also be written before it. Padding, at the left, is hidden by the attention
     mask. Its id is rarely or never in a text, since data collators leave labels with this id out of the loss.
     """
 
@@ -84,11 +84,15 @@ class TxlTokenizer(PreTrainedTokenizer):
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if self.line_end is None:
             return text.split()
+        if text.startswith(self.line_end):  # `bos_token` and a text
+            text = text.replace(self.line_end, f"{self.line_end} ", 1)
         # The symbol of a line end, written in the text before a line end, is that same line end.
         text = re.sub(rf"(?<!\S){re.escape(self.line_end)}[^\S\n]*\n", "\n", text)
         return text.replace("\n", f" {self.line_end} ").split()
 
     def _pieces(self, text):
+        if text.startswith(self.line_end):  # `bos_token` and a text
+            text = text.replace(self.line_end, "\n", 1)
         pieces = []
         for part in re.split(f"(\n+|[{AS_BYTES}])", text):
             if part.startswith("\n") and self.line_end == "<eos>":  # in models that txl trained
