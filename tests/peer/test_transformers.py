@@ -169,6 +169,20 @@ def test_greedy_text_does_not_depend_on_the_cache_and_beams_work(tmp_path):
     assert sampled.shape == greedy.shape
 
 
+def test_a_cache_of_fixed_size_is_rejected(tmp_path):
+    theirs = opened(tmp_path, small_model(), evaluation_of(M))
+    with pytest.raises(ValueError, match="leave out cache_implementation"):
+        theirs.generate(draw_tokens(B, 4), max_new_tokens=3, cache_implementation="static")
+
+
+def test_the_cache_can_be_switched_off_in_the_configuration(tmp_path):
+    theirs, tokens = opened(tmp_path, small_model(), evaluation_of(M)), draw_tokens(B, T)
+    assert theirs(tokens)[CACHE] is not None
+    theirs.config.use_cache = False
+    assert CACHE not in theirs(tokens)
+    assert theirs(tokens, use_cache=True)[CACHE] is not None
+
+
 def test_more_positions_than_were_learned_are_an_error(tmp_path):
     theirs = opened(tmp_path, small_model(**POSITIONS["learned"]), EvalSettings(seg_len=5, mem_len=0))
     with pytest.raises(ValueError, match="5 positions"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -30,6 +30,7 @@ class TxlConfig(PreTrainedConfig):
     """
 
     model_type = "txl"
+    use_cache = True
     attribute_map = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
 
     def __init__(self, **settings):
@@ -532,11 +533,15 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if use_cache is None:
-            use_cache = not self.training
+            use_cache = self.config.use_cache and not self.training
         if cache is None:
             cache = past_key_values
         if cache is None:  # a call of several segments needs one in any case
             cache = DynamicCache(config=self.config)
+        if isinstance(cache, StaticCache):
+            raise ValueError(
+                "a cache of fixed size is not supported; leave out cache_implementation, or give a DynamicCache"
+            )
         read = cache.get_seq_length()
         total = read + input_ids.shape[1]
         if attention_mask is None:
