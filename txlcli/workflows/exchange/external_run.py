@@ -14,6 +14,7 @@ from txlcli.core.kernels.modes import DTYPES
 from txlcli.data.vocabulary import count_words
 from txlcli.errors import ExternalModelError, reason_of
 from txlcli.runs.loading import OpenModel
+from txlcli.workflows.exchange import huggingface
 from txlcli.workflows.exchange.external_model import TRIED, ExternalModel
 from txlcli.workflows.exchange.external_vocab import ExternalVocab
 from txlcli.workflows.exchange.options import GGUF, HUGGING_FACE
@@ -209,6 +210,7 @@ def _check_path(path: Path) -> None:
         raise ExternalModelError(
             f"{path}: {fault}; give a folder with config.json, weights and tokenizer, or a {GGUF} file"
         )
+    huggingface.reject_own_export(path)
 
 
 def _not_opened(path: Path, error: Exception, *, trust_remote_code: bool) -> ExternalModelError:

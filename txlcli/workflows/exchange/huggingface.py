@@ -8,7 +8,7 @@ from typing import Any
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.errors import RunError
+from txlcli.errors import RunError, UsageError
 from txlcli.system.input_files import MAX_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.exchange.weights import INDEX
@@ -31,18 +31,28 @@ def file_of_weights(directory: Path) -> Path:
     raise RunError(f"{directory} has neither {' nor '.join(FILES_OF_WEIGHTS)}, nor the index ({INDEX}) of their shards")
 
 
+def reject_own_export(directory: Path) -> None:
+    """Reject a directory that `txl export` wrote for Transformers."""
+    try:
+        model_type = parse_json(read_text(directory / CONFIG, MAX_SETTINGS)).get("model_type")
+    except (OSError, ValueError, AttributeError, UsageError):  # the caller reports what is wrong
+        return
+    if model_type == "txl":
+        raise RunError(
+            f"{directory} was exported from a run for Transformers; use the run itself, or export it with `format` hf "
+            "and import that"
+        )
+
+
 def read_keys(directory: Path) -> dict[str, dict[str, Any]]:
     """Return the keys of [model] and [eval] for the configuration in a directory."""
+    reject_own_export(directory)
     path = directory / CONFIG
     try:
         stored = parse_json(read_text(path, MAX_SETTINGS))
         model_type = stored.get("model_type")
         if "model_type" not in stored and "n_token" in stored:  # of the first releases
             model_type = MODEL_TYPE
-        if model_type == "txl":
-            raise RunError(
-                f"{directory} was exported for Transformers; use the run itself, or export it with `format` hf"
-            )
         if model_type != MODEL_TYPE:
             raise RunError(
                 f'{path}: model_type is "{model_type}", not "{MODEL_TYPE}"; only Transformer-XL can be imported'
