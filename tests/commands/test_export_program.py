@@ -107,6 +107,20 @@ def test_the_loader_reads_all_of_a_text_or_says_what_the_vocabulary_lacks(here):
             encode("abX")
 
 
+def test_the_loader_says_what_is_wrong_with_its_arguments(here, monkeypatch):
+    done("export", "byte", "out", "--format", "pt2")
+    (here / "short.txt").write_text("a")
+    for words, message in (
+        ([], "python load.py score FILE"),
+        (["score", "absent.txt"], "absent.txt: No such file"),
+        (["score", "short.txt"], "no second token"),
+        (["continue", ""], "no token to continue"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["load.py", *words])
+        with pytest.raises(SystemExit, match=message):
+            runpy.run_path("out/load.py", run_name="__main__")
+
+
 @pytest.mark.slow
 def test_the_loader_scores_and_continues_a_text(here):
     done("export", "byte", "out", "--format", "pt2")

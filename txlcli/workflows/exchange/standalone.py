@@ -85,6 +85,8 @@ def decode(ids: list[int]) -> str:
 def score(text: str) -> float:
     """Return the mean loss of the tokens of a text after the first, in nats."""
     ids = torch.tensor(encode(text))
+    if len(ids) < 2:
+        raise ValueError("the text has no second token, and the first one is not scored; give a longer text")
     log_probs, _ = read(ids[None])
     targets = ids[1:, None]
     return -float(log_probs[0, :-1].gather(1, targets).mean())
@@ -96,6 +98,8 @@ def continued(text: str, count: int = 200) -> str:
     The present segment is read again for each token, which costs the same; without a memory, the last L tokens are.
     """
     ids = encode(text)
+    if not ids:
+        raise ValueError("the text has no token to continue; give a longer text")
     state = None
     begin = 0
     for _ in range(count):
@@ -111,6 +115,8 @@ def continued(text: str, count: int = 200) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("score", "continue"):
+        sys.exit(__doc__.strip())
     command, argument = sys.argv[1:]
     if not SYMBOLS:
         sys.exit("the tokens of this model are pieces or ids: give `read` the ids of another program")
@@ -120,5 +126,7 @@ if __name__ == "__main__":
             print(score(text))
         else:
             print(continued(argument))
+    except OSError as error:
+        sys.exit(f"{argument}: {error.strerror}")
     except ValueError as error:
         sys.exit(str(error))
