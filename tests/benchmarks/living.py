@@ -1,4 +1,4 @@
-"""A training step of txl beside living peers: x-transformers with its memory, and a plain PyTorch step, compiled.
+"""A training step of txl beside a living peer: x-transformers with its memory, both as they are or compiled.
 
 python -m tests.benchmarks.living [--compiled] [--turns 5] [--layers 2] [--width 128] [--seg-len 64] [--batch-size 8]
 
