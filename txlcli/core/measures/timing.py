@@ -145,7 +145,7 @@ def _time_reader(
     targets = tokens.to(model.targets_device)
     if filled:
         reader.read_last(_random_tokens(model, (batch_size, filled)))
-    period = math.ceil(reader.housekeeping_interval / seg_len)
+    period = max(1, reader.housekeeping_interval // seg_len)
     periods = math.ceil(times.min_steps / period)
     if warm_up is None:
         warm_up = 2 * period if reader.device.type == "cuda" else period
