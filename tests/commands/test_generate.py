@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, strategies
+from hypothesis import example, given, strategies
 
 import txlcli
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
@@ -220,6 +220,7 @@ def test_only_a_passage_needs_the_store_and_its_test_split(here):
     done("generate", "byte", "--prompt", "the", "--tokens", 1)
 
 
+@example(text="abba", cuts=[], stops=["abba", "bb"])
 @given(
     text=strategies.text("ab\n", max_size=30),
     cuts=strategies.lists(strategies.integers(0, 30), max_size=9),

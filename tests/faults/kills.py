@@ -1,5 +1,6 @@
 """Kills: SIGKILL and SIGTERM at random moments, and just before each change of a file."""
 
+import math
 import random
 import signal
 from functools import partial
@@ -35,21 +36,22 @@ def _check_terminated(ended, outcome):
 def injections(sample, amounts):
     """Return kills of every command: half of them at random moments, half of them before changes of files in turn."""
     rehearsals = rehearse(sample)
+    turns = math.ceil(amounts.kills / len(rehearsals))
     found = []
     for number in range(amounts.kills):
-        rehearsal, turn = rehearsals[number % len(rehearsals)], number // len(rehearsals)
-        kill = _kill_of(rehearsal, turn, amounts)
+        turn, job = divmod(number, len(rehearsals))
+        rehearsal = rehearsals[job]
+        sent = signal.SIGTERM if (turn + job) % 4 == 3 else signal.SIGKILL
+        chance = random.Random(f"{amounts.seed} {rehearsal.job.name} {turn}")
+        kill = Kill(sent, **_moment(rehearsal, turn, turns, chance))
         act = partial(_kill, rehearsal, sample, kill)
         found.append(Injection("kills", rehearsal.job.name, f"#{turn} {kill}", act))
     return found
 
 
-def _kill_of(rehearsal, number, amounts):
-    chance = random.Random(f"{amounts.seed} {rehearsal.job.name} {number}")
-    sent = signal.SIGTERM if number % 4 == 3 else signal.SIGKILL
-    if number % 2:
-        return Kill(sent, after_s=chance.uniform(0, LATEST * rehearsal.seconds))
-    per_job = max(1, amounts.kills // 20)  # kills before changes, spread over all of them
-    changes = max(1, rehearsal.changes)
-    place = number // 2 * max(1, rehearsal.changes // per_job) + chance.randrange(3)
-    return Kill(sent, before_change=1 + place % changes)
+def _moment(rehearsal, turn, turns, chance):
+    """Return a random moment in odd turns; in even ones a change of a file, of all of them in turn."""
+    if turn % 2:
+        return {"after_s": chance.uniform(0, LATEST * rehearsal.seconds)}
+    share = (turn // 2 + chance.random()) / math.ceil(turns / 2)
+    return {"before_change": 1 + int(share * rehearsal.changes)}

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save
+import torch
 
 from tests.cards import read_card
 from tests.faults.sample import state_of
 from tests.workflows.exchange.hostile import MARKER
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data import compressed_file
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import TxlError
 from txlcli.runs import history, run_directory
-from txlcli.system.checkpoint_header import write_header
 from txlcli.workflows.exchange import huggingface, token_files, vocabularies, weights
 
 MAX_BYTES = 1 << 16
@@ -40,7 +40,7 @@ class Target:
 
 
 def refused(function):
-    """Return a function that calls another one and accepts its refusal, a TxlError with a message."""
+    """Return a function that calls another one and accepts its refusal, a TxlError with a message; True without one."""
 
     def call(data):
         try:
@@ -49,6 +49,8 @@ def refused(function):
             message = str(refusal)
             if not message:
                 raise ValueError("a refusal without a message") from refusal
+            return False
+        return True
 
     return call
 
@@ -108,10 +110,10 @@ def _checkpoints(sample, work):
     path = work / "last.safetensors"
 
     def read(data):
+        path.write_bytes(data)
         if data[:1] == b"{":
             with contextlib.suppress(ValueError, RecursionError):
-                data = save({"model.a": np.zeros(3, np.float32)}, write_header(json.loads(data), {}))
-        path.write_bytes(data)
+                checkpoint.save(path, Checkpoint({"model.a": torch.zeros(3)}, json.loads(data)))
         checkpoint.load(path)
 
     return refused(read)
@@ -132,8 +134,10 @@ def _file_reader(name, function):
     def make(sample, work):
         def read(data):
             (work / name).write_bytes(data)
-            function(work / name)
-            assert not (work / MARKER).exists()
+            try:
+                function(work / name)
+            finally:
+                assert not (work / MARKER).exists()
 
         return refused(read)
 

@@ -30,5 +30,10 @@ def _fuzz_here(reader: Callable, sample: Path, work: Path, options: list[str], l
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    atheris.Setup(["fuzz", *options], reader(sample, work))
+    function = reader(sample, work)
+
+    def read(data: bytes) -> None:
+        function(data)  # libFuzzer would take a result for a code of its own
+
+    atheris.Setup(["fuzz", *options], read)
     atheris.Fuzz()

@@ -19,6 +19,8 @@ NEEDED = ("pytest", "xdist", "hypothesis", "typer")
 POLL_S = 1.0
 MAX_FAILURES = 6
 """Failed tests whose last line is printed."""
+NO_TESTS = 5
+"""Exit code of pytest if it has found no test."""
 
 
 def run(files, seconds, also=()):
@@ -64,6 +66,9 @@ def run(files, seconds, also=()):
         raise AssertionError(f"stopped after {seconds:g} s with {found['ended']} tests ended; running: {running}")
     if found["failed"]:
         raise AssertionError(f"{len(found['failed'])} of {found['ended']} tests failed")
+    if tests.returncode not in (0, NO_TESTS):
+        ended = f"{found['ended']} of {found['collected']} tests"
+        raise RuntimeError(f"pytest ended with {tests.returncode} after {ended}: {said[-1000:]}")
     if not found["tests_passed"] and not found["skipped"]:
         raise RuntimeError(f"there are no tests; pytest ended with {tests.returncode}: {said[-1000:]}")
 

@@ -70,6 +70,13 @@ def test_a_test_that_fails_or_cannot_be_imported_fails_the_row(tmp_path):
         list(parallel_tests.run(list(tmp_path.glob("*.py")), 60))
 
 
+def test_tests_that_end_pytest_fail_the_row(tmp_path):
+    ends = "import os, signal\n\ndef test_ends():\n    os.kill(os.getppid(), signal.SIGKILL)\n"
+    (tmp_path / "test_one_ends.py").write_text(f"def test_quick():\n    pass\n\n{ends}")
+    with pytest.raises(RuntimeError, match="pytest ended with -9"):
+        list(parallel_tests.run(list(tmp_path.glob("*.py")), 60))
+
+
 @pytest.mark.slow
 def test_tests_that_have_ended_are_results_when_the_limit_stops_another(tmp_path):
     file = tmp_path / "test_one_hangs.py"

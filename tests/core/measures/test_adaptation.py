@@ -94,7 +94,7 @@ def test_candidates_of_theta_use_the_hidden_states_of_the_given_settings():
 def test_dynamic_evaluation_equals_its_definition():
     text = draw_stream(17, dataclasses.replace(SETTINGS, batch_size=1))
     model, dynamic = text.model, DynamicSettings(lr=0.01, decay=0.1)
-    rms = [torch.full_like(parameter, 0.1 * (number + 1)) for number, parameter in enumerate(model.parameters())]
+    rms = [0.01 + torch.rand_like(parameter) for parameter in model.parameters()]
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     given = score_dynamic(text, dynamic, rms).losses_nats
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
@@ -111,7 +111,7 @@ def test_dynamic_evaluation_equals_its_definition():
         with torch.no_grad():
             for (name, parameter), gradient, size in zip(adapted.named_parameters(), gradients, rms, strict=True):
                 moved = parameter - 0.01 * gradient / (size + typical)
-                back = min(1.0, 0.1 * float(size.flatten()[0]) / typical)
+                back = (0.1 * size / typical).clamp(max=1.0)
                 parameter.copy_(moved + back * (before[name] - moved))
     assert_close(given, expected)
 
