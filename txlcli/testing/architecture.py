@@ -142,7 +142,10 @@ class ArchitectureCheck(Rules):
     def check_memory(self, seg_len: int, mem_len: int) -> None:
         """Check what `forward` returns: hidden states, and a memory without gradient, by lanes, that becomes full."""
         model = self.model()
-        tokens = draw_tokens(B, 4 * L * max(M, mem_len))  # enough for some compressed slots, too
+        count = L * max(M, mem_len)
+        if self.settings.has_slots:
+            count *= 4  # each slot holds several tokens
+        tokens = draw_tokens(B, count)
         memory = model.first_memory(B, mem_len)
         full_shapes = []
         for segment in tokens.split(seg_len, dim=1):
