@@ -244,7 +244,7 @@ def _unknown_command(command: str, context: typer.Context) -> str:
 
 
 def _several_values(context: typer.Context) -> str:
-    """Return how several values of an option are written, if the command has got one that takes several."""
+    """Return how several values of an option are written, if one that takes several was given."""
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
         if not value or parameter.param_type_name != "option":

@@ -43,15 +43,15 @@ def injections(sample, amounts):
         rehearsal = rehearsals[job]
         sent = signal.SIGTERM if (turn + job) % 4 == 3 else signal.SIGKILL
         chance = random.Random(f"{amounts.seed} {rehearsal.job.name} {turn}")
-        kill = Kill(sent, **_moment(rehearsal, turn, turns, chance))
+        kill = _kill_of(rehearsal, sent, turn, turns, chance)
         act = partial(_kill, rehearsal, sample, kill)
         found.append(Injection("kills", rehearsal.job.name, f"#{turn} {kill}", act))
     return found
 
 
-def _moment(rehearsal, turn, turns, chance):
-    """Return a random moment in odd turns; in even ones a change of a file, of all of them in turn."""
+def _kill_of(rehearsal, sent, turn, turns, chance):
+    """Return a kill at a random moment in odd turns; in even ones before a change of a file, spread over all."""
     if turn % 2:
-        return {"after_s": chance.uniform(0, LATEST * rehearsal.seconds)}
+        return Kill(sent, after_s=chance.uniform(0, LATEST * rehearsal.seconds))
     share = (turn // 2 + chance.random()) / math.ceil(turns / 2)
-    return {"before_change": 1 + int(share * rehearsal.changes)}
+    return Kill(sent, before_change=1 + int(share * rehearsal.changes))

@@ -34,7 +34,7 @@ MAX_BYTES = 1 << 16
 class Target:
     name: str
     seeds: Callable[[Path], list[bytes]]
-    """Returns valid inputs, given the directory of the sample of `tests.faults`."""
+    """Returns inputs, valid ones among them, given the directory of the sample of `tests.faults`."""
     reader: Callable[[Path, Path], Callable[[bytes], None]]
     """Returns the function, given the sample and a directory to work in."""
 

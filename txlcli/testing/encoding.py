@@ -86,8 +86,8 @@ class EncodingCheck(ArchitectureCheck):
         for terms, other in zip(self.score_terms(L + M, max_distance), unlimited, strict=True):
             self.require_equal_terms(terms.distance_bias, other.distance_bias, near, rule)
             self.require_equal_terms(terms.position_key, other.position_key, near, rule)
-            self.require_equal_terms(_rows_of(terms.distances), _rows_of(other.distances), near, rule)
-            for limited in (terms.distance_bias, terms.position_key, _rows_of(terms.distances)):
+            self.require_equal_terms(_as_one_head(terms.distances), _as_one_head(other.distances), near, rule)
+            for limited in (terms.distance_bias, terms.position_key, _as_one_head(terms.distances)):
                 if limited is not None:
                     beyond = limited[:, :-near]
                     shared = limited[:, -near:][:, :1]
@@ -120,6 +120,6 @@ class EncodingCheck(ArchitectureCheck):
             self.require_equal(own, other, rule)
 
 
-def _rows_of(distances: Tensor | None) -> Tensor | None:
+def _as_one_head(distances: Tensor | None) -> Tensor | None:
     """Return encodings of distances (m, d) with an axis of one head, (1, m, d)."""
     return None if distances is None else distances[None]
