@@ -210,7 +210,7 @@ def test_dynamic_evaluation_in_tf32_is_close_to_that_in_fp32():
     rms = [torch.ones_like(parameter) for parameter in model.parameters()]
     settings, dynamic = EvalSettings(seg_len=16, mem_len=32, batch_size=1), DynamicSettings(lr=1e-3, decay=1e-3)
     of_fp32, of_tf32 = (
-        score_dynamic(Stream(model, ids[:-1], ids[1:], settings, precision), dynamic, rms).total_nats
+        score_dynamic(Stream(model.on(precision=precision), ids[:-1], ids[1:], settings), dynamic, rms).total_nats
         for precision in ("fp32", "tf32")
     )
     assert of_tf32 == pytest.approx(of_fp32, rel=1e-2)

@@ -1,6 +1,7 @@
 """Training on a CUDA device: deterministic runs, LAMB without waiting, measured steps. Skipped without a GPU."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import TrainingError
 from txlcli.workflows.training.out_of_memory import explained
+from txlcli.workflows.training.plan import Plan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -87,6 +89,7 @@ def test_steps_are_timed_without_waiting_between_them():
 def test_a_training_that_needs_more_than_the_card_has_names_what_would_fit():
     total = torch.cuda.get_device_properties(CUDA).total_memory
     settings = recipe.load("stdlib", ["train.batch_size=4096", "train.seg_len=64"])
-    with pytest.raises(TrainingError) as caught, explained(settings, V, CUDA, 1):
+    plan = Plan(run=SimpleNamespace(settings=settings, vocab_size=V), device=CUDA)
+    with pytest.raises(TrainingError) as caught, explained(plan):
         torch.empty(2 * total, dtype=torch.uint8, device=CUDA)
     assert re.search(r"^out of memory \(tried to allocate [\d.]+ GiB\); a step needs about ", str(caught.value))

@@ -225,7 +225,7 @@ def detected_waits():
 
 
 def failed_captures():
-    """Return what is said of functions that fail in a capture; another graph is captured in the pool after each."""
+    """Return what is said of functions that fail in a capture; the pool captures another graph after each."""
     capture, reasons = GraphPool(), []
 
     def wait(tensor):
@@ -243,6 +243,7 @@ def failed_captures():
 
     with pretending():
         there = torch.zeros(3, device=CUDA)
+        kept = []  # graphs, whose pool the next capture may use
         for run in (wait, wait_and_go_on, fail, too_large):
             try:
                 capture(partial(run, there), CUDA, warm_up=0)
@@ -252,8 +253,10 @@ def failed_captures():
                 reasons.append("out of memory")
             assert graphs.DEVICE.is_clean
             there.bernoulli_()  # as dropout does
-            capture(there.bernoulli_, CUDA)()
+            kept.append(capture(there.bernoulli_, CUDA))
             assert graphs.DEVICE.is_clean
+    for replay in kept:
+        replay()
     return reasons
 
 

@@ -1,7 +1,7 @@
 """Streams and CUDA graphs of the fake device, with the states in which PyTorch leaves a capture that fails.
 
-`capture_end` of a capture that CUDA has found invalid raises before it closes the pool of memory and the capture of the
-random generator, as in PyTorch 2.11.
+`capture_end` of a capture that CUDA has found invalid raises before it closes the pool of memory, that of pinned
+memory, and the capture of the random generator, as in PyTorch 2.11. Nothing in Python closes the second one.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ class Device:
         """The graph that is captured on the current stream."""
         self.is_invalid = False
         self.open_pools, self.users_of_pool, self._pools = set(), {}, 0
+        self.open_pinned_pools = set()
         self.generator_captures = False
 
     @property
@@ -41,10 +42,12 @@ class Device:
 
     def enter_pool(self, pool):
         """Allocate from a pool from now on."""
-        assert pool not in self.open_pools
+        if pool in self.open_pools | self.open_pinned_pools:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         assert self.users_of_pool.get(pool) != 0, "the last graph of this pool is gone"
         self.users_of_pool[pool] = self.users_of_pool.get(pool, 0) + 1
         self.open_pools.add(pool)
+        self.open_pinned_pools.add(pool)
 
     def end_pool(self, _, pool):
         if pool not in self.open_pools:
@@ -105,6 +108,7 @@ class Graph:
             DEVICE.is_invalid = False
             raise RuntimeError(INVALID)
         DEVICE.open_pools.remove(self._pool)
+        DEVICE.open_pinned_pools.remove(self._pool)
         DEVICE.generator_captures, self._has_ended = False, True
 
     def replay(self):

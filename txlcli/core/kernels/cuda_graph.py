@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -62,49 +62,59 @@ class GraphPool:
         self, run: Callable[[], Result], device: torch.device, warm_up: int
     ) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Return a graph of the kernels of `run`, and the tensors that they write."""
-        if self._stream is None:
-            with _failures_explained():
-                self._stream = torch.cuda.Stream(device)
+        own = self._own_stream(device)
         outside = torch.cuda.current_stream(device)
-        self._stream.wait_stream(outside)
-        with torch.cuda.stream(self._stream):
+        own.wait_stream(outside)
+        with torch.cuda.stream(own):
             for _ in range(warm_up):
                 run()
-        outside.wait_stream(self._stream)
+        outside.wait_stream(own)
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # the graph has memory of its own
-        with _failures_explained(), torch.cuda.stream(self._stream):
-            return self._record(run, device)
+        try:
+            with torch.cuda.stream(own):
+                return self._record(run, device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise cannot_capture(error) from error
+
+    def _own_stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Return the stream of all captures."""
+        if self._stream is None:
+            try:
+                self._stream = torch.cuda.Stream(device)
+            except RuntimeError as error:
+                raise cannot_capture(error) from error
+        return self._stream
 
     def _record(self, run: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Capture the kernels of `run` on the current stream. If that fails, the stream runs kernels again."""
         graph = torch.cuda.CUDAGraph()
         if self._handle is None or not self._graphs:  # the allocator frees a pool with its last graph
             self._handle = torch.cuda.graph_pool_handle()
+            self._graphs.clear()
+        pool = self._handle
+        self._handle = None  # after a failure, the allocator of pinned memory does not leave the pool
         try:
-            graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")  # other threads may use CUDA
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads may use CUDA
             out = run()
         except BaseException:
             with contextlib.suppress(RuntimeError):  # of what failed before
-                _end(graph, self._handle, device)
+                _end(graph, pool, device)
             raise
-        _end(graph, self._handle, device)
+        _end(graph, pool, device)
+        self._handle = pool
         self._graphs.add(graph)
         return graph, out
 
 
-@contextlib.contextmanager
-def _failures_explained() -> Iterator[None]:
-    """Raise a UsageError if CUDA cannot do what this block does for a capture."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UsageError(
-            f"CUDA cannot capture the kernels of a step as a graph ({reason}): launched one by one, they take longer"
-        ) from error
+def cannot_capture(error: RuntimeError) -> UsageError:
+    """Return the error that says that CUDA cannot capture a function, and why."""
+    reason = str(error).strip().partition("\n")[0]
+    return UsageError(
+        f"CUDA cannot capture the kernels of a step as a graph ({reason}): launched one by one, they take longer"
+    )
 
 
 _failed: list[torch.cuda.CUDAGraph] = []
