@@ -72,7 +72,7 @@ class TrainSettings(Section):
     as in the paper."""
     compile: Compile = "auto"
     """Fuse the operations of each layer with torch.compile, which takes up to half a minute at the start: on; off; or
-    auto: on GPUs of compute capability 8.0 or higher, unless the run takes less than two minutes without."""
+    auto: on GPUs of compute capability 8.0 or higher, unless the run takes less than a minute."""
     optimizer: Annotated[str, OPTIMIZERS] = "adam"
     """adam or adamw; sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers and adamw for all
     other parameters; lamb: LAMB for large batches, in NVIDIA's variant: without bias correction, and with the norm that

@@ -44,4 +44,4 @@ def expected_share(model: ModelSettings, step_flops: float, device_type: str) ->
     has_tails = bool(model.cutoffs)
     similar = [step for step in measured["steps"] if step["has_tails"] == has_tails]
     nearest = min(similar, key=lambda step: abs(math.log(step_flops / (1e12 * step["tflop"]))))  # by ratio
-    return ExpectedShare(nearest["share"], f"{nearest['recipe']} on one {measured['card']}, with an earlier version")
+    return ExpectedShare(nearest["share"], f"{nearest['recipe']} on one {measured['card']}")

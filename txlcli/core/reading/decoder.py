@@ -40,7 +40,7 @@ MIN_TAIL_SHARE = 1 / 64
 MAX_PHASES = 16
 """Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
 MIN_FLOPS_TO_COMPILE = 2.4e15
-"""Operations of layers that take a GPU about two minutes if it does not compile them, at 20 TFLOP/s."""
+"""Operations of layers that take an H200 three quarters of a minute in bf16; compiling saves as long as it takes."""
 
 
 @dataclass

@@ -22,8 +22,8 @@ from txlcli.data.token_store import TokenStore
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.reporter import Reporter
 
-MIN_SECONDS = 120.0
-"""Shortest time of a run, without a compiler, that pays for compiling its layers."""
+MIN_SECONDS = 60.0
+"""Shortest time of a run with compiled layers that pays for compiling them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,5 +188,5 @@ def _reason_against(plan: Plan) -> str | None:
     tokens = plan.steps * train.batch_size * train.seg_len
     seconds = tokens * plan.flops_per_token / rate
     if seconds < MIN_SECONDS:
-        return f"the run takes about {seconds:.0f} s without, and compiling up to half a minute; `compile` on compiles"
+        return f"the run takes about {seconds:.0f} s, and compiling up to half a minute; `compile` on compiles"
     return compiler_problem(plan.device)
