@@ -11,11 +11,14 @@ import torch
 from tests.core.builders import draw_tokens, small_model
 from tests.core.kernels.test_normalizer import from_all_logits, of_all, of_tokens, part_size, random_inputs, weights_of
 from tests.samples import sampled
+from txlcli.core.kernels import normalizer
 from txlcli.core.kernels.compilation import runs_triton
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton interprets its kernels with TRITON_INTERPRET=1 only", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton's interpreter runs the kernels")
+
+from txlcli.core.kernels import normalizer_triton
 
 
 def cast(tensors, dtype=torch.float32):
@@ -50,6 +53,21 @@ def test_losses_and_gradients_equal_all_logits_in_float64(tokens_and_ids, tokens
     total = of_all(*given, column, weights.float(), **options)
     for one in (total, (losses * weights).sum()):
         assert largest_difference(torch.autograd.grad(one, given), gradients) < LARGEST[dtype][1]
+
+
+@pytest.mark.parametrize("ids", [17, 23, 24])
+def test_padding_between_rows_is_not_read_as_logits_and_is_zero_afterwards(ids):
+    tokens, padded = 70, 24
+    chosen = torch.arange(tokens) % (padded + 1) - 1  # also ids of the padding, which have no logit here
+    logits = torch.randn(tokens, ids, generator=torch.Generator().manual_seed(3))
+    weights = torch.linspace(0.1, 1.0, tokens)
+    rows = torch.full((tokens, padded), torch.nan)
+    rows[:, :ids] = logits
+    others = torch.zeros(tokens)
+    losses, of_logits = normalizer.row_losses(logits, chosen, others.clone(), weights)
+    found, of_found = normalizer_triton.row_losses(rows[:, :ids], chosen, others.clone(), weights)
+    torch.testing.assert_close([found, *of_found], [losses, *of_logits])
+    assert not rows[:, ids:].any()
 
 
 def test_logits_beyond_the_range_of_exp_and_nans_are_handled():

@@ -78,7 +78,9 @@ def compiled_by(capability, kernels):
 
 
 def resources(compiled):
-    """Registers per thread, bytes of spilled registers, bytes of shared memory, tensor-core instructions."""
+    """Registers per thread, bytes of spilled registers, bytes of shared memory, tensor-core instructions, and accesses
+    of single 16-bit numbers in global memory.
+    """
     ptx = compiled.asm["ptx"]
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
@@ -92,6 +94,7 @@ def resources(compiled):
         "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", report))),
         "shared": compiled.metadata.shared,
         "tensor_cores": len(re.findall(TENSOR_CORES, ptx)),
+        "single_numbers": len(re.findall(r"(?:ld|st)\.global\.b16", ptx)),
     }
 
 

@@ -17,6 +17,7 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 their own, P columns of a row of position scores (m, padded), S splits of the keys, a power of two.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -39,6 +40,8 @@ MAX_SPLITS = 32
 UNSEEN = -30_000.0
 """Score of a distance that one of the queries does not see: finite, so that a tile may have no others, and in the range
 of fp16. A query sees its own position, and the softmax over all tiles gives the others a probability of 0."""
+ALIGNMENT = 8
+"""Numbers that a thread accesses at once: 16 bytes in 16 bits, the widest access of a GPU."""
 KEYS_OF_TOKEN = 64
 """Keys of a tile of the kernel of single tokens."""
 
@@ -82,16 +85,21 @@ AMPERE_CONFIGS: dict[tuple[Kernel, bool, bool], KernelConfig] = {
 """Instead of the tiles that spill registers where products read their factors from registers."""
 
 
-def _constants_of(kernel: Kernel, query: Tensor) -> dict[str, Any]:
+def _constants_of(kernel: Kernel, query: Tensor, key: Tensor) -> dict[str, Any]:
     """Return the constants of a kernel with tiles, for heads (B, x, H, D)."""
     *_, heads, width = query.shape
-    key = kernel, query.dtype.itemsize == 2, width > 64
-    config = CONFIGS[key]
+    case = kernel, query.dtype.itemsize == 2, width > 64
+    config = CONFIGS[case]
     if not _multiplies_from_shared_memory():
-        config = AMPERE_CONFIGS.get(key, config)
+        config = AMPERE_CONFIGS.get(case, config)
     uses_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     precision = "tf32" if uses_tf32 else "ieee"
-    return {"HEADS": heads, "WIDTH": width, "PRECISION": precision, **config._asdict()}
+    return {"HEADS": heads, "WIDTH": width, "PRECISION": precision, "ALIGN": _alignment(key), **config._asdict()}
+
+
+def _alignment(key: Tensor) -> int:
+    """Return what divides the strides of keys (B, K, H, D): 8 in 16 bits, where rows are padded."""
+    return math.gcd(ALIGNMENT, *key.stride()[:3])
 
 
 def _multiplies_from_shared_memory() -> bool:
@@ -240,7 +248,7 @@ def attention(
     key_len = key.shape[1]
     if value is None:
         key, value = key.unbind(2)
-    constants = _constants_of("forward", query)
+    constants = _constants_of("forward", query, key)
     blocks = batch_size * heads * triton.cdiv(seg_len, constants["QUERIES"])
     tiles = min(key_len, seg_len + reach) // constants["KEYS"]
     splits = splits or splits_of(blocks, tiles, _count_processors(query.device))
@@ -316,12 +324,12 @@ def attention_backward(
     if value is None:
         key, value = key.unbind(2)
     sizes = (*key.stride()[:3], seg_len, key_len, reach, _pitch(by_distance, reach))
-    constants = _constants_of("keys", query)
+    constants = _constants_of("keys", query, key)
     kernels.backward_of_keys_kernel[sequences * triton.cdiv(key_len, constants["KEYS"]),](
         query, key, value, by_distance, seed, log_total, grad_out, product, grad_key_value, grad_score, *sizes,
         **constants, DROPPED=dropped,
     )  # fmt: skip
-    constants = _constants_of("queries", query)
+    constants = _constants_of("queries", query, key)
     kernels.backward_of_queries_kernel[sequences * triton.cdiv(seg_len, constants["QUERIES"]),](
         key, grad_score, grad_query, *sizes, **constants
     )
@@ -406,7 +414,7 @@ def attend_token(
         kernels.token_kernel[sequences, splits](
             query, key, value, position_key, content_bias, position_bias, distance_bias, distances, reach, out,
             log_total, *strides, key_len, position_keys, biases, scale,
-            HEADS=heads, WIDTH=width, KEYS=KEYS_OF_TOKEN, SPLITS=splits,
+            HEADS=heads, WIDTH=width, KEYS=KEYS_OF_TOKEN, ALIGN=_alignment(key), SPLITS=splits,
         )  # fmt: skip
 
     return _combined(query, splits, attend_part)[0]

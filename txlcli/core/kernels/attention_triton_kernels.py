@@ -8,7 +8,8 @@ are neighbors in memory.
 
 Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width (WIDTH), n distances that are seen (`reach`),
 m distances with a score of their own (`columns`, None if n), P columns of a row (`pitch`), S splits of the keys. A
-sequence is one head of one lane; DROPPED of 2**32 random numbers drop an attention weight.
+sequence is one head of one lane; DROPPED of 2**32 random numbers drop an attention weight; ALIGN divides the strides of
+keys and values.
 """
 
 import triton
@@ -25,6 +26,12 @@ SIZES = ("seg_len", "key_len", "reach", "columns", "pitch")
 def _padded(width):
     """Return D, padded: tiles have powers of two as sides, and tensor cores multiply none below 16."""
     return max(16, triton.next_power_of_2(width))
+
+
+@triton.jit
+def _aligned(stride, ALIGN: constexpr):
+    """Return a stride, a multiple of ALIGN: Triton knows this of a product, and accesses neighbors at once."""
+    return stride // ALIGN * ALIGN
 
 
 @triton.jit
@@ -56,9 +63,10 @@ def _rows_of(sequence, count, HEADS: constexpr, WIDTH: constexpr):
 
 
 @triton.jit
-def _keys_of(sequence, stride_batch, stride_head, HEADS: constexpr):
+def _keys_of(sequence, stride_batch, stride_head, HEADS: constexpr, ALIGN: constexpr):
     """Return the offset of a sequence in the keys, and in the values."""
-    return (sequence // HEADS).to(tl.int64) * stride_batch + (sequence % HEADS).to(tl.int64) * stride_head
+    lane = (sequence // HEADS).to(tl.int64) * _aligned(stride_batch, ALIGN)
+    return lane + (sequence % HEADS).to(tl.int64) * _aligned(stride_head, ALIGN)
 
 
 @triton.jit
@@ -135,7 +143,8 @@ def _seen_keys(first_query, seg_len, key_len, reach, QUERIES: constexpr, KEYS: c
 def forward_kernel(
     query_base, key_base, value_base, by_distance, seed, out_base, log_total_base, key_b, key_l, key_h,
     seg_len, key_len, reach, columns, pitch, HEADS: constexpr, WIDTH: constexpr,
-    QUERIES: constexpr, KEYS: constexpr, PRECISION: constexpr, DROPPED: constexpr, SPLITS: constexpr,
+    QUERIES: constexpr, KEYS: constexpr, PRECISION: constexpr, ALIGN: constexpr, DROPPED: constexpr,
+    SPLITS: constexpr,
 ):  # fmt: skip
     """Attend from a block of queries to all keys that they see, or to one of SPLITS parts of these."""
     block, sequence, sequences = _block_and_sequence(seg_len, QUERIES)
@@ -143,7 +152,8 @@ def forward_kernel(
     queries = first_query + tl.arange(0, QUERIES)
     query_rows = _rows_of(sequence, seg_len, HEADS, WIDTH)
     query = _load_rows(query_base + query_rows, HEADS * WIDTH, queries, seg_len, WIDTH)
-    key_rows = _keys_of(sequence, key_b, key_h, HEADS)
+    key_rows = _keys_of(sequence, key_b, key_h, HEADS, ALIGN)
+    key_l = _aligned(key_l, ALIGN)
     begin, end = _seen_keys(first_query, seg_len, key_len, reach, QUERIES, KEYS)
     if SPLITS > 1:
         share = tl.cdiv(tl.cdiv(end - begin, KEYS), SPLITS) * KEYS
@@ -194,7 +204,7 @@ def forward_kernel(
 def token_kernel(
     query_base, key_base, value_base, position_key, content_bias, position_bias, distance_bias, distances, reach_base,
     out_base, log_total_base, query_b, key_b, key_l, key_h, key_len, position_keys, biases, scale, HEADS: constexpr,
-    WIDTH: constexpr, KEYS: constexpr, SPLITS: constexpr,
+    WIDTH: constexpr, KEYS: constexpr, ALIGN: constexpr, SPLITS: constexpr,
 ):  # fmt: skip
     """Attend from single queries (B, 1, H, D) to one of SPLITS parts of all keys, whose distances are on the device.
 
@@ -211,7 +221,8 @@ def token_kernel(
         content += tl.load(content_bias + head * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
     if position_bias is not None:
         query += tl.load(position_bias + head * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
-    key_rows = _keys_of(sequence, key_b, key_h, HEADS)
+    key_rows = _keys_of(sequence, key_b, key_h, HEADS, ALIGN)
+    key_l = _aligned(key_l, ALIGN)
     reach = tl.load(reach_base)
     share = tl.cdiv(tl.cdiv(key_len, KEYS), SPLITS) * KEYS
     largest, total = float("-inf"), 0.0
@@ -269,14 +280,15 @@ def backward_of_keys_kernel(
     query_base, key_base, value_base, by_distance, seed, log_total_base, grad_out_base, product_base,
     grad_base, grad_score_base, key_b, key_l, key_h, seg_len, key_len, reach, pitch,
     HEADS: constexpr, WIDTH: constexpr, QUERIES: constexpr, KEYS: constexpr,
-    PRECISION: constexpr, DROPPED: constexpr,
+    PRECISION: constexpr, ALIGN: constexpr, DROPPED: constexpr,
 ):  # fmt: skip
     """Write the gradients of a block of keys and values, (B, K, 2, H, D), and of their scores, from all queries."""
     blocks = tl.cdiv(key_len, KEYS)
     sequence, sequences = tl.program_id(0) // blocks, tl.num_programs(0) // blocks
     first_key = tl.program_id(0) % blocks * KEYS
     keys = first_key + tl.arange(0, KEYS)
-    key_rows = _keys_of(sequence, key_b, key_h, HEADS)
+    key_rows = _keys_of(sequence, key_b, key_h, HEADS, ALIGN)
+    key_l = _aligned(key_l, ALIGN)
     key = _load_rows(key_base + key_rows, key_l, keys, key_len, WIDTH)
     value = _load_rows(value_base + key_rows, key_l, keys, key_len, WIDTH)
     query_rows = _rows_of(sequence, seg_len, HEADS, WIDTH)
@@ -308,7 +320,7 @@ def backward_of_keys_kernel(
         places = _places(queries, keys, seg_len, key_len, reach, pitch)
         tl.store(grad_score_base + score_rows + places, grad_score, mask=seen)
         grad_key = tl.dot(tl.trans(grad_score), query, grad_key, input_precision=PRECISION)
-    grad_rows = grad_base + _keys_of(sequence, key_len * 2 * HEADS * WIDTH, WIDTH, HEADS)
+    grad_rows = grad_base + _rows_of(sequence, key_len * 2, HEADS, WIDTH)
     _store_rows(grad_rows, 2 * HEADS * WIDTH, keys, key_len, grad_key, WIDTH)
     _store_rows(grad_rows + HEADS * WIDTH, 2 * HEADS * WIDTH, keys, key_len, grad_value, WIDTH)
 
@@ -317,14 +329,15 @@ def backward_of_keys_kernel(
 def backward_of_queries_kernel(
     key_base, grad_score_base, grad_query_base, key_b, key_l, key_h, seg_len, key_len, reach, pitch,
     HEADS: constexpr, WIDTH: constexpr, QUERIES: constexpr, KEYS: constexpr,
-    PRECISION: constexpr,
+    PRECISION: constexpr, ALIGN: constexpr,
 ):  # fmt: skip
     """Write the gradient of a block of queries, and zeros as gradients of scores that no query has."""
     block, sequence, sequences = _block_and_sequence(seg_len, QUERIES)
     first_query = block * QUERIES
     queries = first_query + tl.arange(0, QUERIES)
     rows = grad_score_base + _scores_of(sequence, sequences, seg_len, pitch, HEADS)
-    key_rows = _keys_of(sequence, key_b, key_h, HEADS)
+    key_rows = _keys_of(sequence, key_b, key_h, HEADS, ALIGN)
+    key_l = _aligned(key_l, ALIGN)
     begin, end = _seen_keys(first_query, seg_len, key_len, reach, QUERIES, KEYS)
     grad_query = tl.zeros((QUERIES, _padded(WIDTH)), tl.float32)
     for first_key in range(begin, end, KEYS):
