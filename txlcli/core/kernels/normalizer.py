@@ -19,6 +19,7 @@ from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import autocast_dtype
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.modes import memory_is_unlimited
+from txlcli.core.kernels.private import foreach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,8 +275,11 @@ class _TotalLoss(torch.autograd.Function):
         if gradients is None:
             raise RuntimeError("a second backward pass through a total loss: its gradients have been handed out")
         ctx.gradients = None
-        scaled = [None if gradient is None else gradient.mul_(grad_outputs[0]) for gradient in gradients]
-        return None, *scaled, None, None, None
+        given = [gradient for gradient in gradients if gradient is not None]
+        for dtype in {gradient.dtype for gradient in given}:
+            # On a GPU, `mul_` by a tensor of one element accesses single numbers; this accesses neighbors at once.
+            foreach.mul_([one for one in given if one.dtype == dtype], grad_outputs[0].to(dtype))
+        return None, *gradients, None, None, None
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
