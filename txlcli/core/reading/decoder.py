@@ -4,8 +4,8 @@ The weights do not change here, so keys and values stay as they were projected, 
 are projected once. It computes the same function as `TransformerXL.forward` with memory. The memory that training
 carries is `core.model.layer.HiddenMemory`.
 
-On CUDA, graphs read single tokens and whole segments, from the embedding to the final norm, and compute the losses of
-segments: they repeat the same kernels on the same memory. For a token, its slot in the buffers and how far it sees are
+On CUDA, graphs read single tokens and whole segments, from the embedding to the final norm, and compute their losses:
+they repeat the same kernels on the same memory. For a token, its slot in the buffers and how far it sees are
 on the device; it scores up to a quarter more keys. Once the memory is full, a segment finds the keys of the past at one
 of a few offsets in the sliding buffer, its phases: the slack of the buffer is a multiple of the segment, so that they
 recur.
@@ -126,6 +126,56 @@ class FixedSlots(Past):
         return all_keys, all_values
 
 
+class GraphOfLosses:
+    """Computes the losses of as many targets in each call by a CUDA graph.
+
+    Args:
+        compute: losses (B, L) of hidden states (B, L, d), targets (B, L) and `Objective.tail_rows`.
+        model: has the softmax.
+        length: L.
+        capture_graph: see `GraphsByPhase`.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Tensor, Tensor, Sequence[Tensor]], Tensor],
+        model: LanguageModel,
+        length: int,
+        capture_graph: CaptureGraph,
+    ) -> None:
+        self._compute = compute
+        self._softmax = model.softmax
+        self._device = model.device
+        self._length = length
+        self._capture_graph = capture_graph
+        self._tail_sizes = [0] * (len(model.softmax.bands) - 1)
+        """Rows of each tail of the softmax in the graph."""
+        self._graph = GraphsByPhase(self._losses_of, capture_graph)
+
+    def __call__(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        ids = targets.flatten()
+        if self._tail_sizes:
+            ids = send(torch.cat([ids, *self._rows_of_tails(ids)]), self._device)
+        return self._graph(hidden, ids)
+
+    def _losses_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return the losses (B, L), given targets and the rows of those in each tail, one after another."""
+        count = hidden.shape[0] * self._length
+        targets, *rows = ids.split([count, *self._tail_sizes])
+        return self._compute(hidden, targets.view(hidden.shape[:2]), rows)
+
+    def _rows_of_tails(self, targets: Tensor) -> list[Tensor]:
+        """Return `Objective.tail_rows` of targets (T,) on the host; where a tail has too few, it gets more."""
+        count = len(targets)
+        padded = []
+        for number, rows in enumerate(self._softmax.rows_of_tails(targets)):
+            if len(rows) > self._tail_sizes[number]:
+                self._tail_sizes[number] = tail_capacity(max(len(rows), count * MIN_TAIL_SHARE), count)
+                self._graph = GraphsByPhase(self._losses_of, self._capture_graph)  # sizes of a graph do not change
+            padded.append(F.pad(rows, (0, self._tail_sizes[number] - len(rows)), value=count))
+        return padded
+
+
 class Decoder(Reader):
     """Feeds segments of up to L tokens through a model and remembers the last M positions.
 
@@ -174,9 +224,10 @@ class Decoder(Reader):
         read_segment = partial(self._read_segment, reach=self.reach, count=self.seg_len)
         self._token = GraphsByPhase(self._read_token, capture_graph)
         self._segment = GraphsByPhase(read_segment, capture_graph)
-        self._losses = GraphsByPhase(self._losses_of, capture_graph)
-        self._tail_sizes = [0] * (len(self.model.softmax.bands) - 1)
-        """Rows of each tail of the softmax in the graph of losses."""
+        compute = self._losses_of
+        self._losses = {
+            length: GraphOfLosses(compute, self.model, length, capture_graph) for length in (1, self.seg_len)
+        }
 
     @property
     def has_captured(self) -> bool:
@@ -294,31 +345,15 @@ class Decoder(Reader):
 
     @torch.inference_mode()
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """See `Reader.losses`; a graph computes those of whole segments."""
-        if not self.replays_tokens or targets.shape != (self.settings.batch_size, self.seg_len):
+        """See `Reader.losses`; graphs compute those of whole segments and of single tokens."""
+        batch_size, length = targets.shape
+        if not self.replays_tokens or batch_size != self.settings.batch_size or length not in self._losses:
             return super().losses(hidden, targets)
-        ids = targets.flatten()
-        if self._tail_sizes:
-            ids = send(torch.cat([ids, *self._rows_of_tails(ids)]), self.device)
-        return self._on_fast_path(partial(self._losses, hidden, ids))
+        return self._on_fast_path(partial(self._losses[length], hidden, targets))
 
-    def _losses_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Return the losses (B, L), given targets and the rows of those in each tail, one after another."""
-        targets, *rows = ids.split([hidden.shape[0] * hidden.shape[1], *self._tail_sizes])
+    def _losses_of(self, hidden: Tensor, targets: Tensor, rows: Sequence[Tensor]) -> Tensor:
         with self._autocast:
-            return self.model.losses(hidden, targets.view(hidden.shape[:2]), rows)
-
-    def _rows_of_tails(self, targets: Tensor) -> list[Tensor]:
-        """Return `Objective.tail_rows` of targets (T,) on the host; where a tail has too few, it gets more."""
-        count = len(targets)
-        padded = []
-        for number, rows in enumerate(self.model.softmax.rows_of_tails(targets)):
-            if len(rows) > self._tail_sizes[number]:
-                assert self._capture_graph is not None
-                self._tail_sizes[number] = tail_capacity(max(len(rows), count * MIN_TAIL_SHARE), count)
-                self._losses = GraphsByPhase(self._losses_of, self._capture_graph)  # sizes of a graph do not change
-            padded.append(F.pad(rows, (0, self._tail_sizes[number] - len(rows)), value=count))
-        return padded
+            return self.model.losses(hidden, targets, rows)
 
     def _make_room(self, length: int) -> None:
         """Slide the buffers if they have no room for `length` more positions."""
