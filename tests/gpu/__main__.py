@@ -7,13 +7,14 @@ python -m tests.gpu wheels
 Parts, all of them by default, in this order or the one given: `smoke` (enwik8 with two layers: the default path against
 eager steps and the definition), `enwik8` (training, with the kernels of three replays), `tests` (every test of
 `test_cuda_*.py` in parallel processes, while the other recipes are compiled), `training` (other recipes), `reading`
-(evaluation and single tokens), `bf16` (losses of 300 steps against autocast's and those of float64), `combo` (training
-without the compiler's combined kernels), `peer` (Hugging Face's TransfoXL in the same precision), `rates` (of copies
-and matrix products), `ptb` (Penn Treebank in the time that is left). Each row is printed and written to the file before
-the next begins; a table of them ends the output. `wheels` lists the packages that each part needs.
+(evaluation and single tokens), `bf16` (losses of 300 steps against autocast's and those of float64), `compiler`
+(training with other options of the compiler), `peer` (Hugging Face's TransfoXL in the same precision), `rates` (of
+copies and matrix products), `ptb` (Penn Treebank in the time that is left). Each row is printed and written to the file
+before the next begins; a table of them ends the output. `wheels` lists the packages that each part needs.
 """
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
@@ -38,6 +39,12 @@ EVALUATED = (("enwik8", 10), ("enwik8", 1), ("wt103-nvidia", 16))
 """Recipes and batch sizes of evaluations."""
 MEMORIES = (1600, 3800)
 """Memory lengths of single tokens."""
+COMPILER_OPTIONS = {
+    "no combined kernels": {"combo_kernels": False},
+    "norms apart from sums": {"triton.mix_order_reduction": False},
+    "norms of four rows": {"triton.mix_order_reduction_initial_xblock": 4},
+}
+"""What could be faster; the last two concern the backward pass of LayerNorm with the sums of gains and biases."""
 ROWS_OF_PEER = ("training-b22", "eval10", "eval1", "token1600", "wt103-training-b60")
 TOY_ROWS_OF_PEER = ("training", "eval1")
 GOALS = {
@@ -122,12 +129,14 @@ def compare_precisions(stage, options):
     stage.run("losses in bf16", rows.bf16_steps, at_most_s=ROW_S, device=options.device, toy=options.toy)
 
 
-def time_without_combo_kernels(stage, options):
+def time_compiler_options(stage, options):
+    """Training with single options of the compiler changed."""
     from tests.gpu import rows
 
-    for name in ("enwik8", "ptb"):
-        given = {"name": name, "changes": (), "device": options.device, "toy": options.toy, "combo_kernels": False}
-        stage.run(f"training {name}, no combo kernels", rows.training, at_most_s=ROW_S, fresh=True, **given)
+    for name, changed in itertools.product(("enwik8", "ptb"), COMPILER_OPTIONS):
+        given = {"name": name, "changes": (), "device": options.device, "toy": options.toy}
+        given["compiler_options"] = COMPILER_OPTIONS[changed]
+        stage.run(f"training {name}, {changed}", rows.training, at_most_s=ROW_S, fresh=True, **given)
 
 
 def compare_with_peer(stage, options):
@@ -172,7 +181,7 @@ PARTS = {
     "training": time_training,
     "reading": time_reading,
     "bf16": compare_precisions,
-    "combo": time_without_combo_kernels,
+    "compiler": time_compiler_options,
     "peer": compare_with_peer,
     "rates": measure_rates,
     "ptb": train_ptb,

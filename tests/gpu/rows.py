@@ -201,15 +201,18 @@ def smoke(device, toy):
         raise AssertionError(f"the default path was not taken: {facts['fell_back'][0]}")
 
 
-def training(name, changes, device, toy, combo_kernels=True):
-    """Time optimizer steps of the default path after all captures, then list the kernels of exactly three replays."""
+def training(name, changes, device, toy, compiler_options=None):
+    """Time optimizer steps of the default path after all captures, then list the kernels of exactly three replays.
+
+    Compiler options replace those of the program.
+    """
     place = pick_device(device)
     forget_compiled(place)
     settings, vocab_size = settings_of(name, [*LONG_RUN[device], *changes], toy=toy)
     train, captures = settings.train, captures_of(place)
     repeat, count = (1, 1) if toy else (REPEAT, MIN_STEPS)
     warm_up = filling_steps(train) + WARM_UP_STEPS
-    with mock.patch.dict(compilation.COMPILER_OPTIONS, combo_kernels=combo_kernels):
+    with mock.patch.dict(compilation.COMPILER_OPTIONS, compiler_options or {}):
         timed = make_training(settings, vocab_size, place, captures, warm_up + repeat * count + PROFILED_STEPS)
         parameters = sum(parameter.numel() for parameter in timed.model.parameters())
         yield {"recipe": name, "parameters": parameters}
