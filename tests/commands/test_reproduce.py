@@ -179,11 +179,16 @@ def test_a_report_that_another_process_writes_and_runs_with_other_settings_are_r
     done("train", "tiny.toml", "--name", "tiny-short-xl-1111", "--seed", 1111)
     with pytest.raises(TxlError, match="other settings"):
         reproduced("table7")
+    (row,) = reproduce.list_costs(["table7"], OPTIONS, novel_scale(), Workspace(**HERE)).items
+    assert row.missing == row.models == 3
 
 
 def test_the_command_lists_all_items_and_rejects_what_it_cannot_make(untouched):
     rows = {row["item"]: row for row in json_of("reproduce", "all", "--list")["items"]}
     assert list(rows) == select_items(["all"])
+    of_two_seeds = {row["item"]: row["models"] for row in json_of("reproduce", "all", "--list", "--seeds", 2)["items"]}
+    with_one_seed = {item for item, models in of_two_seeds.items() if models == rows[item]["models"]}
+    assert with_one_seed == {"table8", "table9", *(f"figure{number}" for number in range(3, 8)), "appendix-e"}
     assert max(map(len, done("reproduce", "table7", "--list").stdout.splitlines()[:5])) <= 80
     for words, telling in (("", "--list"), ("table6 --scale huge", "not one of")):
         assert telling in refusal("reproduce", *words.split())

@@ -38,7 +38,9 @@ def no_graph(run, device, **how):
     raise UsageError("no graphs here")
 
 
-def losses(device, *changes, dtype=torch.float32, seed=5, steps=STEPS, **how):
-    """Return the losses of the first steps (steps,)."""
+def losses(device, *changes, dtype=torch.float32, seed=5, steps=STEPS, path=(), **how):
+    """Return the losses of the first steps (steps,), which must have taken the path that these words name."""
     training = start(device, *changes, dtype=dtype, seed=seed, **how)
-    return torch.stack([training.update().loss for _ in range(steps)]).double().cpu()
+    found = torch.stack([training.update().loss for _ in range(steps)]).double().cpu()
+    assert set(path) <= set(training.stepper.path.split(", ")), training.stepper.path
+    return found

@@ -170,10 +170,12 @@ def test_segments_by_graphs_are_those_without_and_those_of_float64(position, pre
     how = {"batch_size": B, "seg_len": 16, "mem_len": 100, "same_length": "m"}
     expected = read_parts(make_decoder(model, **how), tokens, lengths)
     on_device = copy.deepcopy(model).float().to(CUDA)
-    by_graphs, eager = (
-        read_parts(make_decoder(on_device, precision=precision, capture_graph=capture, **how), tokens, lengths)
+    decoders = [
+        make_decoder(on_device, precision=precision, capture_graph=capture, **how)
         for capture in (None, tape.call_again)
-    )
+    ]
+    by_graphs, eager = (read_parts(decoder, tokens, lengths) for decoder in decoders)
+    assert decoders[0].has_captured
     assert relative_error(by_graphs, eager) < 0.1 * OF_READING[precision]
     assert relative_error(by_graphs, expected) < OF_READING[precision]
 
@@ -187,7 +189,9 @@ def test_single_tokens_across_two_slides_of_the_buffer_are_those_of_float64(posi
     reference = make_decoder(model, **how)
     tokens = draw_tokens(batch_size, reference.capacity + 2 * reference.housekeeping_interval + 1)
     expected = read_parts(reference, tokens, (1,))
-    found = read_parts(make_decoder(copy.deepcopy(model).float().to(CUDA), precision=precision, **how), tokens, (1,))
+    decoder = make_decoder(copy.deepcopy(model).float().to(CUDA), precision=precision, **how)
+    found = read_parts(decoder, tokens, (1,))
+    assert decoder.has_captured
     assert relative_error(found, expected) < OF_READING[precision]
 
 

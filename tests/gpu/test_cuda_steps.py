@@ -59,7 +59,7 @@ def test_steps_of_lamb_are_those_of_a_cpu():
 @ON_CUDA
 @pytest.mark.parametrize("recompute", ["false", "layers"])
 def test_captured_steps_have_the_dropout_and_the_losses_of_eager_ones(recompute):
-    captured = losses("cuda", *DROPOUT, f"train.recompute={recompute}")
+    captured = losses("cuda", *DROPOUT, f"train.recompute={recompute}", path=["captured"])
     assert_close(captured, losses("cuda", *DROPOUT, capture_graph=no_graph), 1e-4)
 
 
@@ -82,7 +82,8 @@ def test_another_seed_of_dropout_gives_losses_that_differ_more_than_the_tests_he
 @ON_CUDA
 def test_compiled_steps_have_the_losses_of_eager_ones():
     pytest.importorskip("triton")
-    assert_close(losses("cuda", "train.compile=on"), losses("cuda"), 1e-3)
+    compiled = losses("cuda", "train.compile=on", path=["compiled", "captured"])
+    assert_close(compiled, losses("cuda", path=["not compiled"]), 1e-3)
 
 
 @ON_CUDA

@@ -101,7 +101,7 @@ def show_devices(forecast: ScaleForecast) -> None:
         sources = {cost.share_source: _percent(cost.share_of_peak) for cost in forecast.by_devices}
         shares = " or ".join(f"{share} (as for {source})" for source, share in sources.items())
         exchange = "" if forecast.options.bandwidth else ", without the gradient exchange; add --bandwidth"
-        notes.append(f"Time: at {shares} of the peak rate{exchange}.")
+        notes.append(f"Time: at {shares} of the data sheet's peak rate{exchange}.")
     console.show_table(title, list(rows[0]), [list(row.values()) for row in rows], notes)
 
 
@@ -111,7 +111,7 @@ def _device_cells(cost: DeviceCost) -> dict[str, str]:
     if cost.tokens_per_s is not None:
         cells["tokens/s"] = format_rate(cost.tokens_per_s)
     if cost.seconds is not None:
-        cells["days"] = f"{cost.seconds / 86_400:,.2f}"
+        cells["time"] = duration(cost.seconds)
     if cost.fits is not None:
         cells["fits"] = "yes" if cost.fits else "no"
     cells["total memory"] = format_size(cost.device_bytes["total"])

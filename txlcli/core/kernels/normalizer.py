@@ -275,11 +275,20 @@ class _TotalLoss(torch.autograd.Function):
         if gradients is None:
             raise RuntimeError("a second backward pass through a total loss: its gradients have been handed out")
         ctx.gradients = None
-        given = [gradient for gradient in gradients if gradient is not None]
-        for dtype in {gradient.dtype for gradient in given}:
-            # On a GPU, `mul_` by a tensor of one element accesses single numbers; this accesses neighbors at once.
-            foreach.mul_([one for one in given if one.dtype == dtype], grad_outputs[0].to(dtype))
+        _scale([gradient for gradient in gradients if gradient is not None], grad_outputs[0])
         return None, *gradients, None, None, None
+
+
+def _scale(gradients: list[Tensor], factor: Tensor) -> None:
+    """Multiply gradients by a factor (0-d), in place."""
+    if factor.device.type != "cuda":
+        for gradient in gradients:
+            gradient.mul_(factor)
+        return
+    # There, `mul_` by a tensor of one element accesses single numbers; this accesses neighbors at once.
+    for dtype in {gradient.dtype for gradient in gradients}:
+        of_dtype = [gradient for gradient in gradients if gradient.dtype == dtype]
+        foreach.mul_(of_dtype, factor.to(dtype))
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

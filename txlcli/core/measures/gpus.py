@@ -18,6 +18,8 @@ class ExpectedShare(NamedTuple):
     share: float
     source: str
     """The measurement that it is from, in words; empty if it is not measured."""
+    of_data_sheet: float
+    """Share of the peak rate by the data sheet, which a large matrix product does not reach."""
 
 
 @functools.cache
@@ -39,9 +41,11 @@ def expected_share(model: ModelSettings, step_flops: float, device_type: str) ->
     `step_flops` are the operations of a step on one device.
     """
     if device_type != "cuda":
-        return ExpectedShare(CPU_SHARE, "")
+        return ExpectedShare(CPU_SHARE, "", CPU_SHARE)
     measured = _data()["measured"]
     has_tails = bool(model.cutoffs)
     similar = [step for step in measured["steps"] if step["has_tails"] == has_tails]
     nearest = min(similar, key=lambda step: abs(math.log(step_flops / (1e12 * step["tflop"]))))  # by ratio
-    return ExpectedShare(nearest["share"], f"{nearest['recipe']} on one {measured['card']}")
+    share = nearest["share"]
+    of_data_sheet = share * measured["product_tflops"] / _data()["peaks"][measured["card"]]["bf16"]
+    return ExpectedShare(share, f"{nearest['recipe']} on one {measured['card']}", of_data_sheet)

@@ -220,7 +220,7 @@ class Decoder(Reader):
         """Positions that the buffer holds before it slides."""
 
     def _make_graphs(self, capture_graph: CaptureGraph) -> None:
-        """Make the graphs of single tokens, whole segments, and losses of segments, which are captured when used."""
+        """Make the graphs of single tokens, whole segments, and the losses of both, which are captured when used."""
         read_segment = partial(self._read_segment, reach=self.reach, count=self.seg_len)
         self._token = GraphsByPhase(self._read_token, capture_graph)
         self._segment = GraphsByPhase(read_segment, capture_graph)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txlcli import __version__
+from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import describe_machine, pick_device
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import published
@@ -18,7 +19,7 @@ from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import as_json, parse_json
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.options import ReproduceOptions
-from txlcli.workflows.reproduction.runner import ReclResults, ReportWriter, Runner, seeds_of
+from txlcli.workflows.reproduction.runner import ReclResults, ReportWriter, Runner, seeds_of, settings_of
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, ReportSection, parts
 from txlcli.workflows.workspace import Workspace
@@ -65,26 +66,32 @@ def list_costs(names: Sequence[str], options: ReproduceOptions, scale: Scale, wo
     """Count the training runs that items need, and what is missing."""
     rows = []
     for name in names:
-        runs = list(itertools.product(parts(name), seeds_of(options)))
-        missing = []
+        seeds = seeds_of(options)
+        if name in TABLES["one_seed"]:
+            seeds = seeds[:1]
+        runs = list(itertools.product(parts(name), seeds))
+        missing = steps = tokens = 0
         for part, seed in runs:
-            if not _is_finished(workspace.runs_dir / scale.run_name(part, seed)):
-                missing.append(scale.models[part].settings().train)
-        row = ItemCost(
-            item=name,
-            models=len(runs),
-            missing=len(missing),
-            steps=sum(train.max_steps for train in missing),
-            tokens=sum(train.max_steps * train.batch_size * train.seg_len for train in missing),
-        )
-        rows.append(row)
+            settings = settings_of(scale.models[part], seed)
+            steps_left = _steps_left(workspace.runs_dir / scale.run_name(part, seed), settings)
+            if steps_left:
+                missing += 1
+                steps += steps_left
+                tokens += steps_left * settings.train.batch_size * settings.train.seg_len
+        rows.append(ItemCost(item=name, models=len(runs), missing=missing, steps=steps, tokens=tokens))
     return CostsResult(scale=scale.name, description=scale.description, items=rows)
 
 
-def _is_finished(directory: Path) -> bool:
+def _steps_left(directory: Path, settings: Settings) -> int:
+    """Return the number of steps that a training run has left: all if there is none with these settings."""
+    max_steps = settings.train.max_steps
     if not run_directory.is_run(directory.name, directory.parent):
-        return False
-    return history.read(run_directory.read_run(directory)).state == "finished"
+        return max_steps
+    run = run_directory.read_run(directory)
+    if run.settings != settings:
+        return max_steps
+    past = history.read(run)
+    return 0 if past.state == "finished" else max_steps - past.step
 
 
 def run(

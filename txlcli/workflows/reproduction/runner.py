@@ -18,6 +18,7 @@ from txlcli.workflows.evaluation.result import EvalResult
 from txlcli.workflows.options import Options, Split
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.recl import ReclResult
+from txlcli.workflows.reproduction.models import Model
 from txlcli.workflows.reproduction.options import ReproduceOptions
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Measured, ReportSection
@@ -45,6 +46,11 @@ class ReportWriter:
 def seeds_of(options: ReproduceOptions) -> range:
     """Return the seeds of the training runs of each model."""
     return range(FIRST_SEED, FIRST_SEED + options.seeds)
+
+
+def settings_of(model: Model, seed: int) -> Settings:
+    """Return the settings of a model's training run with a seed."""
+    return recipe.load(model.recipe, TrainOptions(seed=seed, overrides=model.changes).changes)
 
 
 @dataclass(kw_only=True)
@@ -85,7 +91,7 @@ class Runner:
         model = self.scale.models[part]
         name = self.scale.run_name(part, seed)
         options = TrainOptions(name=name, seed=seed, overrides=model.changes, resume_hint=RESUME_HINT)
-        settings = recipe.load(model.recipe, options.changes)
+        settings = settings_of(model, seed)
         directory = self.workspace.runs_dir / name
         self._prepare(settings.corpus.store)
         self.record_command("train", model.recipe, options=options)

@@ -117,8 +117,8 @@ class ScaleOptions(Options):
     )
     """In bytes per second."""
     device_flops: float | None = quantity_option(
-        "Peak rate of matrix products of each GPU in the precision of training, such as 989TFLOP/s; gives tokens/s and "
-        "time.",
+        "Peak rate of matrix products of each GPU by its data sheet, in the precision of training, such as 989TFLOP/s; "
+        "gives tokens/s and time.",
         "FLOP/s",
     )
     """In operations per second."""

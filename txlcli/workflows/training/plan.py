@@ -81,11 +81,12 @@ class Plan:
     def expected_share(self, train: TrainSettings) -> ExpectedShare:
         """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
         step_flops = train.batch_size * train.seg_len * self.flops_per_token
-        share, source = expected_share(self.run.settings.model, step_flops, self.device.type)
+        share, source, of_data_sheet = expected_share(self.run.settings.model, step_flops, self.device.type)
         if train.recompute == "layers":
             # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
             share *= 0.75
-        return ExpectedShare(share, source)
+            of_data_sheet *= 0.75
+        return ExpectedShare(share, source, of_data_sheet)
 
     def step_bytes(self, train: TrainSettings) -> StepBytes:
         """Return the bytes that a step of one of the processes needs with these settings."""

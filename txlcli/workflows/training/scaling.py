@@ -34,6 +34,7 @@ class DeviceCost:
     devices: int
     batch_size_per_device: int
     share_of_peak: float
+    """Of the data sheet."""
     share_source: str
     """The measurement that the share is from."""
     device_bytes: dict[str, int]
@@ -102,7 +103,7 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     parameters = by_purpose.pop("weights")
     exchanged = _sent_bytes(train) * (devices - 1) * run.parameters // devices
     rank_settings = of_one_process(train, devices)
-    share, source = plan.expected_share(rank_settings)
+    _, source, share = plan.expected_share(rank_settings)
     peak_flops_per_s = options.device_flops
     step_s = None
     tokens_per_s = None
