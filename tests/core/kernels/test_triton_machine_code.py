@@ -120,19 +120,17 @@ def test_single_tokens_need_two_kernels(capability, width, dtype):
     assert max(needs["spilled"] for needs in reports.values()) <= FEW_BYTES
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-def test_rows_of_heads_whose_width_is_no_multiple_of_16_are_loaded_in_wide_units(capability):
+def test_rows_of_heads_whose_width_is_no_multiple_of_16_are_loaded_in_wide_units():
     alone = {}
     for width in (40, 64):  # of the same tiles; 38 is padded to 40
-        reports = compile_all(capability, torch.bfloat16, width)
+        reports = compile_all(90, torch.bfloat16, width)
         alone[width] = {name: needs["single_numbers"] for name, needs in reports.items()}
     assert alone[40] == alone[64]  # position scores, whose rows are skewed
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-def test_the_softmax_accesses_rows_of_padded_logits_in_wide_units(capability):
+def test_the_softmax_accesses_rows_of_padded_logits_in_wide_units():
     logits = draw(64, 20_008).bfloat16()[:, :20_003]
-    with reporting(capability, normalizer_triton, ("accumulate", "gradient")) as reports:
+    with reporting(90, normalizer_triton, ("accumulate", "gradient")) as reports:
         normalizer_triton.row_losses(logits, torch.arange(64), draw(64).float(), draw(64).float())
     # The logit of the target is loaded alone.
     assert {name: needs["single_numbers"] for name, needs in reports.items()} == {"accumulate": 1, "gradient": 0}
