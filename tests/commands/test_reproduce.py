@@ -80,8 +80,11 @@ def state(here):
 
 @pytest.mark.slow
 def test_all_items_are_in_one_report_and_their_commands_write_the_same_figures(state):
-    sections = reproduced(*PAPER_ITEMS)
+    options = ReproduceOptions(out=Path("report"), seeds=2)
+    sections = reproduced(*PAPER_ITEMS, options=options)
     assert list(sections) == list(PAPER_ITEMS)
+    costs = reproduce.list_costs(PAPER_ITEMS, options, novel_scale(), Workspace(**HERE)).items
+    assert [row.item for row in costs if row.missing] == []
     markdown, page = (Path("report", name).read_text(encoding="utf-8") for name in ("report.md", "report.html"))
     files = [file for section in sections.values() for file, _ in section["figures"]]
     for section in sections.values():

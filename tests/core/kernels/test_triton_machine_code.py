@@ -120,7 +120,7 @@ def test_single_tokens_need_two_kernels(capability, width, dtype):
     assert max(needs["spilled"] for needs in reports.values()) <= FEW_BYTES
 
 
-def test_rows_of_heads_whose_width_is_no_multiple_of_16_are_loaded_in_wide_units():
+def test_rows_of_heads_whose_width_is_not_a_multiple_of_16_are_loaded_in_wide_units():
     alone = {}
     for width in (40, 64):  # of the same tiles; 38 is padded to 40
         reports = compile_all(90, torch.bfloat16, width)

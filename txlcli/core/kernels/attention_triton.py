@@ -17,7 +17,6 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 their own, P columns of a row of position scores (m, padded), S splits of the keys, a power of two.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +27,7 @@ from triton.runtime import driver
 
 from txlcli.core.backend import ScoreTerms, nearest_rows, pad_to
 from txlcli.core.kernels import attention_triton_kernels as kernels
+from txlcli.core.kernels.alignment_triton import alignment_of
 from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import compiled
 
@@ -40,8 +40,6 @@ MAX_SPLITS = 32
 UNSEEN = -30_000.0
 """Score of a distance that one of the queries does not see: finite, so that a tile may have no others, and in the range
 of fp16. A query sees its own position, and the softmax over all tiles gives the others a probability of 0."""
-ALIGNMENT = 8
-"""Numbers that a thread accesses at once: 16 bytes in 16 bits, the widest access of a GPU."""
 KEYS_OF_TOKEN = 64
 """Keys of a tile of the kernel of single tokens."""
 
@@ -86,7 +84,7 @@ AMPERE_CONFIGS: dict[tuple[Kernel, bool, bool], KernelConfig] = {
 
 
 def _constants_of(kernel: Kernel, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """Return the constants of a kernel with tiles, for heads (B, x, H, D)."""
+    """Return the constants of a kernel with tiles, for queries (B, L, H, D) and keys (B, K, H, D)."""
     *_, heads, width = query.shape
     case = kernel, query.dtype.itemsize == 2, width > 64
     config = CONFIGS[case]
@@ -94,12 +92,8 @@ def _constants_of(kernel: Kernel, query: Tensor, key: Tensor) -> dict[str, Any]:
         config = AMPERE_CONFIGS.get(case, config)
     uses_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     precision = "tf32" if uses_tf32 else "ieee"
-    return {"HEADS": heads, "WIDTH": width, "PRECISION": precision, "ALIGN": _alignment(key), **config._asdict()}
-
-
-def _alignment(key: Tensor) -> int:
-    """Return what divides the strides of keys (B, K, H, D): 8 in 16 bits, where rows are padded."""
-    return math.gcd(ALIGNMENT, *key.stride()[:3])
+    align = alignment_of(*key.stride()[:3])
+    return {"HEADS": heads, "WIDTH": width, "PRECISION": precision, "ALIGN": align, **config._asdict()}
 
 
 def _multiplies_from_shared_memory() -> bool:
@@ -407,14 +401,15 @@ def attend_token(
     splits = splits or splits_of(sequences, key_len // KEYS_OF_TOKEN, _count_processors(query.device))
     position_keys = 0 if position_key is None else position_key.shape[1]
     biases = 0 if distance_bias is None else distance_bias.shape[1]
-    strides = (query.stride(0), *key.stride()[:3])
+    key_strides = key.stride()[:3]
+    strides = (query.stride(0), *key_strides)
     scale = width**-0.5
 
     def attend_part(out: Tensor, log_total: Tensor) -> None:
         kernels.token_kernel[sequences, splits](
             query, key, value, position_key, content_bias, position_bias, distance_bias, distances, reach, out,
             log_total, *strides, key_len, position_keys, biases, scale,
-            HEADS=heads, WIDTH=width, KEYS=KEYS_OF_TOKEN, ALIGN=_alignment(key), SPLITS=splits,
+            HEADS=heads, WIDTH=width, KEYS=KEYS_OF_TOKEN, ALIGN=alignment_of(*key_strides), SPLITS=splits,
         )  # fmt: skip
 
     return _combined(query, splits, attend_part)[0]

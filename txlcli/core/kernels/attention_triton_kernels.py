@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
+from txlcli.core.kernels.alignment_triton import aligned
+
 LOG2_E = constexpr(1.4426950408889634)
 PHILOX_ROUNDS = constexpr(7)
 SIZES = ("seg_len", "key_len", "reach", "columns", "pitch")
@@ -26,12 +28,6 @@ SIZES = ("seg_len", "key_len", "reach", "columns", "pitch")
 def _padded(width):
     """Return D, padded: tiles have powers of two as sides, and tensor cores multiply none below 16."""
     return max(16, triton.next_power_of_2(width))
-
-
-@triton.jit
-def _aligned(stride, ALIGN: constexpr):
-    """Return a stride, a multiple of ALIGN: Triton knows this of a product, and accesses neighbors at once."""
-    return stride // ALIGN * ALIGN
 
 
 @triton.jit
@@ -65,8 +61,8 @@ def _rows_of(sequence, count, HEADS: constexpr, WIDTH: constexpr):
 @triton.jit
 def _keys_of(sequence, stride_batch, stride_head, HEADS: constexpr, ALIGN: constexpr):
     """Return the offset of a sequence in the keys, and in the values."""
-    lane = (sequence // HEADS).to(tl.int64) * _aligned(stride_batch, ALIGN)
-    return lane + (sequence % HEADS).to(tl.int64) * _aligned(stride_head, ALIGN)
+    lane = (sequence // HEADS).to(tl.int64) * aligned(stride_batch, ALIGN)
+    return lane + (sequence % HEADS).to(tl.int64) * aligned(stride_head, ALIGN)
 
 
 @triton.jit
@@ -153,7 +149,7 @@ def forward_kernel(
     query_rows = _rows_of(sequence, seg_len, HEADS, WIDTH)
     query = _load_rows(query_base + query_rows, HEADS * WIDTH, queries, seg_len, WIDTH)
     key_rows = _keys_of(sequence, key_b, key_h, HEADS, ALIGN)
-    key_l = _aligned(key_l, ALIGN)
+    key_l = aligned(key_l, ALIGN)
     begin, end = _seen_keys(first_query, seg_len, key_len, reach, QUERIES, KEYS)
     if SPLITS > 1:
         share = tl.cdiv(tl.cdiv(end - begin, KEYS), SPLITS) * KEYS
@@ -222,7 +218,7 @@ def token_kernel(
     if position_bias is not None:
         query += tl.load(position_bias + head * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
     key_rows = _keys_of(sequence, key_b, key_h, HEADS, ALIGN)
-    key_l = _aligned(key_l, ALIGN)
+    key_l = aligned(key_l, ALIGN)
     reach = tl.load(reach_base)
     share = tl.cdiv(tl.cdiv(key_len, KEYS), SPLITS) * KEYS
     largest, total = float("-inf"), 0.0
@@ -288,7 +284,7 @@ def backward_of_keys_kernel(
     first_key = tl.program_id(0) % blocks * KEYS
     keys = first_key + tl.arange(0, KEYS)
     key_rows = _keys_of(sequence, key_b, key_h, HEADS, ALIGN)
-    key_l = _aligned(key_l, ALIGN)
+    key_l = aligned(key_l, ALIGN)
     key = _load_rows(key_base + key_rows, key_l, keys, key_len, WIDTH)
     value = _load_rows(value_base + key_rows, key_l, keys, key_len, WIDTH)
     query_rows = _rows_of(sequence, seg_len, HEADS, WIDTH)
@@ -337,7 +333,7 @@ def backward_of_queries_kernel(
     queries = first_query + tl.arange(0, QUERIES)
     rows = grad_score_base + _scores_of(sequence, sequences, seg_len, pitch, HEADS)
     key_rows = _keys_of(sequence, key_b, key_h, HEADS, ALIGN)
-    key_l = _aligned(key_l, ALIGN)
+    key_l = aligned(key_l, ALIGN)
     begin, end = _seen_keys(first_query, seg_len, key_len, reach, QUERIES, KEYS)
     grad_query = tl.zeros((QUERIES, _padded(WIDTH)), tl.float32)
     for first_key in range(begin, end, KEYS):

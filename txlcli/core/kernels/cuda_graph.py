@@ -77,7 +77,7 @@ class GraphPool:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise cannot_capture(error) from error
+            raise _cannot_capture(error) from error
 
     def _own_stream(self, device: torch.device) -> torch.cuda.Stream:
         """Return the stream of all captures."""
@@ -85,7 +85,7 @@ class GraphPool:
             try:
                 self._stream = torch.cuda.Stream(device)
             except RuntimeError as error:
-                raise cannot_capture(error) from error
+                raise _cannot_capture(error) from error
         return self._stream
 
     def _record(self, run: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
@@ -109,7 +109,7 @@ class GraphPool:
         return graph, out
 
 
-def cannot_capture(error: RuntimeError) -> UsageError:
+def _cannot_capture(error: RuntimeError) -> UsageError:
     """Return the error that says that CUDA cannot capture a function, and why."""
     reason = str(error).strip().partition("\n")[0]
     return UsageError(

@@ -10,7 +10,6 @@ Importing this module needs Triton.
 Axes: t tokens and n ids of logits (t, n), whose rows lie `stride` elements apart.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -19,20 +18,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from txlcli.core.kernels.alignment_triton import aligned, alignment_of
+
 LOG2_E = constexpr(1.4426950408889634)
 LN_2 = constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _aligned(count, ALIGN: constexpr):
-    """Round down to a multiple of ALIGN: Triton knows of a product that it is one, and accesses neighbors at once."""
-    return count // ALIGN * ALIGN
-
-
-@triton.jit
 def _load(row, columns, ids, ALIGN: constexpr):
     """Load logits of a row; minus infinity for columns without an id."""
-    logits = tl.load(row + columns, mask=columns < _aligned(ids + ALIGN - 1, ALIGN), other=float("-inf"))
+    logits = tl.load(row + columns, mask=columns < aligned(ids + ALIGN - 1, ALIGN), other=float("-inf"))
     return tl.where(columns < ids, logits.to(tl.float32), float("-inf"))
 
 
@@ -42,7 +37,7 @@ def accumulate_kernel(
 ):  # fmt: skip
     """Add the logits of one token to its log normalizer, and compute its loss."""
     token = tl.program_id(0)
-    row = logits_base + token.to(tl.int64) * _aligned(stride, ALIGN)
+    row = logits_base + token.to(tl.int64) * aligned(stride, ALIGN)
     largest = tl.full((IDS,), float("-inf"), tl.float32)
     total = tl.zeros((IDS,), tl.float32)  # column by column, so that one sum over columns is enough
     for first in range(0, ids, IDS):
@@ -70,7 +65,7 @@ def gradient_kernel(
     """Overwrite the logits of TOKENS tokens and IDS ids by their gradients; store the sums over these tokens."""
     columns = tl.program_id(0) * IDS + tl.arange(0, IDS)
     first_token = tl.program_id(1) * TOKENS
-    stride = _aligned(stride, ALIGN)
+    stride = aligned(stride, ALIGN)
     row = logits_base + first_token.to(tl.int64) * stride
     inside = columns < ids
     sums = tl.zeros((IDS,), tl.float32)
@@ -78,7 +73,7 @@ def gradient_kernel(
         probability = tl.exp2((_load(row, columns, ids, ALIGN) - tl.load(total_base + token)) * LOG2_E)
         is_chosen = inside & (columns == tl.load(chosen_base + token))
         grad = (probability - tl.where(is_chosen, 1.0, 0.0)) * tl.load(weights_base + token)
-        tl.store(row + columns, grad.to(logits_base.dtype.element_ty), mask=columns < _aligned(ids + ALIGN - 1, ALIGN))
+        tl.store(row + columns, grad.to(logits_base.dtype.element_ty), mask=columns < aligned(ids + ALIGN - 1, ALIGN))
         sums += grad
         row += stride
     tl.store(sums_base + tl.program_id(1).to(tl.int64) * ids + columns, sums, mask=inside)
@@ -90,13 +85,6 @@ TOKENS = 64
 """Tokens of a program's part of the gradient."""
 IDS_OF_TILE = 1024
 """Ids of a program's part of the gradient."""
-ALIGNMENT = 8
-"""Logits that a thread accesses at once: 16 bytes in 16 bits, the widest access of a GPU."""
-
-
-def _alignment(logits: Tensor) -> int:
-    """Return what divides the stride between rows: 8 in 16 bits, where rows are padded."""
-    return math.gcd(ALIGNMENT, logits.stride(0))
 
 
 @torch.library.custom_op("txl::accumulate", mutates_args=("total",))
@@ -106,7 +94,7 @@ def accumulate(logits: Tensor, chosen: Tensor, total: Tensor) -> Tensor:
     if logits.numel():
         accumulate_kernel[len(logits),](
             logits, total, losses, chosen, logits.shape[1], logits.stride(0),
-            IDS=IDS_OF_ROW, ALIGN=_alignment(logits), num_warps=8,
+            IDS=IDS_OF_ROW, ALIGN=alignment_of(logits.stride(0)), num_warps=8,
         )  # fmt: skip
     return losses
 
@@ -122,7 +110,7 @@ def logits_backward(logits: Tensor, chosen: Tensor, total: Tensor, weights: Tens
     if logits.numel():
         gradient_kernel[triton.cdiv(count, IDS_OF_TILE), len(sums)](
             logits, total, weights, chosen, sums, tokens, count, logits.stride(0),
-            TOKENS=TOKENS, IDS=IDS_OF_TILE, ALIGN=_alignment(logits), num_warps=4,
+            TOKENS=TOKENS, IDS=IDS_OF_TILE, ALIGN=alignment_of(logits.stride(0)), num_warps=4,
         )  # fmt: skip
     return sums
 

@@ -17,6 +17,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -130,45 +131,39 @@ class GraphOfLosses:
     """Computes the losses of as many targets in each call by a CUDA graph.
 
     Args:
-        compute: losses (B, L) of hidden states (B, L, d), targets (B, L) and `Objective.tail_rows`.
         model: has the softmax.
-        length: L.
+        precision: context in which it computes.
         capture_graph: see `GraphsByPhase`.
     """
 
     def __init__(
-        self,
-        compute: Callable[[Tensor, Tensor, Sequence[Tensor]], Tensor],
-        model: LanguageModel,
-        length: int,
-        capture_graph: CaptureGraph,
+        self, model: LanguageModel, precision: AbstractContextManager[object], capture_graph: CaptureGraph
     ) -> None:
-        self._compute = compute
-        self._softmax = model.softmax
-        self._device = model.device
-        self._length = length
+        self._model = model
+        self._precision = precision
         self._capture_graph = capture_graph
         self._tail_sizes = [0] * (len(model.softmax.bands) - 1)
         """Rows of each tail of the softmax in the graph."""
         self._graph = GraphsByPhase(self._losses_of, capture_graph)
 
     def __call__(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """See `Reader.losses`."""
         ids = targets.flatten()
         if self._tail_sizes:
-            ids = send(torch.cat([ids, *self._rows_of_tails(ids)]), self._device)
+            ids = send(torch.cat([ids, *self._rows_of_tails(ids)]), self._model.device)
         return self._graph(hidden, ids)
 
     def _losses_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the losses (B, L), given targets and the rows of those in each tail, one after another."""
-        count = hidden.shape[0] * self._length
-        targets, *rows = ids.split([count, *self._tail_sizes])
-        return self._compute(hidden, targets.view(hidden.shape[:2]), rows)
+        targets, *rows = ids.split([hidden.shape[0] * hidden.shape[1], *self._tail_sizes])
+        with self._precision:
+            return self._model.losses(hidden, targets.view(hidden.shape[:2]), rows)
 
     def _rows_of_tails(self, targets: Tensor) -> list[Tensor]:
         """Return `Objective.tail_rows` of targets (T,) on the host; where a tail has too few, it gets more."""
         count = len(targets)
         padded = []
-        for number, rows in enumerate(self._softmax.rows_of_tails(targets)):
+        for number, rows in enumerate(self._model.softmax.rows_of_tails(targets)):
             if len(rows) > self._tail_sizes[number]:
                 self._tail_sizes[number] = tail_capacity(max(len(rows), count * MIN_TAIL_SHARE), count)
                 self._graph = GraphsByPhase(self._losses_of, self._capture_graph)  # sizes of a graph do not change
@@ -224,10 +219,9 @@ class Decoder(Reader):
         read_segment = partial(self._read_segment, reach=self.reach, count=self.seg_len)
         self._token = GraphsByPhase(self._read_token, capture_graph)
         self._segment = GraphsByPhase(read_segment, capture_graph)
-        compute = self._losses_of
-        self._losses = {
-            length: GraphOfLosses(compute, self.model, length, capture_graph) for length in (1, self.seg_len)
-        }
+        self._losses = {}
+        for length in (1, self.seg_len):
+            self._losses[length] = GraphOfLosses(self.model, self._autocast, capture_graph)
 
     @property
     def has_captured(self) -> bool:
@@ -350,10 +344,6 @@ class Decoder(Reader):
         if not self.replays_tokens or batch_size != self.settings.batch_size or length not in self._losses:
             return super().losses(hidden, targets)
         return self._on_fast_path(partial(self._losses[length], hidden, targets))
-
-    def _losses_of(self, hidden: Tensor, targets: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        with self._autocast:
-            return self.model.losses(hidden, targets, rows)
 
     def _make_room(self, length: int) -> None:
         """Slide the buffers if they have no room for `length` more positions."""

@@ -90,7 +90,9 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
         workspace.reporter.say(note)
     needed = plan.step_bytes(train)
     rank_settings = of_one_process(train, processes)
-    share, source, _ = plan.expected_share(rank_settings)
+    expected = plan.expected_share(rank_settings)
+    share = expected.share
+    source = expected.source
     peak, timed_share = _measure(plan, rank_settings, needed, quick=device.type == "cpu" and not measures)
     if timed_share is not None:
         share = timed_share

@@ -103,14 +103,14 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     parameters = by_purpose.pop("weights")
     exchanged = _sent_bytes(train) * (devices - 1) * run.parameters // devices
     rank_settings = of_one_process(train, devices)
-    _, source, share = plan.expected_share(rank_settings)
+    expected = plan.expected_share(rank_settings)
     peak_flops_per_s = options.device_flops
     step_s = None
     tokens_per_s = None
     seconds = None
     if peak_flops_per_s is not None:
         rank_flops = rank_settings.batch_size * train.seg_len * plan.flops_per_token
-        compute_s = rank_flops / (share * peak_flops_per_s)
+        compute_s = rank_flops / (expected.of_data_sheet * peak_flops_per_s)
         exchange_s = exchanged / (options.bandwidth or math.inf)
         step_s = compute_s + _visible_exchange_s(run, exchange_s, compute_s)
         tokens_per_s = train.batch_size * train.seg_len / step_s
@@ -121,8 +121,8 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     return DeviceCost(
         devices=devices,
         batch_size_per_device=rank_settings.batch_size,
-        share_of_peak=share,
-        share_source=source,
+        share_of_peak=expected.of_data_sheet,
+        share_source=expected.source,
         device_bytes={"parameters": parameters, **by_purpose},
         exchanged_bytes=exchanged,
         step_s=step_s,
