@@ -1,5 +1,7 @@
 """`txl recipes scale`: forecasts for other GPUs."""
 
+import itertools
+
 import pytest
 
 from tests.commands.novel import done, json_of
@@ -45,15 +47,27 @@ def test_divided_state_and_weights_are_counted_with_what_is_gathered_and_exchang
 
 def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(here):
     forecast, rows = scale(*GPU)
-    # The share of the smallest model that was measured, of a product that reached 784 TFLOP/s of the data sheet's 989.
-    flops = 5 * forecast["training_flops_per_token"] / (0.059 * 784 / 989)
-    assert rows[1]["step_s"] == pytest.approx(4 * flops / 1e14)
+    layers_s = 245e-6 * 2  # two layers, each with its share of the smallest model that was measured
+    # A product reaches 784 TFLOP/s of the data sheet's 989.
+    flops = 5 * forecast["training_flops_per_token"] / (0.287 * 784 / 989)
+    assert rows[1]["step_s"] == pytest.approx(layers_s + 4 * flops / 1e14)
+    assert rows[1]["share_of_peak"] == pytest.approx(
+        20 * forecast["training_flops_per_token"] / rows[1]["step_s"] / 1e14
+    )
     recomputed = scale(*GPU, "--set", "train.recompute=layers")[1][1]
     assert recomputed["step_s"] == pytest.approx(4 / 3 * rows[1]["step_s"])
     assert rows[4]["tokens_per_s"] == pytest.approx(20 / rows[4]["step_s"])
     assert rows[4]["seconds"] == pytest.approx(7 * rows[4]["step_s"])
     slow = scale(*SLOW)[1][4]
-    assert slow["exchanged_bytes"] / 1e3 < slow["step_s"] < flops / 1e9 + slow["exchanged_bytes"] / 1e3
+    assert slow["exchanged_bytes"] / 1e3 < slow["step_s"] < layers_s + flops / 1e9 + slow["exchanged_bytes"] / 1e3
+
+
+def test_more_gpus_are_never_slower_without_the_exchange():
+    for name in ("enwik8", "wt103", "ptb-memory", "lm1b-large"):
+        by_devices = json_of("recipes", "scale", name, "--device-flops", "989TFLOP/s")["by_devices"]
+        times = [row["step_s"] for row in by_devices]
+        assert times == sorted(times, reverse=True)
+        assert all(1 < before / after <= 2 for before, after in itertools.pairwise(times))
 
 
 def test_a_step_fits_up_to_a_share_of_the_memory(here):

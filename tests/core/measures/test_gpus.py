@@ -1,11 +1,16 @@
 """Data of GPUs: peak rates, and the shares of them that were measured."""
 
+import tomllib
+from importlib.resources import files
+
 import pytest
 
 from tests.core.builders import model_settings
 from txlcli.config import recipe
 from txlcli.core.measures.cost import step_flops_per_token
-from txlcli.core.measures.gpus import data_sheet_flops_per_s, expected_share
+from txlcli.core.measures.gpus import data_sheet_flops_per_s, expected_step, product_flops_per_s
+
+MEASURED = tomllib.loads(files("txlcli.core.measures").joinpath("gpus.toml").read_text(encoding="utf-8"))["measured"]
 
 
 def test_a_card_has_the_peak_rate_of_its_data_sheet_by_its_whole_name():
@@ -15,22 +20,29 @@ def test_a_card_has_the_peak_rate_of_its_data_sheet_by_its_whole_name():
 
 
 @pytest.mark.parametrize(
-    ("model", "step_flops", "name"),
-    [({}, 1e13, "enwik8"), ({}, 1e9, "ptb-memory"), ({"cutoffs": (5,)}, 1e13, "wt103")],
+    ("model", "mflop_per_token", "name"),
+    [({}, 1e3, "enwik8"), ({}, 1, "ptb-memory"), ({"cutoffs": (5,)}, 1, "wt103")],
 )
-def test_a_step_is_expected_to_reach_what_the_most_similar_one_reached(model, step_flops, name):
-    share, source, of_data_sheet = expected_share(model_settings(**model), step_flops, "cuda")
-    assert 0.01 < share < 0.3
-    assert source == f"{name} on one NVIDIA H200"
-    assert of_data_sheet == pytest.approx(share * 784 / 989)
-    assert expected_share(model_settings(**model), step_flops, "cpu").source == ""
+def test_a_step_is_expected_to_take_as_long_as_the_most_similar_one(model, mflop_per_token, name):
+    settings = model_settings(**model)
+    step = expected_step(settings, 1e6 * mflop_per_token, "cuda")
+    assert step.source == f"{name} on one NVIDIA H200"
+    assert step.seconds(0, 1e15) == pytest.approx(245e-6 * settings.n_layers)
+    assert step.seconds(2e12, 1e15) - step.seconds(1e12, 1e15) == pytest.approx(1e-3 / step.share)
+    on_cpu = expected_step(settings, 1e6 * mflop_per_token, "cpu")
+    assert (on_cpu.source, on_cpu.seconds(1e9, 1e9)) == ("", 2)
 
 
 @pytest.mark.parametrize("name", ["enwik8", "ptb-memory", "wt103", "wt103-nvidia"])
-def test_a_recipe_that_was_measured_is_expected_to_reach_its_own_share(name):
+def test_a_recipe_that_was_measured_is_expected_to_take_its_own_time(name):
     changes = ["train.batch_size=32"] if name == "wt103-nvidia" else []
     settings = recipe.load(name, changes)
     train = settings.train
-    flops = step_flops_per_token(settings.model, settings.published.vocab_size, train)
-    found = expected_share(settings.model, train.batch_size * train.seg_len * flops, "cuda")
-    assert found.source == f"{name} on one NVIDIA H200"
+    flops_per_token = step_flops_per_token(settings.model, settings.published.vocab_size, train)
+    step = expected_step(settings.model, flops_per_token, "cuda")
+    assert step.source == f"{name} on one NVIDIA H200"
+    [measured] = [row for row in MEASURED["steps"] if row["recipe"] == name]
+    flops = train.batch_size * train.seg_len * flops_per_token
+    product = product_flops_per_s(data_sheet_flops_per_s("NVIDIA H200", "bf16"))
+    assert product == pytest.approx(1e12 * MEASURED["product_tflops"])
+    assert step.seconds(flops, product) == pytest.approx(measured["ms"] / 1e3, rel=0.01)

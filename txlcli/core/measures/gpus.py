@@ -1,10 +1,11 @@
-"""Peak rates of GPUs by their data sheets, and the share of a product's rate that training has reached on one."""
+"""Peak rates of GPUs by their data sheets, and the time that training steps took on one."""
 
 import functools
 import math
 import tomllib
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from txlcli.config.model_settings import ModelSettings
 
@@ -12,14 +13,20 @@ CPU_SHARE = 0.5
 """Share of the rate of a large matrix product that a training step is expected to reach on a CPU."""
 
 
-class ExpectedShare(NamedTuple):
-    """Share of the rate of a large matrix product that a training step is expected to reach."""
+@dataclass(frozen=True)
+class ExpectedStep:
+    """Time that a training step is expected to take on one device, by its rate of large matrix products."""
 
+    layers_s: float
+    """Time of the layers that depends neither on the batch nor on that rate."""
     share: float
+    """Share of that rate in the rest of the step."""
     source: str
-    """The measurement that it is from, in words; empty if it is not measured."""
-    of_data_sheet: float
-    """Share of the peak rate by the data sheet, which a large matrix product does not reach."""
+    """The measurement that both are from, in words; empty if there is none."""
+
+    def seconds(self, flops: float, product_flops_per_s: float) -> float:
+        """Return the time of a step of so many operations."""
+        return self.layers_s + flops / (self.share * product_flops_per_s)
 
 
 @functools.cache
@@ -35,17 +42,24 @@ def data_sheet_flops_per_s(card: str, precision: str) -> float | None:
     return 1e12 * tflops
 
 
-def expected_share(model: ModelSettings, step_flops: float, device_type: str) -> ExpectedShare:
-    """Return the share that the most similar training step has reached on a GPU: with or without tail bands, as large.
+def product_flops_per_s(data_sheet: float) -> float:
+    """Return the rate that a large matrix product reaches on a card with this peak rate by its data sheet."""
+    measured = _data()["measured"]
+    share: float = measured["product_tflops"] / _data()["peaks"][measured["card"]]["bf16"]
+    return share * data_sheet
 
-    `step_flops` are the operations of a step on one device.
+
+def expected_step(model: ModelSettings, flops_per_token: float, device_type: str) -> ExpectedStep:
+    """Return the time that a training step is expected to take on one device.
+
+    On a GPU it is that of the most similar step that was measured: with or without adaptive softmax, with about as many
+    operations per token.
     """
     if device_type != "cuda":
-        return ExpectedShare(CPU_SHARE, "", CPU_SHARE)
+        return ExpectedStep(0.0, CPU_SHARE, "")
     measured = _data()["measured"]
     has_tails = bool(model.cutoffs)
     similar = [step for step in measured["steps"] if step["has_tails"] == has_tails]
-    nearest = min(similar, key=lambda step: abs(math.log(step_flops / (1e12 * step["tflop"]))))  # by ratio
-    share = nearest["share"]
-    of_data_sheet = share * measured["product_tflops"] / _data()["peaks"][measured["card"]]["bf16"]
-    return ExpectedShare(share, f"{nearest['recipe']} on one {measured['card']}", of_data_sheet)
+    nearest = min(similar, key=lambda step: abs(math.log(1e6 * step["mflop_per_token"] / flops_per_token)))  # by ratio
+    layers_s = 1e-6 * measured["layer_us"] * model.n_layers
+    return ExpectedStep(layers_s, nearest["share"], f"{nearest['recipe']} on one {measured['card']}")

@@ -90,11 +90,13 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
         workspace.reporter.say(note)
     needed = plan.step_bytes(train)
     rank_settings = of_one_process(train, processes)
-    expected = plan.expected_share(rank_settings)
-    share = expected.share
-    source = expected.source
     peak, timed_share = _measure(plan, rank_settings, needed, quick=device.type == "cpu" and not measures)
-    if timed_share is not None:
+    if timed_share is None:
+        expected = plan.expected_step(rank_settings)
+        step_flops = plan.step_flops(rank_settings)
+        share = step_flops / (expected.seconds(step_flops, peak) * peak)
+        source = expected.source
+    else:
         share = timed_share
         source = ""
     tails_by = "Zipf's law"

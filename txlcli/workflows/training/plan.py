@@ -12,7 +12,7 @@ from txlcli.core.kernels.compilation import compiler_problem, triton_problem
 from txlcli.core.kernels.device import describe, describe_precision
 from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.forecast import StepBytes, step_bytes
-from txlcli.core.measures.gpus import ExpectedShare, data_sheet_flops_per_s, expected_share
+from txlcli.core.measures.gpus import ExpectedStep, data_sheet_flops_per_s, expected_step
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World, of_one_process
@@ -78,15 +78,17 @@ class Plan:
             return None
         return self.processes * peak / self.flops_per_token
 
-    def expected_share(self, train: TrainSettings) -> ExpectedShare:
-        """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
-        step_flops = train.batch_size * train.seg_len * self.flops_per_token
-        share, source, of_data_sheet = expected_share(self.run.settings.model, step_flops, self.device.type)
+    def step_flops(self, train: TrainSettings) -> float:
+        """Operations of a step of one process (`of_one_process`)."""
+        return train.batch_size * train.seg_len * self.flops_per_token
+
+    def expected_step(self, train: TrainSettings) -> ExpectedStep:
+        """Return the time that a step of one process is expected to take."""
+        step = expected_step(self.run.settings.model, self.flops_per_token, self.device.type)
         if train.recompute == "layers":
             # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
-            share *= 0.75
-            of_data_sheet *= 0.75
-        return ExpectedShare(share, source, of_data_sheet)
+            return ExpectedStep(step.layers_s / 0.75, step.share * 0.75, step.source)
+        return step
 
     def step_bytes(self, train: TrainSettings) -> StepBytes:
         """Return the bytes that a step of one of the processes needs with these settings."""
@@ -185,9 +187,8 @@ def _reason_against(plan: Plan) -> str | None:
     problem = triton_problem(plan.device)
     if problem:
         return f"kernels of the compiler do not run; {problem}"
-    rate = plan.expected_share(train).share * peak_flops_per_s(plan.device, train.precision)
-    tokens = plan.steps * train.batch_size * train.seg_len
-    seconds = tokens * plan.flops_per_token / rate
+    rate = peak_flops_per_s(plan.device, train.precision)
+    seconds = plan.steps * plan.expected_step(train).seconds(plan.step_flops(train), rate)
     if seconds < MIN_SECONDS:
         return f"the run takes about {seconds:.0f} s, and compiling up to half a minute; `compile` on compiles"
     return compiler_problem(plan.device)

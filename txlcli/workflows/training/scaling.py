@@ -8,6 +8,7 @@ import torch
 
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures.forecast import parameters_by_part, step_bytes
+from txlcli.core.measures.gpus import product_flops_per_s
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.parallel import FLOAT_BYTES
 from txlcli.runs.run_directory import Run
@@ -33,10 +34,10 @@ class DeviceCost:
 
     devices: int
     batch_size_per_device: int
-    share_of_peak: float
-    """Of the data sheet."""
+    share_of_peak: float | None
+    """Of the data sheet, without the exchange."""
     share_source: str
-    """The measurement that the share is from."""
+    """The measurement that the time is from."""
     device_bytes: dict[str, int]
     """Bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
     exchanged_bytes: int
@@ -103,14 +104,16 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     parameters = by_purpose.pop("weights")
     exchanged = _sent_bytes(train) * (devices - 1) * run.parameters // devices
     rank_settings = of_one_process(train, devices)
-    expected = plan.expected_share(rank_settings)
+    expected = plan.expected_step(rank_settings)
     peak_flops_per_s = options.device_flops
+    share_of_peak = None
     step_s = None
     tokens_per_s = None
     seconds = None
     if peak_flops_per_s is not None:
-        rank_flops = rank_settings.batch_size * train.seg_len * plan.flops_per_token
-        compute_s = rank_flops / (expected.of_data_sheet * peak_flops_per_s)
+        rank_flops = plan.step_flops(rank_settings)
+        compute_s = expected.seconds(rank_flops, product_flops_per_s(peak_flops_per_s))
+        share_of_peak = rank_flops / (compute_s * peak_flops_per_s)
         exchange_s = exchanged / (options.bandwidth or math.inf)
         step_s = compute_s + _visible_exchange_s(run, exchange_s, compute_s)
         tokens_per_s = train.batch_size * train.seg_len / step_s
@@ -121,7 +124,7 @@ def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     return DeviceCost(
         devices=devices,
         batch_size_per_device=rank_settings.batch_size,
-        share_of_peak=expected.of_data_sheet,
+        share_of_peak=share_of_peak,
         share_source=expected.source,
         device_bytes={"parameters": parameters, **by_purpose},
         exchanged_bytes=exchanged,
