@@ -178,7 +178,7 @@ def two(run_checks, tmp_path_factory):
     return TwoProcesses(run_checks, shared / "two-processes")
 
 
-SAMPLED = ("compressive", "rmt")
+SAMPLED = ("compressive",)
 """Architectures that every run of the tests trains with divided weights."""
 SAMPLED_MODELS = MODELS[::4]
 """Models of which every run of the tests takes two steps."""
