@@ -305,6 +305,20 @@ class CountsByMask(CountsForReplays):
         return velocity / max(1, len(velocity[velocity.isnan()]))
 
 
+class WritesTensorByMask(CountsForReplays):
+    def velocity(self, parameter):
+        velocity = super().velocity(parameter).clone()
+        velocity[velocity.isnan()] = velocity.new_zeros(1)
+        return velocity
+
+
+class WritesNumberByMask(CountsForReplays):
+    def velocity(self, parameter):
+        velocity = super().velocity(parameter).clone()
+        velocity[velocity.isnan()] = 0.0
+        return velocity
+
+
 class ReplacesState(Momentum):
     def velocity(self, parameter):
         state = self.state[parameter]
@@ -312,7 +326,7 @@ class ReplacesState(Momentum):
         return state["velocity"]
 
 
-@pytest.mark.parametrize("cls", [Momentum, CountsForReplays])
+@pytest.mark.parametrize("cls", [Momentum, CountsForReplays, WritesNumberByMask])
 def test_an_optimizer_from_outside_that_can_be_captured_keeps_the_contract(cls):
     with registered_optimizer("own", entry_of(cls, capturable=True)):
         check_optimizer("own")
@@ -323,6 +337,7 @@ def test_an_optimizer_from_outside_that_can_be_captured_keeps_the_contract(cls):
     [
         (CountsByReading, "reads the value of a tensor"),
         (CountsByMask, "reads the value of a tensor"),
+        (WritesTensorByMask, "reads the value of a tensor"),
         (ReplacesState, "changed in place"),
     ],
 )

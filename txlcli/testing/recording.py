@@ -1,6 +1,6 @@
 """A stand-in for a CUDA graph on a CPU: operators that are recorded once and called again on the same tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,28 @@ class Recording(DispatchMode):
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _reads_values(func, args):
+        if _reads_values(func, args) or self._writes_through_mask(func, args):
             raise ValueError(
-                "it reads the value of a tensor, as .item(), `if tensor`, alpha=tensor, nonzero() and tensor[mask] do"
+                "it reads the value of a tensor, as .item(), `if tensor`, alpha=tensor, nonzero(), tensor[mask] and "
+                "tensor[mask] = tensor do"
             )
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func.namespace != "profiler":
             self._calls.append((func, args, kwargs, result))
         return result
+
+    def _writes_through_mask(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Return True if an operator writes a tensor through a mask, and not a number, which waits for nothing."""
+        if func is not torch.ops.aten.index_put_.default:
+            return False
+        _, indices, values, *_ = args
+        if not _has_mask(indices):
+            return False
+        if not self._calls:
+            return True
+        before, _, _, result = self._calls[-1]
+        return before is not torch.ops.aten.lift_fresh.default or result is not values  # a number is lifted just before
 
     @torch.no_grad()
     def replay(self) -> None:
@@ -52,8 +65,13 @@ def _reads_values(func: Any, args: tuple[Any, ...]) -> bool:
     """Return True if an operator waits for the device, since a number or a shape depends on the values of a tensor."""
     if func is torch.ops.aten.index.Tensor:
         _, indices = args
-        return any(index is not None and index.dtype == torch.bool for index in indices)
+        return _has_mask(indices)
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+    """Return True if one of the indices is a tensor of truth values."""
+    return any(index is not None and index.dtype == torch.bool for index in indices)
 
 
 def _tensors(result: object) -> list[Tensor]:
