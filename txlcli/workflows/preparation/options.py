@@ -30,8 +30,8 @@ class PrepareOptions(Options):
         "How text is split into tokens [default: the corpus's own]."
     )
     vocab_size: AtLeastTwo | None = option(
-        "Largest number of words, with the two marks for line ends and unknown words, or size of the SentencePiece "
-        "model [default: 8000]."
+        "Largest number of words, with the two marks for line ends and unknown words [default: all], or size of the "
+        "SentencePiece model [default: 8000]."
     )
     min_count: PositiveInt | None = option("Treat words or characters that are rarer in train as unknown.")
     sp_type: Literal["unigram", "bpe"] | None = option("Type of the SentencePiece model [default: unigram].")
