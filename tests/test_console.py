@@ -96,6 +96,13 @@ def test_json_is_ascii_if_stdout_is_not_utf_8(monkeypatch):
     assert json.loads(out.buffer.getvalue().decode("ascii")) == {"word": "naïve 語"}
 
 
+def test_json_is_written_to_a_stream_without_an_encoding(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    console.show_json({"word": "naïve 語"})
+    assert json.loads(out.getvalue()) == {"word": "naïve 語"}
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_warning_is_shown_with_quiet_too(capsys, quiet):
     console.set_quiet(quiet)

@@ -614,12 +614,24 @@ class FixedSlopes(Encoding):
 
     def __init__(self, settings):
         super().__init__(settings)
-        slopes = torch.arange(1.0, settings.n_heads + 1, device=self.device)
+        self.keep(torch.arange(1.0, settings.n_heads + 1, device=self.device))
+
+    def keep(self, slopes):
         self.register_buffer("slopes", slopes, persistent=self.device is None)
 
     def score_terms(self, reach, *, max_distance, like):
         distances = torch.arange(reach - 1, -1, -1, device=like.device)
-        return [ScoreTerms(reach, distance_bias=-self.slopes.to(like)[:, None] * distances)] * self.settings.n_layers
+        slopes = torch.stack(list(self.slopes)).to(like)
+        return [ScoreTerms(reach, distance_bias=-slopes[:, None] * distances)] * self.settings.n_layers
+
+
+class ListOfSlopes(FixedSlopes):
+    """Slopes in a list, which does not go to the device of its model."""
+
+    device = "cpu"
+
+    def keep(self, slopes):
+        self.slopes = list(slopes)
 
 
 class SlopesOnHost(FixedSlopes):
@@ -630,8 +642,9 @@ class SlopesOnHost(FixedSlopes):
 
 def test_a_constant_must_be_there_before_weights_are_loaded():
     traits = EncodingTraits(score_terms=("a", "d"))
-    with registered_encoding("lost", FixedSlopes, traits), pytest.raises(UsageError, match=r"encoding\.slopes"):
-        check_encoding("lost")
+    for name, lost in (("lost", FixedSlopes), ("listed", ListOfSlopes)):
+        with registered_encoding(name, lost, traits), pytest.raises(UsageError, match=r"encoding\.slopes"):
+            check_encoding(name)
     with registered_encoding("kept", SlopesOnHost, traits):
         check_encoding("kept")
 

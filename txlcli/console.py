@@ -110,7 +110,7 @@ def _write(text: str) -> None:
 
 def show_json(result: Any) -> None:
     """Write a result as one JSON object on one line to stdout, in UTF-8, or in ASCII if stdout has another encoding."""
-    is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
     text = json.dumps(as_json(result), ensure_ascii=not is_utf8)
     _write(CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 

@@ -127,8 +127,8 @@ def test_recl_takes_one_run_as_well_as_several(run):
         (lambda run: run.score("runs/byte/run.json"), UsageError, 'give pathlib.Path."runs/byte'),
         (lambda run: run.log_probs(""), UsageError, "the text is empty"),
         (lambda run: run.generate(""), UsageError, "the prompt is empty"),
-        (lambda run: run.generate("ze", samples=3), UsageError, "leave out `samples`"),
-        (lambda run: run.generate("ze", out=Path("x.json")), UsageError, "leave out `out`"),
+        (lambda run: run.generate("ze", samples=3), UnknownNameError, 'unknown option "samples"'),
+        (lambda run: run.generate("ze", out=Path("x.json")), UnknownNameError, 'unknown option "out"'),
         (lambda run: run.evaluate(split="dev"), UsageError, 'did you mean "valid"'),
         (lambda run: run.score(TEXT, mem_len=-1), UsageError, "mem_len must be at least 0"),
         (lambda run: txlcli.recl([]), UsageError, "name at least one run"),
@@ -205,6 +205,15 @@ def test_an_unpaired_surrogate_and_bytes_that_are_not_text_are_rejected(here, na
     np.testing.assert_array_equal(run.log_probs(TEXT.encode()), run.log_probs(TEXT))
 
 
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"\xef\xbb\xbfabc", b"\x00\x01\xff"])
+def test_a_byte_level_model_scores_any_bytes_as_they_are(here, data):
+    run = txlcli.load("byte")
+    assert run.score(data).tokens.tolist() == list(data[1:])
+    if data.startswith(b"\xef"):
+        (here / "text.txt").write_bytes(data)
+        assert run.score(here / "text.txt").tokens.tolist() == list(data[4:])  # a file has an encoding
+
+
 LONG = "~" * 300
 WRONG = {
     "int": (True, -1, 0, 2.5, 10**30, "7", np.float32(3), [3]),
@@ -215,6 +224,8 @@ WRONG = {
     "share": (-0.5, 0, 2, math.nan, "a"),
     "word": ("x", "", 3, SURROGATE),
     "options": (7, {}, "name"),
+    "ids": (7, None, "ze", [1.5], [None], np.array([[1, 2]]), [], [-1]),
+    "argument": ("stop", "at", "out", "samples", "token"),
     "callable": (7, "print"),
 }
 """Values that an argument of a kind does not take, zero aside where it means "off"."""
@@ -224,6 +235,8 @@ ARGUMENTS = [
     ("int", lambda run, value: run.reader(batch_size=value)),
     ("int", lambda run, value: run.score(TEXT, mem_len=value or -1)),
     ("int", lambda run, value: run.generate("ze", tokens=value)),
+    ("ids", lambda run, value: run.generate_ids(value)),
+    ("argument", lambda run, value: run.generate_ids([1], **{value: 3})),
     ("share", lambda run, value: run.generate("ze", top_p=value)),
     ("bool", lambda run, value: run.generate("ze", greedy=value)),
     ("lengths", lambda run, value: run.evaluate(mem_len=value)),
@@ -267,16 +280,16 @@ def test_a_wrong_argument_is_one_line_of_an_error_of_txl(own_run, tmp_path, monk
 @pytest.mark.parametrize(
     ("call", "meant"),
     [
-        (lambda run: run.evaluate(mem_lens=7), 'evaluate() "mem_lens"; did you mean "mem_len"?'),
-        (lambda run: run.generate("ze", temprature=1.0), 'GenerateOptions() "temprature"; did you mean "temperature"?'),
-        (lambda run: txlcli.load(folder="."), 'load() "folder" (known: '),
-        (lambda run: txlcli.TrainOptions(set=("a",)), 'TrainOptions() "set"; did you mean "overrides"?'),
+        (lambda run: run.evaluate(mem_lens=7), 'argument of evaluate() "mem_lens"; did you mean "mem_len"?'),
+        (lambda run: run.generate("ze", temprature=1.0), 'option "temprature"; did you mean "temperature"?'),
+        (lambda run: txlcli.load(folder="."), 'argument of load() "folder" (known: '),
+        (lambda run: txlcli.TrainOptions(set=("a",)), 'argument of TrainOptions() "set"; did you mean "overrides"?'),
     ],
 )
 def test_a_misspelt_argument_is_answered_with_the_name_that_was_meant(own_run, call, meant):
     with pytest.raises(UnknownNameError) as caught:
         call(own_run)
-    assert str(caught.value).startswith(f"unknown argument of {meant}")
+    assert str(caught.value).startswith(f"unknown {meant}")
 
 
 def test_an_option_as_an_argument_is_answered_with_the_options():

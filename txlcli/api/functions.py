@@ -95,7 +95,7 @@ def train(
         runs_dir: folder of the runs.
         data_dir: folder of the token stores.
         device: auto uses CUDA if available.
-        on_report: receives every line of metrics.jsonl, as a dictionary.
+        on_report: receives every report of metrics.jsonl, as a dictionary without the run's id and the checksum.
         on_progress: receives messages and progress; None drops them.
 
     Raises:

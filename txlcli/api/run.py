@@ -21,7 +21,7 @@ from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.data.vocabulary import Vocab, to_bytes
-from txlcli.errors import UsageError
+from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.report import figures, run_report
 from txlcli.report.attention import measure_and_plot
@@ -275,10 +275,9 @@ class LoadedRun:
             UsageError: the prompt is empty, or an option is out of range.
             VocabularyError: the prompt has a symbol without an id.
         """
+        _check_sampling(options)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         given = GenerateOptions(prompt=prompt, stop=stops, **options)
-        given.exclude("samples", because="a call generates one text")
-        given.exclude("out", because="a call returns what it generates")
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
         generation = Generation(opened=self._opened, options=given, context=context)
         return generation.spell_sample(next(generation.samples()))
@@ -294,9 +293,8 @@ class LoadedRun:
         Raises:
             UsageError: the prompt has no ids, or one that is not in the vocabulary, or an option is out of range.
         """
+        _check_sampling(options)
         given = GenerateOptions(**options)
-        given.exclude("samples", because="a call generates one text")
-        given.exclude("out", because="a call returns what it generates")
         generation = Generation(opened=self._opened, options=given, context=check_ids(self._opened, prompt))
         return list(next(generation.samples()))
 
@@ -424,6 +422,13 @@ class LoadedRun:
     def _name(self) -> str:
         """Path by which a job opens the run again."""
         return self._opened.run.path_to_open
+
+
+def _check_sampling(options: Sampling) -> None:
+    """Reject options that `Sampling` does not have, although the command has some of them."""
+    for name in options:
+        if name not in Sampling.__annotations__:
+            raise UnknownNameError("option", name, Sampling.__annotations__)
 
 
 def _lengths(name: str, lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:

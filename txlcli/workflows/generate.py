@@ -223,7 +223,10 @@ def read_ids(path: Path) -> list[int]:
 
 def check_ids(opened: OpenRun, ids: Iterable[int]) -> list[int]:
     """Return ids that a text may begin with, all of them in the vocabulary."""
-    context = [operator.index(number) for number in ids]
+    try:
+        context = [operator.index(number) for number in ids]
+    except TypeError as error:
+        raise UsageError(f"the ids of a prompt are whole numbers ({error}); give a list of them") from error
     size = opened.vocab.size
     beyond = [number for number in context if not 0 <= number < size]
     if beyond:

@@ -311,20 +311,30 @@ def test_an_optimizer_that_cannot_take_a_parameter_is_rejected(reason):
     assert reason in str(refused.value)
 
 
-def test_state_that_a_checkpoint_cannot_hold_is_rejected():
-    class Counting(SignDescent):
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (1, "as int; a checkpoint holds tensors only"),
+        (
+            torch.ones(5),
+            "in the shape (5,); a checkpoint holds state in the shape of the weight, (3, 2), or one number",
+        ),
+    ],
+)
+def test_state_that_a_checkpoint_cannot_hold_is_rejected(kept, reason):
+    class Keeping(SignDescent):
         def step(self, closure=None):
             super().step()
             for parameter in self.param_groups[0]["params"]:
-                self.state[parameter]["count"] = 1
+                self.state[parameter]["kept"] = kept
 
     module = nn.Linear(2, 3)
-    optimizer = Counting([parameter_group("all", module.parameters())])
+    optimizer = Keeping([parameter_group("all", module.parameters())])
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     with pytest.raises(TrainingError) as refused:
         optimizer_tensors(dict(module.named_parameters()), optimizer)
-    assert str(refused.value) == ('the optimizer keeps "count" of weight as int; a checkpoint holds tensors only')
+    assert str(refused.value) == f'the optimizer keeps "kept" of weight {reason}'
 
 
 def test_both_tables_of_optimizers_have_the_same_names():

@@ -124,17 +124,30 @@ def parameter_shapes(settings: ModelSettings, vocab_size: int | None = None) -> 
 
 
 def _check_constants(model: LanguageModel) -> None:
-    """Check that a model without data has its constants, since a checkpoint has its parameters alone."""
+    """Check that a model without data has its constants, since a checkpoint has its parameters alone.
+
+    They are buffers with data, which go to a device with their model.
+    """
     lost = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
+    lost += [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for path, module in model.named_modules():
-        for name, value in (*vars(module).items(), *module.named_buffers(recurse=False)):
-            if isinstance(value, torch.Tensor) and value.is_meta:
+        for name, value in vars(module).items():
+            if any(id(tensor) not in registered for tensor in _tensors(value)):
                 lost.append(f"{path}.{name}")
     if lost:
         raise UsageError(
             f'the tensor "{lost[0]}" of the model "{model.settings.arch}" is not a parameter, and would not be saved; '
             'compute it where it is used, or make it with device="cpu" and register_buffer(..., persistent=False)'
         )
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    """Return a tensor, or those of a list, tuple or dictionary."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def count_parameters(settings: ModelSettings, vocab_size: int) -> int:

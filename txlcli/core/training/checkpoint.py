@@ -146,16 +146,25 @@ def _contents(name: str, tensor: Tensor) -> tuple[bytes, memoryview]:
 
 
 def optimizer_tensors(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state tensors of an optimizer by parameter name: `NAME.exp_avg` and so on."""
+    """Return the state tensors of an optimizer by parameter name: `NAME.exp_avg` and so on.
+
+    Raises a TrainingError for state that a resumed run could not read.
+    """
     tensors = {}
     for name, weight in weights.items():
         for key, value in optimizer.state.get(weight, {}).items():
-            if isinstance(value, Tensor):
-                tensors[f"{name}.{key}"] = value
-            elif value is not None:
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
                 raise TrainingError(
                     f'the optimizer keeps "{key}" of {name} as {type(value).__name__}; a checkpoint holds tensors only'
                 )
+            if value.dim() and value.shape != weight.shape:
+                raise TrainingError(
+                    f'the optimizer keeps "{key}" of {name} in the shape {tuple(value.shape)}; '
+                    f"a checkpoint holds state in the shape of the weight, {tuple(weight.shape)}, or one number"
+                )
+            tensors[f"{name}.{key}"] = value
     return tensors
 
 

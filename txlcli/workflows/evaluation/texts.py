@@ -308,7 +308,12 @@ def _count_words(data: bytes, tokens: int, opened: OpenModel) -> int:
 
 
 def _as_prepared(data: bytes, source: UserText, vocab: Vocab) -> bytes:
-    """Return a user's text with the end that `txl prepare` gives a split; reject another encoding."""
+    """Return a user's text with the end that `txl prepare` gives a split; reject another encoding.
+
+    A byte-level model reads a text that is not in a file as it is.
+    """
+    if source.data is not None and vocab.tokenizer == "byte":
+        return data
     data = data.removeprefix(codecs.BOM_UTF8)
     encoding = encoding_of(data[:HEAD])
     if encoding:
