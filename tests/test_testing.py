@@ -626,9 +626,7 @@ class FixedSlopes(Encoding):
 
 
 class ListOfSlopes(FixedSlopes):
-    """Slopes in a list, which does not go to the device of its model."""
-
-    device = "cpu"
+    """Slopes in a list."""
 
     def keep(self, slopes):
         self.slopes = list(slopes)

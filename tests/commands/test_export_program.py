@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from tests.commands.novel import RMT, done, refusal, text_of, train
+from tests.commands.novel import RMT, done, json_of, refusal, text_of, train
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 from txlcli.runs import loading
@@ -119,6 +119,15 @@ def test_the_loader_says_what_is_wrong_with_its_arguments(here, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["load.py", *words])
         with pytest.raises(SystemExit, match=message):
             runpy.run_path("out/load.py", run_name="__main__")
+
+
+def test_the_loader_scores_a_text_of_words_as_eval_does(here):
+    done("export", "word", "out", "--format", "pt2")
+    text = "the fox jumps over\nthe lazy dog"  # no line end
+    (here / "text.txt").write_text(text)
+    scored = json_of("eval", "word", "--text", "text.txt", "--batch-size", 1)["rows"][0]
+    score = runpy.run_path("out/load.py")["score"]
+    assert score("\ufeff" + text) == pytest.approx(scored["loss_nats"], abs=1e-5)
 
 
 @pytest.mark.slow

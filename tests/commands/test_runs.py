@@ -17,6 +17,11 @@ from tests.report.test_plots import MAGIC
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.runs import lifecycle, log_file, run_directory
+from txlcli.workflows.evaluation import result
+from txlcli.workflows.evaluation.evaluate import evaluate
+from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
 
 LN2 = 0.6931471805599453
 KINDS = ("train", "valid")
@@ -162,6 +167,18 @@ def test_a_result_that_cannot_be_recorded_is_reported(here):
     result = done("eval", "byte", "--json")
     assert json.loads(result.stdout)["rows"]
     assert "runs/byte/evals.jsonl: result not recorded" in result.stderr
+
+
+def test_the_result_of_a_run_that_was_replaced_meanwhile_is_not_recorded(here):
+    told = []
+    reporter = Reporter(lambda message, *_: told.append(message))
+    workspace = Workspace(device="cpu", reporter=reporter)
+    evaluated = evaluate(workspace.open_run("byte"), EvalOptions(timed=False), workspace)
+    shutil.rmtree("runs/byte")
+    shutil.copytree("runs/char", "runs/byte")
+    result.record(evaluated)
+    assert told[-1] == "result not recorded: runs/byte was replaced by another run meanwhile"
+    assert "evals.jsonl" not in os.listdir("runs/byte")
 
 
 @pytest.fixture

@@ -219,6 +219,12 @@ def test_tokens_per_second_are_all_tokens_divided_by_all_seconds(run):
     assert past.tokens_per_s == pytest.approx(30 * TOKENS / 25)
 
 
+def test_results_of_a_run_that_was_replaced_are_not_appended(run):
+    with pytest.raises(RunError, match="replaced by another run"):
+        history.record(dataclasses.replace(run, id="another"), [evaluated(2.0)])
+    assert history.read(run).evals == ()
+
+
 def test_results_are_appended_after_older_ones_and_after_a_truncated_line(run):
     history.record(run, [evaluated(2.0), evaluated(1.5)])
     history.record(run, [evaluated(1.0, name="é")])

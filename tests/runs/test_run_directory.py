@@ -86,7 +86,7 @@ def test_what_is_not_a_run_is_never_replaced(runs_dir, force, file, telling):
 def test_a_file_of_the_user_in_a_run_is_never_removed(runs_dir, file):
     run = create(runs_dir, "mine")
     tracked = "wandb/offline-run-20260102_030405-a1b2c3d4/run-a1b2c3d4.wandb"
-    for own in ("report/report.html", "report/.report.md.new", tracked, file):
+    for own in ("report/report.html", "report/.report.md.new", ".tmpA1b2C3", tracked, file):
         path = run.directory / own
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("years of work")
@@ -116,6 +116,7 @@ def test_a_pipe_among_the_files_of_a_run_is_rejected(runs_dir):
 def test_what_a_killed_start_leaves_is_replaced(runs_dir):
     (runs_dir / "mine").mkdir(parents=True)
     (runs_dir / "mine/.run.json.new").touch()
+    (runs_dir / "mine/.tmpA1b2C3").touch()  # of safetensors
     assert create(runs_dir, "mine") == run_directory.find("mine", runs_dir)
 
 

@@ -267,5 +267,12 @@ def check_results(run: Run) -> None:
 
 
 def record(run: Run, results: Iterable[Record]) -> None:
-    """Append results of an evaluation to evals.jsonl."""
+    """Append results of an evaluation to evals.jsonl.
+
+    Raises:
+        RunError: another run has replaced the one that was evaluated.
+        OSError: the file cannot be written.
+    """
+    if run_directory.read_run(run.directory).id != run.id:
+        raise RunError(f"{run.directory} was replaced by another run meanwhile")
     log_file.append(run.directory / run_directory.EVALS, map(run.signed, results))

@@ -124,16 +124,13 @@ def parameter_shapes(settings: ModelSettings, vocab_size: int | None = None) -> 
 
 
 def _check_constants(model: LanguageModel) -> None:
-    """Check that a model without data has its constants, since a checkpoint has its parameters alone.
-
-    They are buffers with data, which go to a device with their model.
-    """
+    """Check that a model without data has its constants, since a checkpoint has its parameters alone."""
     lost = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
     lost += [name for name, buffer in model.named_buffers() if buffer.is_meta]
     registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if any(id(tensor) not in registered for tensor in _tensors(value)):
+            if any(tensor.is_meta and id(tensor) not in registered for tensor in _tensors(value)):
                 lost.append(f"{path}.{name}")
     if lost:
         raise UsageError(

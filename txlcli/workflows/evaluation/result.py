@@ -7,6 +7,7 @@ from typing import Any
 
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
+from txlcli.errors import RunError
 from txlcli.runs import history, run_directory
 from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
 from txlcli.workflows.evaluation.rows import EvalRow
@@ -144,7 +145,7 @@ def _length(row: EvalRow) -> str:
 
 
 def record(result: EvalResult) -> None:
-    """Append the rows to the run's evals.jsonl; if that cannot be written, say so and continue."""
+    """Append the rows to the run's evals.jsonl; if that is not possible, say so and continue."""
     run = result.scoring.opened.as_run.run
     text = result.scoring.text
     facts = {
@@ -166,6 +167,8 @@ def record(result: EvalResult) -> None:
         result.scoring.reporter.say(
             f"{path}: result not recorded ({error.strerror}); check that the run's folder is writable"
         )
+    except RunError as error:
+        result.scoring.reporter.say(f"result not recorded: {error}")
 
 
 def write_losses(path: Path, result: EvalResult) -> None:

@@ -23,6 +23,7 @@ VOCAB = json.loads((HERE / "vocab.json").read_text(encoding="utf-8"))
 State = tuple[Tensor, list[Tensor]]
 KIND = VOCAB["kind"]
 SYMBOLS = VOCAB.get("symbols", [])
+BYTE_ORDER_MARK = "\ufeff"
 END = " "  # a line end between words
 if KIND == "byte":
     SYMBOLS = [chr(byte) for byte in VOCAB["bytes"]]
@@ -83,7 +84,13 @@ def decode(ids: list[int]) -> str:
 
 
 def score(text: str) -> float:
-    """Return the mean loss of the tokens of a text after the first, in nats."""
+    """Return the mean loss of the tokens of a text after the first, in nats.
+
+    With words, this includes a line end after the text.
+    """
+    text = text.removeprefix(BYTE_ORDER_MARK)
+    if KIND == "word" and text.strip() and not text.endswith(("\n", "\r")):
+        text += "\n"
     ids = torch.tensor(encode(text))
     if len(ids) < 2:
         raise ValueError("the text has no second token, and the first one is not scored; give a longer text")
