@@ -185,6 +185,26 @@ def test_a_vocabulary_gives_ids_a_text(ids_of_nanogpt):
     assert store(f"shakespeare-vocab-{vocab.fingerprint[:8]}").ids("train").tolist() == sample(997)
 
 
+@pytest.mark.parametrize(
+    ("ids", "index"),
+    [
+        # The format of fairseq: type, number of sequences, their lengths, and their offsets in bytes.
+        ([4, 3, 2, 5, 2], b"MMIDIDX\0\0" + struct.pack("<QBQ2i2q", 1, 8, 2, 3, 2, 0, 6)),
+        # The older one, whose writer adds one to each id: first sizes, first ids, and sizes of the sequences.
+        ([5, 4, 3, 6, 3], b"TNTIDX\0\0" + struct.pack("<5Q8q", 1, 8, 2, 2, 2, 0, 1, 2, 0, 3, 5, 3, 2)),
+    ],
+)
+@pytest.mark.parametrize("words", ["the 2\nfox 1\n", "<s>\n<pad>\n</s>\n<unk>\nthe\nfox\n"])
+def test_a_list_of_words_of_fairseq_lacks_its_first_four_symbols(untouched, ids, index, words):
+    write_ids(untouched / "fs/train.bin", ids)
+    (untouched / "fs/train.idx").write_bytes(index)
+    (untouched / "dict.txt").write_text(words)
+    done("prepare", "fs", "--vocab", "dict.txt", "--name", "fs")
+    prepared = store("fs")
+    assert prepared.vocab.decode(prepared.ids("train")) == "the <unk>\nfox\n"
+    assert prepared.info("train").unknown == 1
+
+
 @pytest.mark.skipif(not (DOCS / "tokens.md").exists(), reason="no docs here")
 def test_the_manual_s_conversion_of_a_pickle_gives_ids_a_text(untouched):
     text = "to be, or not to be\n" * 30

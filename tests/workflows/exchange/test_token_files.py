@@ -273,7 +273,7 @@ def old_index(lengths, *, itemsize=4, documents=None):
             "fairseq",
             [0, 8, 12],
         ),
-        (old_index([2, 1, 4]), "fairseq", [0, 8, 12]),
+        (old_index([2, 1, 4]), "fairseq (TNTIDX)", [0, 8, 12]),
         (old_index([2, 1, 4], documents=[0, 2, 3]), "Megatron", [0, 12]),
     ],
 )

@@ -33,6 +33,9 @@ VOCABULARY = "vocab.json"
 """File of the vocabulary that an export writes next to the ids."""
 WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
+FAIRSEQ = "fairseq"
+FAIRSEQ_OLD = "fairseq (TNTIDX)"
+"""Older format of fairseq, whose writer adds one to each id."""
 LLM_C_HEADER = 1024  # bytes of int32
 LLM_C_NUMBERS = struct.Struct("<3i")  # magic, version, ids; the rest of the header is not used
 LLM_C_VERSIONS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
@@ -266,13 +269,13 @@ def _read_index(file: BinaryIO, size: int) -> _Index | None:
         return None
     format = "Megatron"
     if size == FAIRSEQ_HEADER.size + 12 * count:
-        format = "fairseq"
+        format = FAIRSEQ
         file.seek(FAIRSEQ_HEADER.size)
     elif size - (MEGATRON_HEADER.size + 12 * count + 8 * n_bounds) not in (0, count):  # some data has a byte each
         return None
     lengths = np.fromfile(file, "<i4", count)
     offsets = np.fromfile(file, "<i8", count)
-    bounds = np.arange(count + 1) if format == "fairseq" else np.fromfile(file, "<i8", n_bounds)
+    bounds = np.arange(count + 1) if format == FAIRSEQ else np.fromfile(file, "<i8", n_bounds)
     return _Index(format, type_named(TYPES[code]), lengths, offsets, bounds)
 
 
@@ -284,7 +287,7 @@ def _read_old_index(file: BinaryIO, size: int) -> _Index | None:
     numbers = np.fromfile(file, "<i8")
     dtype = type_named(TYPES[code])
     n_sequences = 3 * count + 2
-    format = "fairseq"
+    format = FAIRSEQ_OLD
     bounds = np.arange(count + 1)
     if len(numbers) > n_sequences and len(numbers) == 1 + n_sequences + numbers[0]:
         format = "Megatron"

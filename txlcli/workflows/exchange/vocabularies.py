@@ -22,6 +22,9 @@ PIECES = {"\u2581": "SentencePiece", "##": "WordPiece", "\u0120": "byte-level BP
 MIN_PIECES = 0.05
 """Share of such words that tells."""
 
+FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
+"""Symbols 0 to 3 of fairseq, which its dict.txt leaves out."""
+
 
 def find(directory: Path) -> Path | None:
     """Return the vocabulary file of a directory; None if there is none."""
@@ -67,6 +70,22 @@ def read_for_ids(path: Path) -> Vocab:
         return Vocab("ids", _names(content))
     except (ValueError, AttributeError, TypeError) as error:
         raise VocabularyError(f"{path}: {error}; give names of ids as JSON, such as {{name: id}}") from error
+
+
+def of_fairseq(vocab: Vocab, *, has_unused_id: bool) -> Vocab:
+    """Return a vocabulary for ids of fairseq: its own symbols precede the words of a dict.txt, which lacks them.
+
+    With `has_unused_id`, the ids in the files are larger by one, and no symbol has the id 0. A list that has these
+    symbols at other ids is not changed.
+    """
+    words = list(vocab.symbols)
+    if tuple(words[: len(FAIRSEQ_SYMBOLS)]) == FAIRSEQ_SYMBOLS:
+        words = words[len(FAIRSEQ_SYMBOLS) :]
+    if vocab.tokenizer != "word" or not set(FAIRSEQ_SYMBOLS).isdisjoint(words):
+        return vocab
+    before = ["<unused>"] if has_unused_id else []
+    symbols = [*before, *FAIRSEQ_SYMBOLS, *words]
+    return Vocab("word", symbols, boundary=symbols.index("</s>"), unknown=symbols.index("<unk>"))
 
 
 def _names(content: Any) -> list[str]:

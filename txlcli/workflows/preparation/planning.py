@@ -20,7 +20,7 @@ from txlcli.system.written_files import check_replaceable
 from txlcli.workflows.exchange import containers, piece_files, token_files, vocabularies
 from txlcli.workflows.exchange.piece_files import PieceFiles
 from txlcli.workflows.exchange.text_rows import TextFile
-from txlcli.workflows.exchange.token_files import IdType, TokenFiles
+from txlcli.workflows.exchange.token_files import FAIRSEQ, FAIRSEQ_OLD, IdType, TokenFiles
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.reporter import Reporter
 
@@ -126,6 +126,8 @@ def make_plan(
         if exported is not None:
             id_type = IdType(options.dtype, exported.size, is_export=True)
         tokens, files = _find_files(source, options, id_type)
+        if vocab is not None and tokens is not None and tokens.format in (FAIRSEQ, FAIRSEQ_OLD):
+            vocab = vocabularies.of_fairseq(vocab, has_unused_id=tokens.format == FAIRSEQ_OLD)
         # Ids, and rows that are the pieces of a text, are of the vocabulary next to them; other text is not.
         has_pieces = bool(files) and all(file.is_pieces for file in files)
         if exported is not None and (tokens is not None or has_pieces):
