@@ -285,6 +285,11 @@ def test_a_folder_without_pieces_and_names_that_are_not_one_text_for_each_id_are
     for names in ("{}", '{"a": 0, "b": 0}', '{"a": "b"}', '["a", 3]', "3"):
         (pieces / "names.json").write_text(names)
         assert "names.json" in refusal("prepare", "music", "--ids", "--vocab", "names.json", code=1)
+    (pieces / "music/vocab.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    assert "vocab.json: an id is not a number" in refusal("prepare", "music", "--ids", code=1)
+    (pieces / "music/vocab.json").write_text('[{"Pitch_60": 0}, {"Velocity_80": 0}]')
+    assert "tokens of several ids are not supported" in refusal("prepare", "music", "--ids", code=1)
+    done("prepare", "music", "--ids", "--vocab-size", 17)
     assert "no token ids" in refusal("prepare", "novel", "--ids", code=1)
     assert "--ids has no effect" in refusal("prepare", "ptb", "--ids")
     assert "leave out --tokenizer" in refusal("prepare", "novel", "--ids", "--tokenizer", "word")

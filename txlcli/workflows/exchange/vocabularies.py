@@ -67,6 +67,11 @@ def read_for_ids(path: Path) -> Vocab:
         content = parse_json(read_text(path, MAX_VOCABULARY))
         if isinstance(content, dict) and "kind" in content:  # a vocabulary of txl
             return read(path)
+        if isinstance(content, list) and content and all(isinstance(item, dict) for item in content):
+            raise VocabularyError(
+                f"{path}: tokens of several ids are not supported; use a tokenizer with one id per token, such as "
+                "MidiTok's REMI"
+            )
         return Vocab("ids", _names(content))
     except (ValueError, AttributeError, TypeError) as error:
         raise VocabularyError(f"{path}: {error}; give names of ids as JSON, such as {{name: id}}") from error
@@ -92,9 +97,9 @@ def _names(content: Any) -> list[str]:
     """Return the name of each id; an id without one has its number."""
     if isinstance(content, list):
         content = {name: number for number, name in enumerate(content)}
-    by_id = {number: name for name, number in content.items()}
-    if not all(type(number) is int and 0 <= number < MAX_IDS for number in by_id):
+    if not all(type(number) is int and 0 <= number < MAX_IDS for number in content.values()):
         raise ValueError(f"an id is not a number below {MAX_IDS:,}")
+    by_id = {number: name for name, number in content.items()}
     size = 1 + max(by_id, default=-1)
     names = [by_id.get(number, str(number)) for number in range(size)]
     "".join(names).encode()  # names are texts without unpaired surrogates

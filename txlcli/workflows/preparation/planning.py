@@ -220,14 +220,19 @@ def _own_source(corpus_or_path: str, options: PrepareOptions) -> Path:
 
 
 def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
-    """Return the vocabulary that txl exported with the files, unless the user describes another."""
+    """Return the vocabulary next to the files, unless the user describes another.
+
+    Without `ids`, it is one that txl exported, and files of that name of other systems are not read.
+    """
     file = _vocabulary_file(source)
     if options.given("vocab", "tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
         return None
     try:
         return _read_vocabulary(file, options)
-    except VocabularyError:  # another system's file of that name
-        return None
+    except VocabularyError:
+        if options.ids:
+            raise
+        return None  # another system's file of that name
 
 
 def _reject_unused(plan: PreparationPlan) -> None:
