@@ -115,6 +115,36 @@ def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
     assert told["changes"] == {"files_skipped": 2}
 
 
+LONG = "a word " * 20_000  # longer than the default limit of Python's csv
+
+
+@pytest.mark.parametrize(
+    ("rows", "text", "is_noted"),
+    [
+        ('1\t"Hello there\n2\tsecond\n3\tthird "\n', '"Hello there\nsecond\nthird "\n', True),
+        ('1\t"Yes" or no\n\n2\t""no""\n', '"Yes" or no\n""no""\n', True),
+        ('1\t"a ""word"""\n2\ta 9" pipe\n', 'a "word"\na 9" pipe\n', False),
+        (f'1\t"{LONG}"\n', f"{LONG}\n", False),
+        ('1\t"two\nlines"\n2\t"a\ttab"\n', "two\nlines\na\ttab\n", False),
+    ],
+)
+def test_a_tsv_that_was_written_without_quoting_keeps_its_quotation_marks(untouched, rows, text, is_noted):
+    (untouched / "rows.tsv").write_text("id\ttext\n" + rows)
+    told = json_of("prepare", "rows.tsv", *TRAIN, "--tokenizer", "char")
+    prepared = store("rows")
+    assert prepared.vocab.decode(prepared.ids("train")) == text
+    assert any("rows.tsv: written without quoting" in note for note in told["notes"]) == is_noted
+    (untouched / "bare.tsv").write_text(rows)  # without a header
+    done("prepare", "bare.tsv", *TRAIN, "--tokenizer", "char", "--column", "2")
+    prepared = store("bare")
+    assert prepared.vocab.decode(prepared.ids("train")) == text
+
+
+def test_a_quoted_tsv_that_was_truncated_in_a_text_is_rejected(untouched):
+    (untouched / "rows.tsv").write_text('id\ttext\n1\t"the first"\n2\t"the sec')
+    assert "damaged, or not TSV" in refusal("prepare", "rows.tsv", code=1)
+
+
 def test_rows_in_a_folder_of_text_are_text_unless_a_column_is_named(plain):
     (plain / "mixed").mkdir()
     (plain / "mixed/notes.txt").write_text("a note\n" * 9)

@@ -15,7 +15,16 @@ from txlcli.corpora.signatures import OF_IDS, format_of, reject_other_than_text
 from txlcli.corpora.unpack import max_bytes, too_large
 from txlcli.errors import CorpusInputError, UsageError, shortened
 from txlcli.system.input_files import check_size, read_bytes
-from txlcli.workflows.exchange.text_rows import DELIMITERS, FOR_IDS, TEXT, TextFile, columns, delimited_format, rows
+from txlcli.workflows.exchange.text_rows import (
+    DELIMITERS,
+    FOR_IDS,
+    TEXT,
+    TextFile,
+    columns,
+    delimited_format,
+    is_quoted,
+    rows,
+)
 
 BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
 MAX_COLUMNS_LISTED = 10
@@ -92,6 +101,8 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     """
     if file.format == "CSV":
         file = replace(file, format=delimited_format(file))
+    if file.format == "TSV":
+        file = replace(file, is_quoted=is_quoted(file))
     found = columns(file)
     names = found.texts
     if not names:

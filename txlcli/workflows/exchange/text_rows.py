@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as arrow
 
@@ -53,6 +53,13 @@ class TextFile:
     """True if the rows are pieces of one text."""
     has_header: bool = True
     """False for a CSV whose first row is text, so that `column` is a number from 1."""
+    is_quoted: bool = True
+    """False for a TSV whose quotation marks are part of its texts."""
+
+    @property
+    def quoting(self) -> Literal[0, 3]:
+        """Meaning of quotation marks in a CSV or TSV, as a constant of `csv`."""
+        return csv.QUOTE_MINIMAL if self.is_quoted else csv.QUOTE_NONE
 
 
 def columns(file: TextFile) -> Columns:
@@ -72,7 +79,7 @@ def columns(file: TextFile) -> Columns:
                 texts = [name for name, value in values.items() if isinstance(value, str | None)]
                 nested = [name for name, value in values.items() if isinstance(value, list | dict)]
                 return Columns(texts, nested)
-            return Columns(next(_first_rows(stream, file.format), []), nested=[])
+            return Columns(next(_first_rows(stream, file.format, file.quoting), []), nested=[])
 
 
 def delimited_format(file: TextFile) -> str:
@@ -82,18 +89,50 @@ def delimited_format(file: TextFile) -> str:
     """
     for name in DELIMITERS:
         with _reading(file), _open_text(file) as stream:
-            lengths = [len(row) for row in _first_rows(stream, name) if row]
+            lengths = [len(row) for row in _first_rows(stream, name, file.quoting) if row]
         has_columns = len(lengths) > 1 and lengths[0] > 1
         if has_columns and (name == "CSV" or len(set(lengths)) == 1):
             return name
     return "CSV"
 
 
-def _first_rows(stream: io.TextIOWrapper, name: str) -> Iterator[list[str]]:
+def _first_rows(stream: io.TextIOWrapper, name: str, quoting: Literal[0, 3]) -> Iterator[list[str]]:
     """Return the first rows of a format of `DELIMITERS`."""
     csv.field_size_limit(MAX_ROW_LEN)  # a text may be as long as a row
-    rows = csv.reader(_lines(stream), delimiter=DELIMITERS[name])
+    rows = csv.reader(_lines(stream), delimiter=DELIMITERS[name], quoting=quoting)
     return itertools.islice(rows, FIRST_RECORDS)
+
+
+def is_quoted(file: TextFile) -> bool:
+    """Return False if the quotation marks of a TSV are part of its texts, which were written without quoting.
+
+    Then each line has as many fields as the first one, so no text contains a tab or a line end, but a line is not a row
+    if its quotation marks are those of CSV: one of them begins a text that the line does not end. A last line without a
+    line end does not count, since it may be truncated.
+    """
+    csv.field_size_limit(MAX_ROW_LEN)
+    n_tabs = None
+    marks_are_quotes = True
+    with _reading(file), _open_text(file) as stream:
+        for line in _lines(stream):
+            if not line.strip("\r\n"):
+                continue
+            if n_tabs is None:
+                n_tabs = line.count("\t")
+            if n_tabs == 0 or line.count("\t") != n_tabs:
+                return True
+            is_complete = line.endswith(("\n", "\r"))
+            if '"' in line and is_complete and not _is_row(line, n_tabs + 1):
+                marks_are_quotes = False
+    return marks_are_quotes
+
+
+def _is_row(line: str, n_fields: int) -> bool:
+    """Return True if a line of a TSV is a row whose quotation marks are those of CSV."""
+    try:
+        return len(next(csv.reader([line], delimiter="\t", strict=True))) == n_fields
+    except csv.Error:
+        return False
 
 
 @contextmanager
@@ -233,7 +272,7 @@ def _json_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None
 
 
 def _delimited_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
-    reader = csv.reader(_lines(stream), delimiter=DELIMITERS[file.format], strict=True)
+    reader = csv.reader(_lines(stream), delimiter=DELIMITERS[file.format], quoting=file.quoting, strict=True)
     header = next(reader, [])
     if file.has_header:
         index = header.index(file.column)

@@ -74,6 +74,9 @@ def _extract_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Te
     notes = []
     if columns:
         notes.append(f"text of the column {columns} ({formats} files: {len(plan.files):,})")
+    unquoted = [file.path for file in plan.files if not file.is_quoted]
+    if unquoted:
+        notes.append(f"{list_names(unquoted, source)}: written without quoting; quotation marks are part of the text")
     if others:
         notes.append(f"files in the folder that are not {formats}, which were left out: {list_names(others, source)}")
     return text.with_remarks(
