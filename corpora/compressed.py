@@ -72,6 +72,10 @@ class CompressedFile(io.RawIOBase):
         except DAMAGE as error:
             if not is_damage(error):
                 raise
+            if "requires too much memory" in str(error):
+                raise CorpusError(
+                    f"{self._path}: its zstd window is larger than 128 MiB; unpack it first, with zstd -d --long=31"
+                ) from error
             size = self._path.stat().st_size
             raise CorpusError(
                 f"{self._path}: damaged, or not {self._compression} ({error}, reached byte {self._file.tell():,} of "

@@ -12,8 +12,8 @@ from .signatures import format_of, reject_other_than_text
 
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
-TOOLS = {"__pycache__", "__MACOSX", "node_modules", "Thumbs.db", "desktop.ini"}
-"""Files and directories that programs and systems write; they are skipped like hidden ones."""
+TOOLS = {"__pycache__", "__MACOSX", "node_modules", "Thumbs.db", "desktop.ini", "_metadata", "_common_metadata"}
+"""Files and directories that programs and systems write, such as the indexes of Parquet; skipped like hidden ones."""
 SPLIT_WORDS = {
     "train": "train",
     "valid": "valid",

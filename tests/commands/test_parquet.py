@@ -50,6 +50,10 @@ def test_an_exported_text_is_prepared_again_with_the_same_digests(here, tokenize
 
 
 def test_a_dataset_gives_the_tokens_of_its_lines(dataset):
+    metadata = parquet.read_metadata(dataset / "hub/data/train-00000-of-00001.parquet")
+    metadata.set_file_path("train-00000-of-00001.parquet")
+    for name in ("_metadata", "_common_metadata"):
+        metadata.write_metadata_file(dataset / "hub/data" / name)
     (dataset / "hub/vocab.json").write_text(Vocab.of_bytes(b"abc").to_json())  # is not read, since txl did not export
     done("prepare", "novel", "--tokenizer", "word")
     told = json_of("prepare", "hub", "--tokenizer", "word")

@@ -61,6 +61,12 @@ def test_what_is_not_a_stream_after_a_stream_is_rejected_with_its_place(tmp_path
         content(tmp_path, compression, first + rest)
 
 
+def test_a_zstd_window_that_is_too_large_is_named(tmp_path):
+    frame = bytes.fromhex("28b52ffd00a8010000")  # a window of 2 GiB, and an empty last block
+    with pytest.raises(CorpusError, match="zstd -d --long=31"):
+        content(tmp_path, "zstd", frame)
+
+
 def test_padding_of_xz_comes_in_multiples_of_four(tmp_path):
     with pytest.raises(CorpusError, match="no stream begins at byte"):
         content(tmp_path, "xz", lzma.compress(FIRST) + bytes(6))
