@@ -232,7 +232,9 @@ def _train_sentencepiece(plan: PreparationPlan, splits: Splits) -> tuple[Vocab, 
     vocab_size = plan.options.vocab_size or DEFAULT_VOCAB_SIZE
     largest = min(size, sample) + len(FIXED)
     if vocab_size > largest:  # each piece but the fixed ones is a part of the text
-        raise UsageError(f"`vocab_size` {vocab_size} is too large for a text of {size:,} bytes; give {largest} or less")
+        raise UsageError(
+            f"`vocab_size` {vocab_size} is too large for a text of {size:,} bytes; give a much smaller one"
+        )
 
     def lines() -> Iterator[str]:
         for chunk in cut_into_chunks(splits["train"]):
