@@ -11,6 +11,9 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
 from tests.extensions import (
+    GruModel,
+    GruProducts,
+    GruSettings,
     SlopesEncoding,
     registered_architecture,
     registered_encoding,
@@ -514,6 +517,19 @@ def test_text_is_generated_with_a_memory_of_every_second_state_as_it_was_trained
 def test_the_reader_of_keys_is_refused_for_another_memory():
     with pytest.raises(ValueError, match=r"contract of TransformerXL\.remember"):
         every_second(model=EverySecondState, reader="keys").__enter__()
+
+
+class GruOfOneSegment(GruModel):
+    """A GRU that begins anew in each segment."""
+
+    def forward(self, tokens, memory, *, mem_len):
+        return super().forward(tokens, self.first_memory(len(tokens), mem_len), mem_len=mem_len)
+
+
+def test_a_recurrent_state_that_is_forgotten_breaks_the_contract():
+    gru = registered_architecture("forgets", settings=GruSettings, model=GruOfOneSegment, products=GruProducts)
+    with gru, pytest.raises(ContractError, match="all that a token needs of those before is in the memory"):
+        check_architecture("forgets")
 
 
 class SevenKeys(TransformerProducts):

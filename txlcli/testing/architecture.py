@@ -227,6 +227,12 @@ class ArchitectureCheck(Rules):
             "sublayer that mixes positions needs those before the call, too, and the memory changes at the end of the "
             "segment (the contract of memory in LanguageModel and TransformerXL.remember)"
         )
+        if self.settings.recurrent_state:
+            rule = (
+                "a segment that is read token by token has the hidden states of the whole segment: all that a token "
+                "needs of those before is in the memory, in the dtype of the model (the contract of memory in "
+                "LanguageModel)"
+            )
         for lengths in ([1], [seg_len - 1, 1], [1, seg_len]):
             reader = make_reader(model, evaluation, by_tokens=True)
             self.require_equal(read_parts(reader, tokens, lengths), expected, rule)
