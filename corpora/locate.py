@@ -28,7 +28,8 @@ SPLIT_WORDS = {
 def text_files(source: Path) -> list[Path]:
     """Return a file itself, or all files below a directory that are not hidden, sorted by relative path.
 
-    Links to directories are followed, and each directory is read once.
+    Links to directories are followed, and each directory is read once. So is a file that links repeat: its path is that
+    of a link, such as the name that Hugging Face's cache gives to a blob.
     """
     return list_files(source)[0]
 
@@ -40,6 +41,7 @@ def list_files(source: Path) -> tuple[list[Path], int]:
     paths: list[Path] = []
     visited = set()
     hidden = 0
+    has_links = False
     for parent, directories, files in os.walk(source, onerror=_reject_directory, followlinks=True):
         real = os.path.realpath(parent)
         if real in visited:
@@ -53,8 +55,25 @@ def list_files(source: Path) -> tuple[list[Path], int]:
             if os.path.exists(path) and not os.path.isfile(path):
                 raise CorpusError(f"{path} is a pipe, socket or device, not a regular file; move it out of the folder")
             paths.append(path)
+            has_links = has_links or os.path.islink(path)
     paths.sort(key=lambda path: path.relative_to(source).as_posix())
+    if has_links:
+        paths = _without_repeated_files(paths, source)
     return paths, hidden
+
+
+def _without_repeated_files(paths: Sequence[Path], source: Path) -> list[Path]:
+    """Return one path of each file, a link if there is one, or one for each split that paths of the file mention."""
+    path_of: dict[str, dict[frozenset[str], Path]] = {}
+    for path in sorted(paths, key=os.path.islink, reverse=True):
+        by_splits = path_of.setdefault(os.path.realpath(path), {})
+        by_splits.setdefault(frozenset(splits_in(path.relative_to(source))), path)
+    kept = set[Path]()
+    for by_splits in path_of.values():
+        if len(by_splits) > 1:
+            by_splits.pop(frozenset(), None)
+        kept.update(by_splits.values())
+    return [path for path in paths if path in kept]
 
 
 def _is_hidden(name: str) -> bool:

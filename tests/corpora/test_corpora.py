@@ -16,6 +16,7 @@ from txlcli import corpora
 from txlcli.corpora import OWN_TEXT as own
 from txlcli.corpora import english
 from txlcli.corpora.corpus import SPLITS, CorpusError, ReadOptions, Slice
+from txlcli.corpora.locate import text_files
 
 PLAIN = ReadOptions()
 
@@ -216,6 +217,23 @@ def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_p
     (tmp_path / "book/itself").symlink_to(tmp_path / "book")
     parts = texts(own.read(tmp_path / "book", PLAIN))
     assert b"".join(parts.values()) == b"a\n" * 10 + b"b\n" * 10
+
+
+@pytest.mark.parametrize(
+    ("links", "read"),
+    [
+        ({"b.txt": "a.txt"}, ["b.txt"]),
+        ({"b.txt": "a.txt", "c.txt": "a.txt"}, ["b.txt"]),
+        ({"snapshots/train-0": "a.txt"}, ["snapshots/train-0"]),
+        ({"train.txt": "a.txt", "valid.txt": "a.txt"}, ["train.txt", "valid.txt"]),  # as the user wants it
+    ],
+)
+def test_a_file_that_links_repeat_is_read_once_for_each_split(tmp_path, links, read):
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "a.txt").write_text("a\n" * 10)
+    for link, name in links.items():
+        (tmp_path / link).symlink_to(tmp_path / name)
+    assert [path.relative_to(tmp_path).as_posix() for path in text_files(tmp_path)] == read
 
 
 def binary_files():
