@@ -162,6 +162,13 @@ def _reject_broken_links(files: list[Path]) -> None:
             raise CorpusError(f"{path}: a link to a file that does not exist; remove it, or restore that file")
 
 
+def remarks_on_tables(source: Path, used: Sequence[Path]) -> Iterator[str]:
+    """Yield a remark on tables that are read as they are."""
+    tables = [path for path in used if path.suffix.lower() in (".csv", ".tsv")]
+    if tables:
+        yield f"{list_names(tables, source)}: read as plain text with all columns; `column` reads one of them"
+
+
 def files_by_split(
     files: list[Path], directory: Path, otherwise: str = "rename or move such files"
 ) -> dict[str, list[Path]]:

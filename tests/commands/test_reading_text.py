@@ -53,6 +53,30 @@ def test_another_encoding_and_a_column_are_read_as_prepare_reads_them(here):
     assert "not known" in refusal("eval", "byte", "--text", "wide.txt", "--encoding", "utf-17")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("b.jsonl", '{"text": "the fox"}\n{"text": "the owl"}\n'),
+        ("metadata.json", '{"title": "The Fox", "year": 1900}\n'),
+        ("list.csv", "id,year\n1,1900\n"),
+        ("rows.csv", "id,text\n1,the fox\n"),
+    ],
+)
+def test_rows_next_to_text_are_scored_as_prepare_reads_them(here, name, content):
+    (here / "mixed").mkdir()
+    (here / "mixed/a.txt").write_text("the fox jumps over\n" * 40)
+    (here / f"mixed/{name}").write_text(content)
+    prepared = json_of("prepare", "mixed", "--split", "100,0,0")
+    result = json_of("eval", "byte", "--text", "mixed", *ONE_LANE)
+    assert result["notes"] == prepared["notes"] != []
+    first_bytes = 2  # nothing precedes them
+    assert result["rows"][0]["tokens"] == prepared["splits"]["train"]["tokens"] - first_bytes
+    assert len(txlcli.load("byte").score(Path("mixed")).tokens) == result["rows"][0]["tokens"]
+    if name == "rows.csv":
+        (row,) = json_of("eval", "byte", "--text", "mixed", "--column", "text", *ONE_LANE)["rows"]
+        assert row["tokens"] == len("the fox\n") - 1
+
+
 UNREADABLE = {
     "wide.txt": "the fox\n".encode("utf-16") * 9,
     "picture": b"\x89PNG\r\n\x1a\n" + bytes(99),

@@ -5,14 +5,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from txlcli.corpora.corpus import CorpusError
-from txlcli.corpora.directory import invalid_places, remarks_on, remarks_on_bytes, remarks_on_files
+from txlcli.corpora.directory import (
+    invalid_places,
+    remarks_on,
+    remarks_on_bytes,
+    remarks_on_files,
+    remarks_on_tables,
+)
 from txlcli.corpora.documents import divide
 from txlcli.corpora.locate import text_files
 from txlcli.corpora.signatures import conversion, encoding_of, head_of, reject_other_than_text
-from txlcli.errors import CorpusInputError
+from txlcli.errors import CorpusInputError, UsageError
 from txlcli.system.input_files import MAX_TEXT, check_regular, errors_of_reading, read_bytes, read_stdin
+
+if TYPE_CHECKING:  # it imports pyarrow
+    from txlcli.workflows.exchange.text_rows import TextFile
 
 STDIN = "-"
 
@@ -36,6 +46,8 @@ class UserText:
     """The text itself; None if it is in the file."""
     label: str = ""
     """Name in error messages."""
+    file: "TextFile | None" = None
+    """The way to the text of a file that a folder has."""
 
     @classmethod
     def of_option(cls, file: str) -> "UserText":
@@ -62,12 +74,12 @@ class UserText:
         from txlcli.workflows.exchange import containers
 
         try:
-            paths = containers.files_in(Path(self.name), column, encoding)
+            files = containers.text_files_of(Path(self.name), column, encoding)
         except CorpusError as error:
             raise CorpusInputError(str(error)) from error
-        if not paths:
+        if not files:
             raise CorpusInputError(f"{self.label}: the folder has no text; give one that has some, or a file")
-        return [UserText(str(path), label=str(path)) for path in paths]
+        return [UserText(str(file.path), label=str(file.path), file=file) for file in files]
 
     def read(self, *, column: str | None = None, encoding: str | None = None, max_bytes: int = MAX_TEXT) -> ReadText:
         """Return the text of a file or stdin, of at most `max_bytes`: the compression and the rows are undone.
@@ -78,21 +90,22 @@ class UserText:
             return ReadText(self.data)
         from txlcli.workflows.exchange import containers
 
-        with self._open(max_bytes) as path:
-            data, missing = containers.read_file(path, column, encoding, max_bytes)
+        with self._open(column, encoding, max_bytes) as file:
+            data, written = containers.read_file(file, max_bytes)
         remarks = [*remarks_on(data), *remarks_on_bytes(data.count(0), invalid_places(data))]
-        if missing:
-            remarks.append(f"rows without a text, which were left out: {missing:,}")
-        return ReadText(data, tuple(f"{path.name}: {remark}" for remark in remarks))
+        if written.missing:
+            remarks.append(f"rows without a text, which were left out: {written.missing:,}")
+        return ReadText(data, tuple(f"{file.path.name}: {remark}" for remark in remarks))
 
     def remarks_on(self, files: "Sequence[UserText]") -> list[str]:
-        """Return remarks on other files of a folder, which are left out, and on a README among these."""
+        """Return remarks on a folder: on files that are left out, and on a README and tables among these files."""
         if not self.is_folder:
             return []
         folder = Path(self.name)
         used = [Path(file.name) for file in files]
         left_out = [path for path in text_files(folder) if path not in used and path.stat().st_size]
-        return list(remarks_on_files(folder, used, left_out))
+        tables = [Path(source.name) for source in files if source.file is not None and not source.file.column]
+        return [*remarks_on_files(folder, used, left_out), *remarks_on_tables(folder, tables)]
 
     def documents(self, unit: str, *, column: str | None, encoding: str | None) -> "list[UserText]":
         """Return the documents of a file or stdin; `unit` is what they are, as in `txl prepare`.
@@ -103,12 +116,13 @@ class UserText:
             return [self]
         from txlcli.workflows.exchange import containers
 
-        with self._open(MAX_TEXT) as path:
-            if unit == "records":
-                texts = containers.read_records(path, column, encoding, MAX_TEXT)
-            else:
-                data, _ = containers.read_file(path, column, encoding, MAX_TEXT)
-                texts = divide(data, unit)
+        with self._open(column, encoding, MAX_TEXT) as file:
+            data, written = containers.read_file(file, MAX_TEXT)
+        texts = written.rows_of(data) if unit == "records" else divide(data, unit)
+        if not texts:
+            raise UsageError(
+                f"{self.label}: the text has no records; give `documents` blank-lines, or a mark that ends them"
+            )
         documents = []
         for number, data in enumerate(texts, 1):
             name = f"{self.title}:{number}"
@@ -116,15 +130,22 @@ class UserText:
         return documents
 
     @contextmanager
-    def _open(self, max_bytes: int) -> Iterator[Path]:
-        """Give the path of a file, or of a copy of stdin; report what cannot be read as an error of the user's."""
+    def _open(self, column: str | None, encoding: str | None, max_bytes: int) -> "Iterator[TextFile]":
+        """Give a file, or a copy of stdin; report what cannot be read as an error of the user's."""
+        from txlcli.workflows.exchange import containers
+
         with TemporaryDirectory(prefix="txl-") as directory, errors_of_reading(self.label):
             path = Path(self.name)
             try:
                 if self.name == STDIN:
                     path = Path(directory, "stdin")
                     path.write_bytes(read_stdin(max_bytes))
-                yield check_regular(path)
+                file = self.file
+                if file is None:
+                    if path.is_dir():
+                        raise UsageError(f"{path} is a folder; give a file")
+                    (file,) = containers.text_files_of(check_regular(path), column, encoding)
+                yield file
             except (CorpusError, CorpusInputError) as error:
                 raise CorpusInputError(str(error).replace(f"{directory}/", "")) from error
 

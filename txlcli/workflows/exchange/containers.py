@@ -14,7 +14,7 @@ from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import OF_IDS, format_of, reject_other_than_text
 from txlcli.corpora.unpack import max_bytes, too_large
 from txlcli.errors import CorpusInputError, UsageError, shortened
-from txlcli.system.input_files import check_size, read_bytes
+from txlcli.system.input_files import check_size
 from txlcli.workflows.exchange.text_rows import (
     DELIMITERS,
     FOR_IDS,
@@ -40,6 +40,10 @@ class Written:
     """Number of rows without a text."""
     starts: "array[int]"
     """Offset of each row, if they are wanted."""
+
+    def rows_of(self, text: bytes) -> list[bytes]:
+        """Return the rows of this text."""
+        return [text[start:end] for start, end in itertools.pairwise([*self.starts, self.size])]
 
 
 def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFile, ...]:
@@ -190,48 +194,27 @@ def extract(
     return Written(size, missing, starts)
 
 
-def read_file(path: Path, column: str | None, encoding: str | None, limit: int) -> tuple[bytes, int]:
-    """Return the text of a file of at most `limit` bytes, as `txl prepare` reads it, and its rows without a text."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give a file")
-    files = find(path, column, encoding)
+def text_files_of(source: Path, column: str | None, encoding: str | None) -> list[TextFile]:
+    """Return a file, or the files of a folder in the order of their names, each as `txl prepare` reads it."""
+    files = list(find(source, column, encoding))
     if column is not None and not any(file.column for file in files):
-        raise UsageError(f"{path}: `column` has no effect on text without rows; leave it out")
-    if not files:
-        reject_other_than_text(path)
-        return read_bytes(path, limit), 0
-    check_size(path.stat().st_size, limit, str(path))
+        raise UsageError(f"{source}: `column` has no effect on text without rows; leave it out")
+    if files:
+        return files
+    if not source.is_dir():
+        return [TextFile(source)]
+    return [TextFile(path) for path in select_text(source, text_files(source))]
+
+
+def read_file(file: TextFile, limit: int) -> tuple[bytes, Written]:
+    """Return the text of a file, of at most `limit` bytes, and what is known of its rows."""
+    if not (file.column or file.packing):
+        reject_other_than_text(file.path, is_utf8=file.encoding is None)
+    check_size(file.path.stat().st_size, limit, str(file.path))
     output = io.BytesIO()
-    missing = 0
-    for file in files:
-        missing += extract(file, output, only_utf8=False).missing
-    check_size(output.tell(), limit, f"{path}: its text")
-    return output.getvalue(), missing
-
-
-def files_in(folder: Path, column: str | None, encoding: str | None) -> list[Path]:
-    """Return the files of a folder that `txl prepare` reads, in the order of their names."""
-    with_rows = find(folder, column, encoding)
-    if with_rows:
-        return [file.path for file in with_rows]
-    return select_text(folder, text_files(folder))
-
-
-def read_records(path: Path, column: str | None, encoding: str | None, limit: int) -> list[bytes]:
-    """Return the records of a file whose text has at most `limit` bytes.
-
-    Raises a UsageError for a file without records.
-    """
-    records = []
-    for file in find(path, column, encoding):
-        output = io.BytesIO()
-        written = extract(file, output, only_utf8=False, with_starts=True)
-        check_size(written.size, limit, f"{path}: its text")
-        text = output.getvalue()
-        records += [text[start:end] for start, end in itertools.pairwise([*written.starts, written.size])]
-    if not records:
-        raise UsageError(f"{path}: the text has no records; give `documents` blank-lines, or a mark that ends them")
-    return records
+    written = extract(file, output, only_utf8=False, with_starts=True)
+    check_size(written.size, limit, f"{file.path}: its text")
+    return output.getvalue(), written
 
 
 def _as_line(row: bytes, blank: bytes) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from txlcli import __version__
 from txlcli.corpora import OWN_TEXT
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Splits, Text
+from txlcli.corpora.directory import remarks_on_tables
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_files, list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text
@@ -38,9 +39,8 @@ def locate_text(plan: PreparationPlan, work: Path) -> Text:
         source = work
     text = plan.corpus.read(source, options)
     notes = [f"{path.name} is not the original file" for path in _altered_files(source, plan.corpus)]
-    tables = [path for path in text_files(source) if path.suffix.lower() in (".csv", ".tsv")]
-    if plan.corpus is OWN_TEXT and tables:
-        notes.append(f"{list_names(tables, source)}: read as plain text with all columns; `column` reads one of them")
+    if plan.corpus is OWN_TEXT:
+        notes += remarks_on_tables(source, text_files(source))
     return text.with_remarks(notes)
 
 
