@@ -121,13 +121,22 @@ def test_text_that_is_json_or_numbers_has_a_note_wherever_it_is_read(here):
         told = json_of("prepare", name, "-q")
         (note,) = [note for note in told["notes"] if word in note]
         assert note in json_of("eval", "byte", "--text", name, "-q")["notes"]
-    for name, data, note in (
-        ("zeros.txt", b"the fox\0\n" * 40, "40 NUL bytes"),
-        ("legacy.txt", "the öwl\n".encode("cp1252") * 40, "not UTF-8 in 40 places"),
-        ("lacking.jsonl", b'{"text": "the fox"}\n{"id": 7}\n' * 40, "rows without a text, which were left out: 40"),
+    for name, unit, data, note in (
+        ("zeros.txt", "blank-lines", b"the fox\0\n\n" * 40, "40 NUL bytes"),
+        ("legacy.txt", "blank-lines", "the öwl\n\n".encode("cp1252") * 40, "not UTF-8 in 40 places"),
+        (
+            "lacking.jsonl",
+            "records",
+            b'{"text": "the fox"}\n{"id": 7}\n' * 40,
+            "without a text, which were left out: 40",
+        ),
+        ("rows.txt", "blank-lines", b'{"text": "a"}\n\n' * 40, "keys, quotes and escapes of JSON"),
     ):
         (here / name).write_bytes(data)
-        assert note in json_of("eval", "byte", "--text", name)["notes"][0]
+        (whole,) = json_of("eval", "byte", "--text", name)["notes"]
+        assert note in whole
+        assert json_of("eval", "byte", "--text", name, "--documents", unit)["notes"] == [whole]
+    assert json_of("eval", "byte", "--text", "marked.txt", "--documents", "<|endoftext|>")["notes"] == []
     assert "token ids" in done("eval", "byte", "--text", "ids.txt", "-q").stdout
     (here / "poem.txt").write_text("12 men and 7 foxes\n" * 40)
     assert json_of("prepare", "poem.txt")["notes"] == []

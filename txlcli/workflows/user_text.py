@@ -21,7 +21,8 @@ from txlcli.corpora.signatures import conversion, encoding_of, head_of, reject_o
 from txlcli.errors import CorpusInputError, UsageError
 from txlcli.system.input_files import MAX_TEXT, check_regular, errors_of_reading, read_bytes, read_stdin
 
-if TYPE_CHECKING:  # it imports pyarrow
+if TYPE_CHECKING:  # they import pyarrow
+    from txlcli.workflows.exchange.containers import Written
     from txlcli.workflows.exchange.text_rows import TextFile
 
 STDIN = "-"
@@ -48,6 +49,8 @@ class UserText:
     """Name in error messages."""
     file: "TextFile | None" = None
     """The way to the text of a file that a folder has."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the file that `data` is a document of."""
 
     @classmethod
     def of_option(cls, file: str) -> "UserText":
@@ -87,15 +90,9 @@ class UserText:
         Raises a CorpusInputError or UsageError for what `txl prepare` rejects, too.
         """
         if self.data is not None:
-            return ReadText(self.data)
-        from txlcli.workflows.exchange import containers
-
-        with self._open(column, encoding, max_bytes) as file:
-            data, written = containers.read_file(file, max_bytes)
-        remarks = [*remarks_on(data), *remarks_on_bytes(data.count(0), invalid_places(data))]
-        if written.missing:
-            remarks.append(f"rows without a text, which were left out: {written.missing:,}")
-        return ReadText(data, tuple(f"{file.path.name}: {remark}" for remark in remarks))
+            return ReadText(self.data, self.notes)
+        read, _ = self._read(column, encoding, max_bytes)
+        return read
 
     def remarks_on(self, files: "Sequence[UserText]") -> list[str]:
         """Return remarks on a folder: on files that are left out, and on a README and tables among these files."""
@@ -114,11 +111,8 @@ class UserText:
         """
         if unit == "files":
             return [self]
-        from txlcli.workflows.exchange import containers
-
-        with self._open(column, encoding, MAX_TEXT) as file:
-            data, written = containers.read_file(file, MAX_TEXT)
-        texts = written.rows_of(data) if unit == "records" else divide(data, unit)
+        read, written = self._read(column, encoding, MAX_TEXT, has_documents=True)
+        texts = written.rows_of(read.data) if unit == "records" else divide(read.data, unit)
         if not texts:
             raise UsageError(
                 f"{self.label}: the text has no records; give `documents` blank-lines, or a mark that ends them"
@@ -126,8 +120,25 @@ class UserText:
         documents = []
         for number, data in enumerate(texts, 1):
             name = f"{self.title}:{number}"
-            documents.append(UserText(name, data, label=name))
+            documents.append(UserText(name, data, label=name, notes=read.notes))
         return documents
+
+    def _read(
+        self, column: str | None, encoding: str | None, max_bytes: int, *, has_documents: bool = False
+    ) -> "tuple[ReadText, Written]":
+        """Return the text of a file or stdin, and what is known of its rows."""
+        from txlcli.workflows.exchange import containers
+
+        with self._open(column, encoding, max_bytes) as file:
+            data, written = containers.read_file(file, max_bytes)
+        remarks = [
+            *remarks_on(data, has_documents=has_documents),
+            *remarks_on_bytes(data.count(0), invalid_places(data)),
+        ]
+        if written.missing:
+            remarks.append(f"rows without a text, which were left out: {written.missing:,}")
+        notes = tuple(f"{file.path.name}: {remark}" for remark in remarks)
+        return ReadText(data, notes), written
 
     @contextmanager
     def _open(self, column: str | None, encoding: str | None, max_bytes: int) -> "Iterator[TextFile]":
