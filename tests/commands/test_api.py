@@ -125,6 +125,8 @@ def test_recl_takes_one_run_as_well_as_several(run):
         (lambda run: txlcli.make_model("ptb", changes={"train.lr": 0}), RecipeError, "lr must be greater than 0"),
         (lambda run: run.score(""), VocabularyError, "text: no token to predict"),
         (lambda run: run.score("runs/byte/run.json"), UsageError, 'give pathlib.Path."runs/byte'),
+        (lambda run: run.score(TEXT, column="body"), UsageError, "apply to files"),
+        (lambda run: run.score(Path("novel"), encoding="utf-17"), UsageError, "is not known"),
         (lambda run: run.log_probs(""), UsageError, "the text is empty"),
         (lambda run: run.generate(""), UsageError, "the prompt is empty"),
         (lambda run: run.generate("ze", samples=3), UnknownNameError, 'unknown option "samples"'),

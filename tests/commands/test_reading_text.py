@@ -47,6 +47,10 @@ def test_another_encoding_and_a_column_are_read_as_prepare_reads_them(here):
     (here / "rows.csv").write_text("title,body\n" + "a,naïve fox\n" * 40)
     assert scored("wide.txt", "--encoding", "utf-16") == scored("plain.txt")
     assert scored("rows.csv", "--column", "body") == scored("plain.txt")
+    byte = txlcli.load("byte")
+    from_python = byte.score(Path("plain.txt")).bits_per_byte
+    assert byte.score(Path("wide.txt"), encoding="utf-16").bits_per_byte == from_python
+    assert byte.score(Path("rows.csv"), column="body").bits_per_byte == from_python
     assert "--column" in refusal("eval", "byte", "--text", "rows.csv", code=1)
     assert "no effect" in refusal("eval", "byte", "--text", "plain.txt", "--column", "body")
     assert "a split is scored" in refusal("eval", "byte", "--encoding", "utf-16")

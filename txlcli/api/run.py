@@ -191,7 +191,14 @@ class LoadedRun:
         return make_reader(self.model, settings.with_batch_size(batch_size))
 
     @checked
-    def score(self, text: str | bytes | os.PathLike[str], *, mem_len: int | None = None) -> TextScore:
+    def score(
+        self,
+        text: str | bytes | os.PathLike[str],
+        *,
+        mem_len: int | None = None,
+        column: str | None = None,
+        encoding: str | None = None,
+    ) -> TextScore:
         """Score a text in one pass, token by token, as `txl eval --text` with one batch lane.
 
         The run's evaluation settings hold, such as its temperature.
@@ -202,10 +209,13 @@ class LoadedRun:
         Args:
             text: text, any bytes for a byte-level model, or the path of a file or folder, read as `txl prepare` does.
             mem_len: memory length M in tokens; None is that of the recipe's evaluation.
+            column: column or key of rows with the text of a file, or its number in a CSV without a header; None is
+                text, or the only one.
+            encoding: encoding of the text of a file, such as utf-16 or cp1252; None is UTF-8.
 
         Raises:
             VocabularyError: the text has no token to predict, or a symbol without an id.
-            UsageError: the model cannot use a memory.
+            UsageError: the model cannot use a memory, or `column` or `encoding` has no effect.
         """
         if isinstance(text, str) and os.path.isfile(text):  # no error if it is too long
             raise UsageError(
@@ -215,8 +225,11 @@ class LoadedRun:
         if isinstance(text, os.PathLike):
             source = UserText(os.fspath(text), label=os.fspath(text))
         else:
+            if column is not None or encoding is not None:
+                raise UsageError("`column` and `encoding` apply to files; give the pathlib.Path of one")
             source = UserText("text", to_bytes(text), label="text")
-        encoded = read_user_text(self._opened, EvalOptions(text=(source,)), self._workspace.reporter)
+        options = EvalOptions(text=(source,), column=column, encoding=encoding)
+        encoded = read_user_text(self._opened, options, self._workspace.reporter)
         settings = one_lane(self._opened.run, mem_len=mem_len, temperature=self.settings.eval.temperature)
         scoring = Scoring(self._opened, encoded, settings, self._workspace)
         read = partial(with_memory, mem_len=settings.mem_len)
