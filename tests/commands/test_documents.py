@@ -101,6 +101,15 @@ def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(many
     assert "lanes" not in shown
 
 
+@pytest.mark.parametrize("mark", [" <|end|> ", "\n<|end|>\n", " <|end|>\n\n"])
+def test_documents_that_marks_end_have_the_tokens_of_the_split(here, mark):
+    (here / "marks.txt").write_text(mark.join(["the fox", "the lazy dogs\nsleep", "cats"]))
+    marked = ("marks.txt", "--documents", "<|end|>")
+    split = json_of("prepare", *marked, "--tokenizer", "word", "--split", "100,0,0")["splits"]["train"]
+    (row,) = json_of("eval", "word", "--text", *marked)["rows"]
+    assert (row["documents"], row["tokens"]) == (3, split["tokens"])
+
+
 @pytest.mark.parametrize("shuffled", ["true", "false"])
 def test_training_that_begins_documents_anew_validates_as_the_evaluation_document_by_document(many, shuffled):
     resets = ("corpus.store=many", "train.reset_at_documents=true", f"corpus.shuffle_documents={shuffled}")

@@ -51,6 +51,8 @@ class UserText:
     """The way to the text of a file that a folder has."""
     notes: tuple[str, ...] = ()
     """Remarks on the file that `data` is a document of."""
+    ends_file: bool = True
+    """False for a document that another one follows in its file: a mark may end it inside a line."""
 
     @classmethod
     def of_option(cls, file: str) -> "UserText":
@@ -120,7 +122,8 @@ class UserText:
         documents = []
         for number, data in enumerate(texts, 1):
             name = f"{self.title}:{number}"
-            documents.append(UserText(name, data, label=name, notes=read.notes))
+            is_last = number == len(texts)
+            documents.append(UserText(name, data, label=name, notes=read.notes, ends_file=is_last))
         return documents
 
     def _read(

@@ -321,6 +321,6 @@ def _as_prepared(data: bytes, source: UserText, vocab: Vocab) -> bytes:
     if vocab.tokenizer == "char" and vocab.unknown is None and "\n" not in vocab.ids_of:
         return data.removesuffix(b"\n").removesuffix(b"\r")  # added by editors; text8 has no line ends
     has_text = bool(data) and not data.isspace()
-    if vocab.tokenizer == "word" and has_text and not data.endswith((b"\n", b"\r")):
+    if vocab.tokenizer == "word" and source.ends_file and has_text and not data.endswith((b"\n", b"\r")):
         return data + b"\n"
     return data
