@@ -64,7 +64,7 @@ def test_a_compressed_memory_keeps_the_contract_if_m_is_no_multiple_of_its_rate(
     ("name", "settings"),
     [
         ("transformer", {"cutoffs": (5, 11), "div_val": 2, "n_heads": 1, "d_head": 4, "variational_dropout": True}),
-        ("compressive", {"compression_rate": 4, "compressed_len": 5}),
+        pytest.param("compressive", {"compression_rate": 4, "compressed_len": 5}, marks=pytest.mark.slow),
     ],
 )
 def test_unusual_sizes_keep_the_contract(name, settings):
