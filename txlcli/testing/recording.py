@@ -70,7 +70,7 @@ def _reads_values(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _has_mask(indices: Sequence[Tensor | None]) -> bool:
-    """Return True if one of the indices is a tensor of truth values."""
+    """Return True if one of the indices is a tensor of booleans."""
     return any(index is not None and index.dtype == torch.bool for index in indices)
 
 
