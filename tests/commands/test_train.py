@@ -55,10 +55,10 @@ def test_stopping_and_resuming_equals_training_without_a_stop(here, dropout, lim
     assert ("memory 5, 3 of 7 steps (" in first.stderr) == (step == 3)
     assert first.stderr.endswith('resume with "txl train --resume runs/parts"\n')
     assert step_of(here / "runs/parts/last.safetensors") == step
-    stray = here / "runs/parts/.tmpA1b2C3"  # of a process that was killed while it saved
-    stray.touch()
+    left = here / "runs/parts/.tmpA1b2C3"  # of a process that was killed while it saved
+    left.touch()
     done("train", "--resume", "parts")
-    assert not stray.exists()
+    assert not left.exists()
     for name in ("last.safetensors", "best.safetensors"):
         stopped = checkpoint.load(here / "runs/parts" / name)
         uninterrupted = checkpoint.load(here / "runs/whole" / name)

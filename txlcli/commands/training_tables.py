@@ -100,9 +100,9 @@ def show_devices(forecast: ScaleForecast) -> None:
     source = forecast.by_devices[0].share_source
     shares = [_percent(cost.share_of_peak) for cost in forecast.by_devices if cost.share_of_peak is not None]
     if shares:
-        falling = shares[0] if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
+        reached = shares[0] if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
         exchange = "" if forecast.options.bandwidth else ", without the gradient exchange; add --bandwidth"
-        notes.append(f"Time: as for {source}, {falling} of the data sheet's peak rate{exchange}.")
+        notes.append(f"Time: as for {source}, {reached} of the data sheet's peak rate{exchange}.")
     console.show_table(title, list(rows[0]), [list(row.values()) for row in rows], notes)
 
 

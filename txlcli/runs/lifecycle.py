@@ -36,8 +36,8 @@ WANDB_FILES = re.compile(
 """Paths in a run that Weights & Biases writes."""
 DRAFT = re.compile(r"\.(.+)\.new")
 """Name of a file that was being written; run.json is the first."""
-STRAY = re.compile(r"\.tmp\w{6}")
-"""Name under which safetensors writes a file; it remains if the process is killed then."""
+TEMPORARY = re.compile(r"\.tmp\w{6}")
+"""Name of a file that safetensors is writing; the file remains if the process is killed."""
 
 
 def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
@@ -66,7 +66,7 @@ def check_free(directory: Path, *, force: bool) -> None:
         raise RunError(f"{directory} exists; {', '.join(ways)}, or replace it with `force`")
     _check_card_is_own(directory)
     others = files_of_user(directory)
-    only_drafts = all(DRAFT.fullmatch(path.name) or STRAY.fullmatch(path.name) for path in directory.iterdir())
+    only_drafts = all(DRAFT.fullmatch(path.name) or TEMPORARY.fullmatch(path.name) for path in directory.iterdir())
     if not is_run and (others or not only_drafts):
         raise RunError(f"{directory} exists and is not a run; choose another `name`")
     if others:
@@ -96,7 +96,7 @@ def _is_own(path: Path, directory: Path) -> bool:
     """Return True for a file that txl or a tracker wrote, or was writing, and for each directory."""
     if path.is_dir() and not path.is_symlink():
         return True
-    if STRAY.fullmatch(path.name):
+    if TEMPORARY.fullmatch(path.name):
         return True
     draft = DRAFT.fullmatch(path.name)
     if draft is not None:
@@ -114,10 +114,10 @@ def check_deletable(directory: Path) -> None:
         pass
 
 
-def remove_strays(directory: Path) -> None:
-    """Remove what a process that was killed has left in the directory of a run, which is locked."""
+def remove_temporary_files(directory: Path) -> None:
+    """Remove the temporary files that a killed process has left in the directory of a run, which is locked."""
     for path in directory.iterdir():
-        if STRAY.fullmatch(path.name) and path.is_file():
+        if TEMPORARY.fullmatch(path.name) and path.is_file():
             path.unlink()
 
 

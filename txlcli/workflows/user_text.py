@@ -48,7 +48,7 @@ class UserText:
     label: str = ""
     """Name in error messages."""
     file: "TextFile | None" = None
-    """The way to the text of a file that a folder has."""
+    """How the text of a file in a folder is extracted; None for a file that the user names."""
     notes: tuple[str, ...] = ()
     """Remarks on the file that `data` is a document of."""
     ends_file: bool = True

@@ -52,8 +52,8 @@ def product_flops_per_s(data_sheet: float) -> float:
 def expected_step(model: ModelSettings, flops_per_token: float, device_type: str) -> ExpectedStep:
     """Return the time that a training step is expected to take on one device.
 
-    On a GPU it is that of the most similar step that was measured: with or without adaptive softmax, with about as many
-    operations per token.
+    On a GPU, it follows from the most similar step that was measured: with or without adaptive softmax, and with about
+    as many operations per token.
     """
     if device_type != "cuda":
         return ExpectedStep(0.0, CPU_SHARE, "")

@@ -142,7 +142,7 @@ class Builder:
         reporter = self.workspace.reporter
         if self.world.is_rank_zero:
             files.enter_context(lifecycle.locked(stopped.directory))
-            lifecycle.remove_strays(stopped.directory)
+            lifecycle.remove_temporary_files(stopped.directory)
         saved = _load_checkpoint(stopped, self.store)
         self._agree(saved)
         run = _with_settings(stopped, request.settings, saved.state["step"])

@@ -79,7 +79,7 @@ class Plan:
         return self.processes * peak / self.flops_per_token
 
     def step_flops(self, train: TrainSettings) -> float:
-        """Operations of a step of one process (`of_one_process`)."""
+        """Return the operations of a step of one process (`of_one_process`)."""
         return train.batch_size * train.seg_len * self.flops_per_token
 
     def expected_step(self, train: TrainSettings) -> ExpectedStep:
