@@ -74,20 +74,27 @@ def steps_of_epochs(name, epochs, seed, data_dir):
 def trained(recipe_name, options, workspace):
     """Train the run that options name, or continue it; return its reports from the beginning.
 
-    A run that has taken all its steps is only read.
+    A run that has taken all its steps, and made the validation that they end with, is only read.
     """
     directory = workspace.runs_dir / options.name
     if not (directory / run_directory.LAST).exists():
         train_recipe(recipe_name, options, workspace)
-        return _reports(directory)
-    last_step = options.max_steps or run_directory.read_run(directory).settings.train.max_steps
-    if _reports(directory)[-1]["step"] < last_step:
+        return history.read(run_directory.read_run(directory)).reports
+    begun = history.read(run_directory.read_run(directory))
+    last_step = options.max_steps or begun.run.settings.train.max_steps
+    if begun.step < last_step or validation_is_due(begun):
         train_recipe(None, TrainOptions(resume=options.name, max_steps=options.max_steps), workspace)
-    return _reports(directory)
+    return history.read(begun.run).reports
 
 
-def _reports(directory):
-    return history.read(run_directory.read_run(directory)).reports
+def validation_is_due(begun):
+    """Return True if the saved step ends with a validation that is missing: the run was stopped before it."""
+    train = begun.run.settings.train
+    if train.valid_every == "epoch":
+        ends_interval = begun.saved["place"]["segment"] == 0
+    else:
+        ends_interval = begun.step % train.valid_every == 0
+    return (ends_interval or begun.step == train.max_steps) and begun.saved["validated"] < begun.step
 
 
 def main(
