@@ -134,8 +134,9 @@ class EndsInTanh(Geglu):
     ("cls", "declared"), [(AddsOne, "reads_padded_rows"), (EndsInTanh, "output_may_be_overwritten")]
 )
 def test_a_gate_that_does_not_do_what_it_declares_breaks_the_contract(cls, declared):
-    with registered_feed_forward("geglu", cls, matrices=3), pytest.raises(ContractError, match=declared):
+    with registered_feed_forward("geglu", cls, matrices=3), pytest.raises(ContractError, match=declared) as caught:
         check_architecture("transformer", feed_forward="geglu")
+    assert str(caught.value).startswith('"transformer" with feed_forward = geglu breaks a contract')
 
 
 class DividesByWidth(TransformerXL):
@@ -656,8 +657,8 @@ class SlopesOnHost(FixedSlopes):
 
 def test_a_constant_must_be_there_before_weights_are_loaded():
     traits = EncodingTraits(score_terms=("a", "d"))
-    for name, lost in (("lost", FixedSlopes), ("listed", ListOfSlopes)):
-        with registered_encoding(name, lost, traits), pytest.raises(UsageError, match=r"encoding\.slopes"):
+    for name, lost, advice in (("lost", FixedSlopes, "means of batch"), ("listed", ListOfSlopes, 'device="cpu"')):
+        with registered_encoding(name, lost, traits), pytest.raises(UsageError, match=rf"encoding\.slopes.*{advice}"):
             check_encoding(name)
     with registered_encoding("kept", SlopesOnHost, traits):
         check_encoding("kept")

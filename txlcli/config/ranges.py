@@ -28,6 +28,7 @@ NAMES = {
     bool: "true or false",
     str: "text",
     dict: "table",
+    Iterable: "list",
     os.PathLike: "path",
     Path: "path",
 }

@@ -30,7 +30,7 @@ def check_architecture(name: str, **settings: object) -> None:
     """
     if name not in MODELS:
         raise UnknownNameError("architecture", name, MODELS)
-    ArchitectureCheck(name, small_settings(name, settings)).run()
+    ArchitectureCheck(name, small_settings(name, settings), settings).run()
 
 
 def check_encoding(name: str, **settings: object) -> None:
@@ -40,7 +40,7 @@ def check_encoding(name: str, **settings: object) -> None:
     given = {"position": name, **settings}
     if ENCODING_TRAITS[name].learned_vectors:
         given.setdefault("n_positions", SMALL["n_positions"])
-    EncodingCheck(name, small_settings("transformer", given)).run()
+    EncodingCheck(name, small_settings("transformer", given), settings).run()
 
 
 def check_optimizer(name: str, **settings: object) -> None:
@@ -60,4 +60,4 @@ def check_optimizer(name: str, **settings: object) -> None:
     given = {"optimizer": name, **settings}
     if "weight_decay" in OPTIMIZERS[name]:
         given.setdefault("weight_decay", 0.1)
-    OptimizerCheck(name, small_train_settings(**given)).run()
+    OptimizerCheck(name, small_train_settings(**given), settings).run()

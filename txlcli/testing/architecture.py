@@ -7,6 +7,7 @@ import copy
 import io
 import itertools
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError
-from txlcli.testing.rules import ContractError, Rules
+from txlcli.testing.rules import Rules
 from txlcli.testing.samples import (
     MEMORY_LENGTHS,
     SEGMENT_LENGTHS,
@@ -53,8 +54,8 @@ from txlcli.workflows.exchange.export_run import export_program
 class ArchitectureCheck(Rules):
     """The rules of an architecture, one method each."""
 
-    def __init__(self, name: str, settings: ModelSettings) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, settings: ModelSettings, given: Mapping[str, object]) -> None:
+        super().__init__(name, given)
         self.settings = settings
         self.mem_len = 0 if settings.recurrent_state else M
         self.memory_lengths = (0,) if settings.recurrent_state else MEMORY_LENGTHS
@@ -98,7 +99,7 @@ class ArchitectureCheck(Rules):
         try:
             shapes = parameter_shapes(replace(self.settings, n_layers=3), V)
         except RecipeError as error:
-            raise ContractError(self.name, rule, str(error)) from error
+            raise self.broken(rule, str(error)) from error
         layers: list[dict[str, torch.Size]] = [{}, {}, {}]
         for name, shape in shapes.items():
             if name.startswith("layers."):

@@ -5,7 +5,7 @@ In all rules but that of a training run, the gradient of a weight is the weight 
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -27,8 +27,8 @@ ROUNDING = 1e-6
 class OptimizerCheck(Rules):
     """The rules of an optimizer, one method each."""
 
-    def __init__(self, name: str, settings: TrainSettings) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, settings: TrainSettings, given: Mapping[str, object]) -> None:
+        super().__init__(name, given)
         self.settings = settings
         self.entry = OPTIMIZERS[name]
         self.model_settings = small_settings("transformer", {})

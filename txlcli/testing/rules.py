@@ -1,27 +1,32 @@
 """The rules of a check: each is tried, and the one that is broken is named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
+from txlcli.config.recipe import format_value
 from txlcli.errors import TxlError, reason_of
 
 
 class ContractError(TxlError):
     """A class breaks a rule that training or readers rely on."""
 
-    def __init__(self, name: str, rule: str, found: str) -> None:
+    def __init__(self, name: str, rule: str, found: str, settings: Mapping[str, object] | None = None) -> None:
         self.name = name
         self.rule = rule
         self.found = found
-        super().__init__(f'"{name}" breaks a contract: {rule}; {found}; see docs/extending.md')
+        subject = f'"{name}"'
+        if settings:
+            subject += " with " + ", ".join(f"{key} = {format_value(value)}" for key, value in settings.items())
+        super().__init__(f"{subject} breaks a contract: {rule}; {found}; see docs/extending.md")
 
 
 class Rules:
-    """The rules of a class that is registered under a name."""
+    """The rules of a class that is registered under a name, tried with settings that a user gave."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, given: Mapping[str, object]) -> None:
         self.name = name
+        self.given = given
 
     def attempt(self, check: Callable[..., object], rule: str, *arguments: object) -> None:
         """Run a check with arguments; an error of the class that is checked breaks this rule."""
@@ -30,12 +35,16 @@ class Rules:
         except TxlError:
             raise
         except Exception as error:
-            raise ContractError(self.name, rule, f"{type(error).__name__}: {reason_of(error)}") from error
+            raise self.broken(rule, f"{type(error).__name__}: {reason_of(error)}") from error
+
+    def broken(self, rule: str, found: str) -> ContractError:
+        """Return the error that a rule is broken."""
+        return ContractError(self.name, rule, found, self.given)
 
     def require(self, is_kept: bool, rule: str, found: str) -> None:
         """Raise a ContractError unless a rule is kept."""
         if not is_kept:
-            raise ContractError(self.name, rule, found)
+            raise self.broken(rule, found)
 
     def require_equal(self, given: Tensor, expected: Tensor, rule: str, *, atol: float = 1e-9) -> None:
         """Raise a ContractError unless two tensors are equal up to rounding."""

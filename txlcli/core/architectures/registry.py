@@ -125,8 +125,14 @@ def parameter_shapes(settings: ModelSettings, vocab_size: int | None = None) -> 
 
 def _check_constants(model: LanguageModel) -> None:
     """Check that a model without data has its constants, since a checkpoint has its parameters alone."""
-    lost = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
-    lost += [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    saved_buffers = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
+    if saved_buffers:
+        raise UsageError(
+            f'the buffer "{saved_buffers[0]}" of the model "{model.settings.arch}" is not a parameter, and would not be '
+            "saved; make a constant with register_buffer(..., persistent=False), and do without a buffer that training "
+            "changes, such as the means of batch normalization"
+        )
+    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
