@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.commands.novel import digests, done, json_of, refusal, store
+from txlcli.workflows.user_text import UserText
 
 ROWS = [f'line {number} of "many", é' + "\nand a second" * (number % 7 == 0) for number in range(97)]
 TEXT = "".join(f"{row}\n" for row in ROWS).encode()
@@ -134,6 +135,8 @@ def test_a_tsv_that_was_written_without_quoting_keeps_its_quotation_marks(untouc
     prepared = store("rows")
     assert prepared.vocab.decode(prepared.ids("train")) == text
     assert any("rows.tsv: written without quoting" in note for note in told["notes"]) == is_noted
+    read = UserText.of_option("rows.tsv").read()
+    assert any("rows.tsv: written without quoting" in note for note in read.notes) == is_noted
     (untouched / "bare.tsv").write_text(rows)  # without a header
     done("prepare", "bare.tsv", *TRAIN, "--tokenizer", "char", "--column", "2")
     prepared = store("bare")

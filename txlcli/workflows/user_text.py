@@ -131,6 +131,7 @@ class UserText:
     ) -> "tuple[ReadText, Written]":
         """Return the text of a file or stdin, and what is known of its rows."""
         from txlcli.workflows.exchange import containers
+        from txlcli.workflows.exchange.text_rows import UNQUOTED
 
         with self._open(column, encoding, max_bytes) as file:
             data, written = containers.read_file(file, max_bytes)
@@ -138,6 +139,8 @@ class UserText:
             *remarks_on(data, has_documents=has_documents),
             *remarks_on_bytes(data.count(0), invalid_places(data)),
         ]
+        if not file.is_quoted:
+            remarks.append(UNQUOTED)
         if written.missing:
             remarks.append(f"rows without a text, which were left out: {written.missing:,}")
         notes = tuple(f"{file.path.name}: {remark}" for remark in remarks)

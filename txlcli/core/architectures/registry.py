@@ -128,9 +128,9 @@ def _check_constants(model: LanguageModel) -> None:
     saved_buffers = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
     if saved_buffers:
         raise UsageError(
-            f'the buffer "{saved_buffers[0]}" of the model "{model.settings.arch}" is not a parameter, and would not be '
-            "saved; make a constant with register_buffer(..., persistent=False), and do without a buffer that training "
-            "changes, such as the means of batch normalization"
+            f'the buffer "{saved_buffers[0]}" of the model "{model.settings.arch}" is not a parameter, and would not '
+            "be saved; make a constant with register_buffer(..., persistent=False), and do without a buffer that "
+            "training changes, such as the means of batch normalization"
         )
     lost = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}

@@ -17,6 +17,7 @@ from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange import containers
 from txlcli.workflows.exchange.containers import Written
+from txlcli.workflows.exchange.text_rows import UNQUOTED
 from txlcli.workflows.preparation.planning import PreparationPlan
 
 BLANK = b" \n"
@@ -76,7 +77,7 @@ def _extract_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Te
         notes.append(f"text of the column {columns} ({formats} files: {len(plan.files):,})")
     unquoted = [file.path for file in plan.files if not file.is_quoted]
     if unquoted:
-        notes.append(f"{list_names(unquoted, source)}: written without quoting; quotation marks are part of the text")
+        notes.append(f"{list_names(unquoted, source)}: {UNQUOTED}")
     if others:
         notes.append(f"files in the folder that are not {formats}, which were left out: {list_names(others, source)}")
     return text.with_remarks(
