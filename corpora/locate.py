@@ -14,6 +14,8 @@ FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
 TOOLS = {"__pycache__", "__MACOSX", "node_modules", "Thumbs.db", "desktop.ini", "_metadata", "_common_metadata"}
 """Files and directories that programs and systems write, such as the indexes of Parquet; skipped like hidden ones."""
+CACHE = {"blobs", "snapshots"}
+"""Directories of a cache of Hugging Face; `refs`, next to them, has names of commits."""
 SPLIT_WORDS = {
     "train": "train",
     "valid": "valid",
@@ -28,8 +30,8 @@ SPLIT_WORDS = {
 def text_files(source: Path) -> list[Path]:
     """Return a file itself, or all files below a directory that are not hidden, sorted by relative path.
 
-    Links to directories are followed, and each directory is read once. So is a file that links repeat: its path is that
-    of a link, such as the name that Hugging Face's cache gives to a blob.
+    Links to directories are followed, and each directory is read once. So is a file that links repeat, under its own
+    name if it is below the directory. Of a cache of Hugging Face only the snapshots are read, which are links to blobs.
     """
     return list_files(source)[0]
 
@@ -50,6 +52,8 @@ def list_files(source: Path) -> tuple[list[Path], int]:
         visited.add(real)
         hidden += sum(map(_is_hidden, directories + files))
         directories[:] = sorted(itertools.filterfalse(_is_hidden, directories))
+        if CACHE <= set(directories):
+            directories[:] = ["snapshots"]
         for name in itertools.filterfalse(_is_hidden, files):
             path = Path(parent, name)
             if os.path.exists(path) and not os.path.isfile(path):
@@ -63,13 +67,14 @@ def list_files(source: Path) -> tuple[list[Path], int]:
 
 
 def _without_repeated_files(paths: Sequence[Path], source: Path) -> list[Path]:
-    """Return one path of each file, a link if there is one, or one for each split that paths of the file mention."""
-    path_of: dict[str, dict[frozenset[str], Path]] = {}
-    for path in sorted(paths, key=os.path.islink, reverse=True):
-        by_splits = path_of.setdefault(os.path.realpath(path), {})
-        by_splits.setdefault(frozenset(splits_in(path.relative_to(source))), path)
+    """Return one path of each file, its own rather than a link, or one for each split that paths of the file mention."""
+    paths_of: dict[str, dict[frozenset[str], Path]] = {}
+    for path in sorted(paths, key=os.path.islink):
+        splits = frozenset(splits_in(path.relative_to(source)))
+        by_splits = paths_of.setdefault(os.path.realpath(path), {})
+        by_splits.setdefault(splits, path)
     kept = set[Path]()
-    for by_splits in path_of.values():
+    for by_splits in paths_of.values():
         if len(by_splits) > 1:
             by_splits.pop(frozenset(), None)
         kept.update(by_splits.values())

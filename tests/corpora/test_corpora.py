@@ -222,9 +222,9 @@ def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_p
 @pytest.mark.parametrize(
     ("links", "read"),
     [
-        ({"b.txt": "a.txt"}, ["b.txt"]),
-        ({"b.txt": "a.txt", "c.txt": "a.txt"}, ["b.txt"]),
+        ({"0.txt": "a.txt", "latest": "a.txt"}, ["a.txt"]),
         ({"snapshots/train-0": "a.txt"}, ["snapshots/train-0"]),
+        ({"train.txt": "a.txt", "wiki.train.tokens": "a.txt"}, ["train.txt"]),
         ({"train.txt": "a.txt", "valid.txt": "a.txt"}, ["train.txt", "valid.txt"]),  # as the user wants it
     ],
 )
@@ -234,6 +234,16 @@ def test_a_file_that_links_repeat_is_read_once_for_each_split(tmp_path, links, r
     for link, name in links.items():
         (tmp_path / link).symlink_to(tmp_path / name)
     assert [path.relative_to(tmp_path).as_posix() for path in text_files(tmp_path)] == read
+
+
+def test_a_cache_of_hugging_face_has_the_files_of_its_snapshots_once(tmp_path):
+    for folder in ("blobs", "refs", "snapshots/0a", "snapshots/1b"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "refs/main").write_text("1b")
+    (tmp_path / "blobs/3c").write_text("a\n" * 10)
+    for snapshot in ("0a", "1b"):
+        (tmp_path / "snapshots" / snapshot / "data.txt").symlink_to(tmp_path / "blobs/3c")
+    assert text_files(tmp_path) == [tmp_path / "snapshots/0a/data.txt"]
 
 
 def binary_files():
