@@ -156,17 +156,17 @@ def remarks_on_files(source: Path, used: Sequence[Path], left_out: Sequence[Path
         yield f"{list_names(descriptions, source)}: part of the text; move it away if it only describes the text"
 
 
+def remarks_on_tables(source: Path, plain: Sequence[Path]) -> Iterator[str]:
+    """Yield a remark on tables among files that are read as plain text."""
+    tables = [path for path in plain if path.suffix.lower() in (".csv", ".tsv")]
+    if tables:
+        yield f"{list_names(tables, source)}: read as plain text with all columns; `column` reads one of them"
+
+
 def _reject_broken_links(files: list[Path]) -> None:
     for path in files:
         if not path.exists():
             raise CorpusError(f"{path}: a link to a file that does not exist; remove it, or restore that file")
-
-
-def remarks_on_tables(source: Path, used: Sequence[Path]) -> Iterator[str]:
-    """Yield a remark on tables that are read as they are."""
-    tables = [path for path in used if path.suffix.lower() in (".csv", ".tsv")]
-    if tables:
-        yield f"{list_names(tables, source)}: read as plain text with all columns; `column` reads one of them"
 
 
 def files_by_split(

@@ -52,7 +52,7 @@ def list_files(source: Path) -> tuple[list[Path], int]:
         visited.add(real)
         hidden += sum(map(_is_hidden, directories + files))
         directories[:] = sorted(itertools.filterfalse(_is_hidden, directories))
-        if CACHE <= set(directories):
+        if set(directories) >= CACHE:
             directories[:] = ["snapshots"]
         for name in itertools.filterfalse(_is_hidden, files):
             path = Path(parent, name)
@@ -67,7 +67,7 @@ def list_files(source: Path) -> tuple[list[Path], int]:
 
 
 def _without_repeated_files(paths: Sequence[Path], source: Path) -> list[Path]:
-    """Return one path of each file, its own rather than a link, or one for each split that paths of the file mention."""
+    """Return one path of each file, its own rather than a link, or one for each split that its paths mention."""
     paths_of: dict[str, dict[frozenset[str], Path]] = {}
     for path in sorted(paths, key=os.path.islink):
         splits = frozenset(splits_in(path.relative_to(source)))

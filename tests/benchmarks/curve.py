@@ -74,7 +74,7 @@ def steps_of_epochs(name, epochs, seed, data_dir):
 def trained(recipe_name, options, workspace):
     """Train the run that options name, or continue it; return its reports from the beginning.
 
-    A run that has taken all its steps, and made the validation that they end with, is only read.
+    A run that has taken all these steps, and made the validation that they end with, is only read.
     """
     directory = workspace.runs_dir / options.name
     if not (directory / run_directory.LAST).exists():
@@ -82,7 +82,7 @@ def trained(recipe_name, options, workspace):
         return history.read(run_directory.read_run(directory)).reports
     begun = history.read(run_directory.read_run(directory))
     last_step = options.max_steps or begun.run.settings.train.max_steps
-    if begun.step < last_step or validation_is_due(begun):
+    if begun.step < last_step or (begun.step == last_step and validation_is_due(begun)):
         train_recipe(None, TrainOptions(resume=options.name, max_steps=options.max_steps), workspace)
     return history.read(begun.run).reports
 

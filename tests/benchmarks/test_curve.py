@@ -34,6 +34,8 @@ def test_a_run_that_was_stopped_before_its_last_validation_makes_it(here, valid_
     options = TrainOptions(name="stopped", overrides=changes, max_steps=first)
     with pytest.raises(Interrupted):
         train_recipe("tiny.toml", options, workspace, on_report=interrupt)
+    earlier = TrainOptions(name="stopped", overrides=changes, max_steps=1)
+    assert validated_steps(trained("tiny.toml", earlier, workspace)) == []
     assert validated_steps(trained("tiny.toml", options, workspace)) == [first]
     assert validated_steps(trained("tiny.toml", options, workspace)) == [first]
 

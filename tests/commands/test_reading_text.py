@@ -53,23 +53,27 @@ def test_another_encoding_and_a_column_are_read_as_prepare_reads_them(here):
     assert byte.score(Path("rows.csv"), column="body").bits_per_byte == from_python
     assert "--column" in refusal("eval", "byte", "--text", "rows.csv", code=1)
     assert "no effect" in refusal("eval", "byte", "--text", "plain.txt", "--column", "body")
+    assert "stdin: --column has no effect" in refusal("eval", "byte", "--text", "-", "--column", "body", stdin="a")
     assert "a split is scored" in refusal("eval", "byte", "--encoding", "utf-16")
     assert "not known" in refusal("eval", "byte", "--text", "wide.txt", "--encoding", "utf-17")
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "packed"),
     [
-        ("b.jsonl", '{"text": "the fox"}\n{"text": "the owl"}\n'),
-        ("metadata.json", '{"title": "The Fox", "year": 1900}\n'),
-        ("list.csv", "id,year\n1,1900\n"),
-        ("rows.csv", "id,text\n1,the fox\n"),
+        ("b.jsonl", '{"text": "the fox"}\n{"text": "the owl"}\n', False),
+        ("metadata.json", '{"title": "The Fox", "year": 1900}\n', False),
+        ("list.csv", "id,year\n1,1900\n", True),
+        ("rows.csv", "id,text\n1,the fox\n", False),
     ],
 )
-def test_rows_next_to_text_are_scored_as_prepare_reads_them(here, name, content):
+def test_rows_next_to_text_are_scored_as_prepare_reads_them(here, name, content, packed):
     (here / "mixed").mkdir()
     (here / "mixed/a.txt").write_text("the fox jumps over\n" * 40)
     (here / f"mixed/{name}").write_text(content)
+    if packed:
+        (here / "mixed/a.txt.gz").write_bytes(gzip.compress((here / "mixed/a.txt").read_bytes()))
+        (here / "mixed/a.txt").unlink()
     prepared = json_of("prepare", "mixed", "--split", "100,0,0")
     result = json_of("eval", "byte", "--text", "mixed", *ONE_LANE)
     assert result["notes"] == prepared["notes"] != []
@@ -79,6 +83,18 @@ def test_rows_next_to_text_are_scored_as_prepare_reads_them(here, name, content)
     if name == "rows.csv":
         (row,) = json_of("eval", "byte", "--text", "mixed", "--column", "text", *ONE_LANE)["rows"]
         assert row["tokens"] == len("the fox\n") - 1
+
+
+def test_a_folder_of_rows_may_have_a_file_without_rows_and_a_link_that_leads_nowhere(here):
+    (here / "rows").mkdir()
+    (here / "rows/gone.txt").symlink_to(here / "nowhere")
+    empty = pyarrow.table({"text": pyarrow.array([], pyarrow.string())})
+    for name, table in (("a.parquet", pyarrow.table({"text": ["the fox", "the owl"]})), ("b.parquet", empty)):
+        parquet.write_table(table, here / "rows" / name)
+    (row,) = json_of("eval", "byte", "--text", "rows", "--documents", "records", *ONE_LANE)["rows"]
+    assert row["tokens"] == len("he fox\n") + len("he owl\n")
+    for command in (("prepare", "rows"), ("eval", "byte", "--text", "rows")):
+        assert "no effect on Parquet" in refusal(*command, "--encoding", "cp1252")
 
 
 UNREADABLE = {

@@ -54,6 +54,8 @@ def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(her
     assert rows[1]["share_of_peak"] == pytest.approx(
         20 * forecast["training_flops_per_token"] / rows[1]["step_s"] / 1e14
     )
+    halves = scale(*GPU, "--set", "train.accumulate=2")[1][1]
+    assert halves["step_s"] == pytest.approx(rows[1]["step_s"] + layers_s)  # the layers run twice
     recomputed = scale(*GPU, "--set", "train.recompute=layers")[1][1]
     assert recomputed["step_s"] == pytest.approx(4 / 3 * rows[1]["step_s"])
     assert rows[4]["tokens_per_s"] == pytest.approx(20 / rows[4]["step_s"])

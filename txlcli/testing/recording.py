@@ -32,7 +32,7 @@ class Recording(DispatchMode):
         return result
 
     def _writes_through_mask(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Return True if an operator writes a tensor through a mask, and not a number, which waits for nothing."""
+        """Return True for `tensor[mask] = tensor`, which waits for the device; `tensor[mask] = number` does not."""
         if func is not torch.ops.aten.index_put_.default:
             return False
         _, indices, values, *_ = args
@@ -40,8 +40,9 @@ class Recording(DispatchMode):
             return False
         if not self._calls:
             return True
-        before, _, _, result = self._calls[-1]
-        return before is not torch.ops.aten.lift_fresh.default or result is not values  # a number is lifted just before
+        last_operator, _, _, last_result = self._calls[-1]
+        is_number = last_operator is torch.ops.aten.lift_fresh.default and last_result is values
+        return not is_number
 
     @torch.no_grad()
     def replay(self) -> None:

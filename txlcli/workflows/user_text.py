@@ -102,7 +102,8 @@ class UserText:
             return []
         folder = Path(self.name)
         used = [Path(file.name) for file in files]
-        left_out = [path for path in text_files(folder) if path not in used and path.stat().st_size]
+        others = [path for path in text_files(folder) if path not in used]
+        left_out = [path for path in others if path.exists() and path.stat().st_size]  # not a broken link
         tables = [Path(source.name) for source in files if source.file is not None and not source.file.column]
         return [*remarks_on_files(folder, used, left_out), *remarks_on_tables(folder, tables)]
 
@@ -115,7 +116,7 @@ class UserText:
             return [self]
         read, written = self._read(column, encoding, MAX_TEXT, has_documents=True)
         texts = written.rows_of(read.data) if unit == "records" else divide(read.data, unit)
-        if not texts:
+        if not texts and read.data:
             raise UsageError(
                 f"{self.label}: the text has no records; give `documents` blank-lines, or a mark that ends them"
             )
@@ -165,6 +166,8 @@ class UserText:
                 yield file
             except (CorpusError, CorpusInputError) as error:
                 raise CorpusInputError(str(error).replace(f"{directory}/", "")) from error
+            except UsageError as error:  # an option has no effect on this file
+                raise UsageError(str(error).replace(f"{directory}/", "")) from error
 
 
 def read_unchanged(path: Path) -> bytes:

@@ -18,7 +18,7 @@ class ExpectedStep:
     """Time that a training step is expected to take on one device, by its rate of large matrix products."""
 
     layers_s: float
-    """Time of the layers that depends neither on the batch nor on that rate."""
+    """Time of the layers that depends neither on the number of lanes nor on that rate."""
     share: float
     """Share of that rate in the rest of the step."""
     source: str
@@ -49,7 +49,9 @@ def product_flops_per_s(data_sheet: float) -> float:
     return share * data_sheet
 
 
-def expected_step(model: ModelSettings, flops_per_token: float, device_type: str) -> ExpectedStep:
+def expected_step(
+    model: ModelSettings, flops_per_token: float, device_type: str, micro_batches: int = 1
+) -> ExpectedStep:
     """Return the time that a training step is expected to take on one device.
 
     On a GPU, it follows from the most similar step that was measured: with or without adaptive softmax, and with about
@@ -61,5 +63,5 @@ def expected_step(model: ModelSettings, flops_per_token: float, device_type: str
     has_tails = bool(model.cutoffs)
     similar = [step for step in measured["steps"] if step["has_tails"] == has_tails]
     nearest = min(similar, key=lambda step: abs(math.log(1e6 * step["mflop_per_token"] / flops_per_token)))  # by ratio
-    layers_s = 1e-6 * measured["layer_us"] * model.n_layers
+    layers_s = 1e-6 * measured["layer_us"] * model.n_layers * micro_batches
     return ExpectedStep(layers_s, nearest["share"], f"{nearest['recipe']} on one {measured['card']}")

@@ -27,6 +27,7 @@ from txlcli.workflows.exchange.text_rows import (
 )
 
 BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
+COLUMNAR = ("Parquet", "Arrow")
 MAX_COLUMNS_LISTED = 10
 
 
@@ -62,10 +63,12 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
             files.append(_describe(path, encoding))
     if not OF_IDS.isdisjoint(others) and all(is_companion(file.path) for file in files):
         return ()  # the reader of text names the format of the ids
-    with_rows = [file for file in files if file.format in ("Parquet", "Arrow")]
-    if not with_rows and (column is not None or not any(map(_is_plain_text, files))):
-        records = [file for file in files if file.format in BY_ENDING.values()]
-        with_rows = [file for file in records if file.format != "JSON" or column is not None] or records
+    with_rows = _files_with_rows(files, column)
+    if encoding is not None and any(file.format in COLUMNAR for file in with_rows):
+        raise UsageError(
+            f"{source}: `encoding` has no effect on Parquet and Arrow files, whose text is UTF-8; write the column as "
+            "strings"
+        )
     if with_rows:
         try:
             return tuple(_with_column(file, column) for file in with_rows)
@@ -76,6 +79,19 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     if any(file.packing or file.encoding for file in files):
         return tuple(replace(file, format=TEXT) for file in files)
     return ()
+
+
+def _files_with_rows(files: list[TextFile], column: str | None) -> list[TextFile]:
+    """Return the files whose rows are read, if any: Parquet and Arrow, else CSV and JSON."""
+    columnar = [file for file in files if file.format in COLUMNAR]
+    if columnar:
+        return columnar
+    if column is None and any(map(_is_plain_text, files)):
+        return []
+    records = [file for file in files if file.format in BY_ENDING.values()]
+    if column is not None:
+        return records
+    return [file for file in records if file.format != "JSON"] or records
 
 
 def _is_plain_text(file: TextFile) -> bool:

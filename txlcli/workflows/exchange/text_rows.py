@@ -25,8 +25,9 @@ from txlcli.workflows.exchange.parquet_text import Columns
 
 DELIMITERS = {"CSV": ",", "TSV": "\t", "semicolon-separated": ";", "pipe-separated": "|"}
 TEXT = "text"
-UNQUOTED = "written without quoting; quotation marks are part of the text"  # remark on a TSV
 """Format of files without rows; also the column that is read if no other is named."""
+UNQUOTED = "written without quoting; quotation marks are part of the text"
+"""Remark on a TSV."""
 FOR_IDS = "token ids are read with `ids`, from .json, .npy, .npz and .bin"
 FIRST_RECORDS = 100
 """Records of JSON whose keys are its columns: the first ones may lack some; rows of a CSV that show its delimiter."""

@@ -88,10 +88,10 @@ def join_files(slices: Slices, *, close_last: bool) -> Slices:
     pieces = [piece for piece in slices if piece.size]
     if not pieces:
         return ()
-    joined = [_closed(piece) for piece in pieces]
-    if not (close_last and any(map(_has_word, pieces))):
-        joined[-1] = pieces[-1]
-    return tuple(joined)
+    *others, last = pieces
+    if close_last and any(map(_has_word, pieces)):
+        last = _closed(last)
+    return (*map(_closed, others), last)
 
 
 def _has_word(piece: Slice) -> bool:

@@ -78,6 +78,7 @@ def _extract_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Te
     unquoted = [file.path for file in plan.files if not file.is_quoted]
     if unquoted:
         notes.append(f"{list_names(unquoted, source)}: {UNQUOTED}")
+    notes += remarks_on_tables(source, [file.path for file in plan.files if not file.column])
     if others:
         notes.append(f"files in the folder that are not {formats}, which were left out: {list_names(others, source)}")
     return text.with_remarks(

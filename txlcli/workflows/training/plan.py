@@ -84,7 +84,7 @@ class Plan:
 
     def expected_step(self, train: TrainSettings) -> ExpectedStep:
         """Return the time that a step of one process is expected to take."""
-        step = expected_step(self.run.settings.model, self.flops_per_token, self.device.type)
+        step = expected_step(self.run.settings.model, self.flops_per_token, self.device.type, train.accumulate)
         if train.recompute == "layers":
             # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
             return ExpectedStep(step.layers_s / 0.75, step.share * 0.75, step.source)
