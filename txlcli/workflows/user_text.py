@@ -22,7 +22,7 @@ from txlcli.errors import CorpusInputError, UsageError
 from txlcli.system.input_files import MAX_TEXT, check_regular, errors_of_reading, read_bytes, read_stdin
 
 if TYPE_CHECKING:  # they import pyarrow
-    from txlcli.workflows.exchange.containers import Written
+    from txlcli.workflows.exchange.containers import Extracted
     from txlcli.workflows.exchange.text_rows import TextFile
 
 STDIN = "-"
@@ -114,8 +114,8 @@ class UserText:
         """
         if unit == "files":
             return [self]
-        read, written = self._read(column, encoding, MAX_TEXT, has_documents=True)
-        texts = written.rows_of(read.data) if unit == "records" else divide(read.data, unit)
+        read, extracted = self._read(column, encoding, MAX_TEXT, has_documents=True)
+        texts = extracted.rows_of(read.data) if unit == "records" else divide(read.data, unit)
         if not texts and read.data:
             raise UsageError(
                 f"{self.label}: the text has no records; give `documents` blank-lines, or a mark that ends them"
@@ -129,23 +129,23 @@ class UserText:
 
     def _read(
         self, column: str | None, encoding: str | None, max_bytes: int, *, has_documents: bool = False
-    ) -> "tuple[ReadText, Written]":
+    ) -> "tuple[ReadText, Extracted]":
         """Return the text of a file or stdin, and what is known of its rows."""
         from txlcli.workflows.exchange import containers
         from txlcli.workflows.exchange.text_rows import UNQUOTED
 
         with self._open(column, encoding, max_bytes) as file:
-            data, written = containers.read_file(file, max_bytes)
+            data, extracted = containers.read_file(file, max_bytes)
         remarks = [
             *remarks_on(data, has_documents=has_documents),
             *remarks_on_bytes(data.count(0), invalid_places(data)),
         ]
         if not file.is_quoted:
             remarks.append(UNQUOTED)
-        if written.missing:
-            remarks.append(f"rows without a text, which were left out: {written.missing:,}")
+        if extracted.missing:
+            remarks.append(f"rows without a text, which were left out: {extracted.missing:,}")
         notes = tuple(f"{file.path.name}: {remark}" for remark in remarks)
-        return ReadText(data, notes), written
+        return ReadText(data, notes), extracted
 
     @contextmanager
     def _open(self, column: str | None, encoding: str | None, max_bytes: int) -> "Iterator[TextFile]":

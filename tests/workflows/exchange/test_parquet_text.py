@@ -17,10 +17,10 @@ def read(path, column=None, *, only_utf8=False):
     (file,) = containers.find(path, column, None)
     path.with_suffix(".txt").unlink(missing_ok=True)
     with path.with_suffix(".txt").open("ab") as output:
-        written = containers.extract(file, output, only_utf8=only_utf8)
+        extracted = containers.extract(file, output, only_utf8=only_utf8)
     data = path.with_suffix(".txt").read_bytes()
-    assert len(data) == written.size
-    return data, written.missing
+    assert len(data) == extracted.size
+    return data, extracted.missing
 
 
 def refusal(path, column=None, **options):

@@ -32,8 +32,8 @@ MAX_COLUMNS_LISTED = 10
 
 
 @dataclass(frozen=True)
-class Written:
-    """Text that was written."""
+class Extracted:
+    """What is known of a text that was extracted."""
 
     size: int
     """Bytes."""
@@ -171,7 +171,7 @@ def _listed(names: list[str]) -> str:
 
 def extract(
     file: TextFile, output: BinaryIO, *, only_utf8: bool, blank: bytes = b"\n", with_starts: bool = False
-) -> Written:
+) -> Extracted:
     """Append the text of a file to an open one, with no more bytes than an archive may unpack to.
 
     A line end follows each row that has none, unless the rows are pieces; an empty row becomes the line `blank`. With
@@ -207,7 +207,7 @@ def extract(
         raise CorpusInputError(
             f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
         ) from None
-    return Written(size, missing, starts)
+    return Extracted(size, missing, starts)
 
 
 def text_files_of(source: Path, column: str | None, encoding: str | None) -> list[TextFile]:
@@ -222,15 +222,15 @@ def text_files_of(source: Path, column: str | None, encoding: str | None) -> lis
     return [TextFile(path) for path in select_text(source, text_files(source))]
 
 
-def read_file(file: TextFile, limit: int) -> tuple[bytes, Written]:
+def read_file(file: TextFile, limit: int) -> tuple[bytes, Extracted]:
     """Return the text of a file, of at most `limit` bytes, and what is known of its rows."""
     if not (file.column or file.packing):
         reject_other_than_text(file.path, is_utf8=file.encoding is None)
     check_size(file.path.stat().st_size, limit, str(file.path))
     output = io.BytesIO()
-    written = extract(file, output, only_utf8=False, with_starts=True)
-    check_size(written.size, limit, f"{file.path}: its text")
-    return output.getvalue(), written
+    extracted = extract(file, output, only_utf8=False, with_starts=True)
+    check_size(extracted.size, limit, f"{file.path}: its text")
+    return output.getvalue(), extracted
 
 
 def _as_line(row: bytes, blank: bytes) -> bytes:

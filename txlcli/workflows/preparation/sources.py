@@ -16,7 +16,7 @@ from txlcli.corpora.signatures import format_of, reject_other_than_text
 from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.exchange import containers
-from txlcli.workflows.exchange.containers import Written
+from txlcli.workflows.exchange.containers import Extracted
 from txlcli.workflows.exchange.text_rows import UNQUOTED
 from txlcli.workflows.preparation.planning import PreparationPlan
 
@@ -89,7 +89,7 @@ def _extract_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Te
     )
 
 
-def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> list[Written]:
+def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> list[Extracted]:
     """Write the text of files in `directory` into files of the same names in `work`."""
     with_starts = plan.options.documents == "records"
     only_utf8 = plan.tokenizer != "byte"
