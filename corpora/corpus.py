@@ -144,6 +144,8 @@ class Corpus:
     downloads: Sequence[Download] = ()
     files: dict[str, str] = field(default_factory=dict)
     """Shell pattern of the names of each split's files; empty if all text is in one file with the corpus's name."""
+    left_out: str = ""
+    """Shell pattern of names that are none of these files, although a pattern of `files` fits them."""
     symbols: str = ""
     """Regular expression of the bytes that such a file may have."""
     otherwise: str = ""
@@ -166,6 +168,8 @@ class Corpus:
 
     def has_file(self, name: str) -> bool:
         """True if the corpus has a file of that name."""
+        if fnmatch.fnmatchcase(name, self.left_out):
+            return False
         patterns = (*self.files.values(), self.rule.file or self.name)
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 

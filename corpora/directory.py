@@ -3,10 +3,10 @@
 Source      the file, or all files below the directory in the order of their names; hidden files, backups of
             editors and byte order marks are skipped
 Unit        byte by default (all 256 symbols); --tokenizer chooses characters, words or SentencePiece
-Splits      as named by the files, as in wiki.train.tokens or train-00.txt, or by their directories (train, valid, dev,
-            validation, val, test); files of one split are joined, a README is left out. Without such names
-            90/5/5 of the bytes (--split), cut at the nearest line end, else at the nearest blank, else between
-            characters
+Splits      as named by the files, as in wiki.train.tokens or train-00.txt, or by their directories (train, training,
+            valid, dev, validation, val, test, testing); files of one split are joined, a README is left out. Without
+            such names 90/5/5 of the bytes (--split), cut at the nearest line end, else at the nearest blank, else
+            between characters
 """
 
 import bisect

@@ -80,12 +80,15 @@ def _after_blank_lines(blocks: Iterable[bytes]) -> Iterator[int]:
     """Yield the offset after each run of blank lines that text precedes and follows."""
     rest = b""
     done = 0
+    text_precedes = False
     for block in blocks:
         data = rest + block
         kept = len(data.rstrip(b" \t\r\n"))  # a run of blank lines may continue in the next block
         for match in BLANK_LINES.finditer(data, 0, kept):
-            if done + match.start() > 0:
+            text_precedes = text_precedes or bool(data[: match.start()].strip())
+            if text_precedes:
                 yield done + match.end()
+        text_precedes = text_precedes or kept > 0
         rest = data[kept:]
         done += kept
 

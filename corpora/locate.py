@@ -14,15 +14,19 @@ FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
 TOOLS = {"__pycache__", "__MACOSX", "node_modules", "Thumbs.db", "desktop.ini", "_metadata", "_common_metadata"}
 """Files and directories that programs and systems write, such as the indexes of Parquet; skipped like hidden ones."""
+SAVED_RESULT = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
+"""Files that Hugging Face's datasets writes next to a data set for each `map` and `filter`; skipped likewise."""
 CACHE = {"blobs", "snapshots"}
 """Directories of a cache of Hugging Face; `refs`, next to them, has names of commits."""
 SPLIT_WORDS = {
     "train": "train",
+    "training": "train",
     "valid": "valid",
     "dev": "valid",
     "validation": "valid",
     "val": "valid",
     "test": "test",
+    "testing": "test",
 }
 """Common names of the three splits."""
 
@@ -82,7 +86,7 @@ def _without_repeated_files(paths: Sequence[Path], source: Path) -> list[Path]:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name in TOOLS
+    return name.startswith(".") or name in TOOLS or bool(SAVED_RESULT.fullmatch(name))
 
 
 def _reject_directory(error: OSError) -> None:
@@ -109,7 +113,7 @@ def is_companion(path: Path) -> bool:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a file name mentions: one of its words is train, valid, dev, validation, val or test."""
+    """Return the split that a file name mentions, if its words name one."""
     words = re.split(r"[^a-z]+", name.lower())
     named = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
     if len(named) != 1:
@@ -182,6 +186,7 @@ def read_files(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     Official names take precedence; for other splits a file is used whose name mentions the split. Archives are ignored.
     """
     files = [path for path in text_files(source) if not format_of(path)]
+    files = [path for path in files if not fnmatch.fnmatchcase(path.name, corpus.left_out)]
     patterns = dict(corpus.files)
     if options.released:
         patterns["valid"] = corpus.files["test"]
@@ -193,6 +198,8 @@ def read_files(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         if len(paths) > max(1, len(names)):
             raise CorpusError(f"{source}: {list_names(paths, source)} look like the {split} split; keep one of them")
         if paths:
+            reject_other_than_text(*paths, is_utf8=False)
+            _reject_rows(paths)
             splits[split] = list(map(whole, paths))
     if not splits:
         raise CorpusError(
@@ -205,6 +212,14 @@ def read_files(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
         lists.append(source.parent / corpus.rule.file)
         vocabulary_file = next(filter(Path.is_file, lists), None)
     return Text(splits, missing_note(splits), vocabulary_file=vocabulary_file)
+
+
+def _reject_rows(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.suffix.lower() in (".csv", ".tsv", ".json", ".jsonl"):
+            raise CorpusError(
+                f"{path} has rows, not the text of the benchmark; prepare it as own text, without --source"
+            )
 
 
 def missing_note(splits: Mapping[str, object]) -> tuple[str, ...]:

@@ -137,10 +137,18 @@ def test_a_tsv_that_was_written_without_quoting_keeps_its_quotation_marks(untouc
     assert any("rows.tsv: written without quoting" in note for note in told["notes"]) == is_noted
     read = UserText.of_option("rows.tsv").read()
     assert any("rows.tsv: written without quoting" in note for note in read.notes) == is_noted
+    (untouched / "rows.csv").write_text("id|text\n" + rows.replace("\t", "|"))
+    told = json_of("prepare", "rows.csv", *TRAIN, "--tokenizer", "char", "--force")
+    assert any("rows.csv: written without quoting" in note for note in told["notes"]) == is_noted
     (untouched / "bare.tsv").write_text(rows)  # without a header
     done("prepare", "bare.tsv", *TRAIN, "--tokenizer", "char", "--column", "2")
     prepared = store("bare")
     assert prepared.vocab.decode(prepared.ids("train")) == text
+
+
+def test_packed_text_that_ends_within_a_character_is_not_read_as_words(untouched):
+    (untouched / "cut.txt.gz").write_bytes(gzip.compress("naïve fox é".encode()[:-1]))
+    assert "cut.txt.gz: its text is not valid UTF-8" in refusal("prepare", "cut.txt.gz", "--tokenizer", "word", code=1)
 
 
 def test_a_quoted_tsv_that_was_truncated_in_a_text_is_rejected(untouched):

@@ -72,12 +72,13 @@ def test_documents_are_kept_whole_and_their_places_are_stored(untouched, tokeniz
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
-def test_blank_lines_are_found_whatever_the_blocks(tmp_path, block):
-    data = b"\n\none\n\ntwo\nlines\r\n\r\n \t\n  three\n\n\n"
+@pytest.mark.parametrize("beginning", [b"\n\n", b" \r\n\r\n"])
+def test_blank_lines_are_found_whatever_the_blocks(tmp_path, block, beginning):
+    data = beginning + b"one\n\ntwo\nlines\r\n\r\n \t\n  three\n\n\n"
     (tmp_path / "a").write_bytes(data)
     starts = Documents("blank-lines", block).starts([whole(tmp_path / "a")])
     assert [data[first:end] for first, end in zip(starts, [*starts[1:], len(data)], strict=True)] == [
-        b"\n\none\n\n",
+        beginning + b"one\n\n",
         b"two\nlines\r\n\r\n \t\n",
         b"  three\n\n\n",
     ]

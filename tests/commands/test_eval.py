@@ -19,6 +19,7 @@ from tests.commands.novel import (
     on_a_full_disk,
     refusal,
     text_of,
+    train,
     txl,
 )
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
@@ -75,6 +76,13 @@ def test_pieces_are_reported_per_original_word_and_per_byte(here, source):
     assert row["bits_per_byte"] == pytest.approx(total_nats / LN2 / size, rel=1e-9)
     table = done("eval", "sentencepiece", *source)
     assert headings(table)[:6] == ["M", "attention", "ppl", "ppl/word", "bits/byte", "ms/token"]
+
+
+def test_line_ends_are_words_of_own_text_whatever_the_name_of_its_store(here):
+    done("prepare", "novel", "--tokenizer", "sentencepiece", "--vocab-size", 290, "--name", "enwik8-sp290")
+    train("corpus.store=enwik8-sp290", name="named")
+    split, text = only_row("named", "--split", "test"), only_row("named", "--text", "novel/test.txt")
+    assert split["ppl_per_word"] == pytest.approx(text["ppl_per_word"], rel=1e-6)
 
 
 def test_a_sweep_keeps_the_order_drops_repetitions_and_marks_the_best_row(here):

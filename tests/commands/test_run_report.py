@@ -94,6 +94,7 @@ def test_the_best_of_several_test_scores_is_ranked_among_published_results(here)
     directory = Path("runs/word")
     content = card(directory) | {"vocab_size": 10_000, "parameters": 24_525_160}
     content["settings"]["corpus"]["store"] = "ptb"
+    content["corpus"] = "ptb"
     (directory / "run.json").write_text(json.dumps(content))
     valid = {"kind": "valid", "step": 7, "loss_nats": 4.0, "tokens": 73_760, "seconds": 1.0}
     (directory / "metrics.jsonl").write_text(log_file.to_line(valid))

@@ -118,6 +118,7 @@ def lm1b_directory(tmp_path):
         (train / f"news.en-0000{number}-of-00100").write_text(f"train {number}\n")
     for number in (0, 1, 2):
         (held / f"news.en.heldout-0000{number}-of-00050").write_text(f"held {number}\n")
+    (held / "news.en-00000-of-00100").write_text("held 0\nheld 1\nheld 2\n")
     (tmp_path / "1b_word_vocab.txt").write_text("<S> 3\n")
     return tmp_path
 
@@ -125,6 +126,7 @@ def lm1b_directory(tmp_path):
 def test_lm1b_reads_its_shards_in_order_and_two_heldout_ones(tmp_path):
     text = corpora.CORPORA["lm1b"].read(lm1b_directory(tmp_path), PLAIN)
     assert texts(text) == {"train": b"train 1\ntrain 2\n", "valid": b"held 1\n", "test": b"held 0\n"}
+    assert not corpora.CORPORA["lm1b"].has_file("news.en-00000-of-00100")  # it has the test
     assert text.vocabulary_file == tmp_path / "1b_word_vocab.txt"
     shard = tmp_path / "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
     assert texts(corpora.CORPORA["lm1b"].read(shard, PLAIN)) == {"test": b"held 0\n"}
@@ -172,6 +174,13 @@ def test_no_cut_leaves_a_split_with_little_text(tmp_path, text):
     assert [round(20 * len(part) / len(text)) for part in parts.values()] == [18, 1, 1]
 
 
+@pytest.mark.parametrize(("name", "content"), [("train.csv", b"id,text\n"), ("train.parquet", b"PAR1" + bytes(9))])
+def test_a_benchmark_is_no_table_whatever_its_name(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match=name):
+        corpora.CORPORA["wt103"].read(tmp_path, PLAIN)
+
+
 @pytest.mark.parametrize(
     ("shares", "names"),
     [
@@ -192,7 +201,8 @@ def test_a_file_is_cut_at_line_ends_and_a_share_of_zero_omits_the_split(tmp_path
 def test_a_directory_is_read_recursively_in_order_without_hidden_files(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
-    for name in ("b/two.txt", "a.txt", "c.txt", ".git/config", ".hidden", "b/.hidden"):
+    saved = "cache-1f2e3d4c5b6a7988.arrow"  # of Hugging Face's datasets
+    for name in ("b/two.txt", "a.txt", "c.txt", ".git/config", ".hidden", "b/.hidden", saved):
         (tmp_path / name).write_text(f"{name}\n" * 10)
     (tmp_path / "empty.txt").write_text("")
     parts = texts(own.read(tmp_path, PLAIN))

@@ -89,6 +89,8 @@ class Card:
     vocab_size: PositiveInt
     parameters: NaturalInt
     metric: Literal["bpc", "ppl"]
+    corpus: str | None = None
+    """See `Run.corpus`."""
     changes: tuple[dict[str, Any], ...] = ()
     origin: dict[str, Any] | None = None
     path: str = ""
@@ -108,6 +110,8 @@ class Run:
     parameters: int
     metric: str
     """Unit of displayed losses: "bpc" or "ppl"."""
+    corpus: str | None = None
+    """Corpus of its store; None if it began without one, or with an earlier version: then the store's name tells."""
     changes: tuple[Change, ...] = ()
     """Changes of settings, ordered by step."""
     origin: Origin | None = None
@@ -189,6 +193,8 @@ def update(run: Run) -> None:
         "parameters": run.parameters,
         "metric": run.metric,
     }
+    if run.corpus:
+        card["corpus"] = run.corpus
     if run.changes:
         card["changes"] = [asdict(change) for change in run.changes]
     if run.origin:
@@ -349,6 +355,7 @@ def read_run(directory: Path, *, weights: Path | None = None) -> Run:
             vocab_size=card.vocab_size,
             parameters=card.parameters,
             metric=card.metric,
+            corpus=card.corpus,
             changes=tuple(from_json(Change, entry) for entry in card.changes),
             origin=origin,
             path=card.path,

@@ -176,10 +176,12 @@ def _short(parameters: int) -> str:
 
 
 def corpus_of(history: History) -> Corpus | None:
-    """Return the corpus of a run, as recorded by an evaluation or else from the store's name; None for own text."""
+    """Return the corpus of a run, as it or an evaluation records it, or else by the store's name; None for own text."""
     from txlcli.corpora import CORPORA
     from txlcli.data.token_store import corpus_name
 
+    if history.run.corpus:
+        return CORPORA.get(history.run.corpus)
     for row in reversed(history.evals):
         if row.get("corpus"):
             return CORPORA.get(corpus_name(row["corpus"]))

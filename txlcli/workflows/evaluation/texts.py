@@ -301,7 +301,10 @@ def _count_words(data: bytes, tokens: int, opened: OpenModel) -> int:
     """Return the number of words of a user's text, and of its line ends if the corpus of a run counts them."""
     vocab = opened.vocab
     words, lines = count_words(data, tokens, vocab.tokenizer, has_boundary=vocab.boundary is not None)
-    corpus = CORPORA.get(corpus_name(opened.settings.corpus.store))
+    name = corpus_name(opened.settings.corpus.store)
+    if isinstance(opened, OpenRun) and opened.run.corpus:
+        name = opened.run.corpus
+    corpus = CORPORA.get(name)
     if vocab.keeps_line_ends and (corpus is None or corpus.counts_line_ends):
         words += lines
     return words

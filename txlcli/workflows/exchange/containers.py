@@ -121,7 +121,7 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     """
     if file.format == "CSV":
         file = replace(file, format=delimited_format(file))
-    if file.format == "TSV":
+    if file.format in DELIMITERS and file.format != "CSV":
         file = replace(file, is_quoted=is_quoted(file))
     found = columns(file)
     names = found.texts
@@ -200,6 +200,7 @@ def extract(
             size += output.write(text)
             if size > limit:
                 raise too_large(file.path)
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         place = "its text"
         if file.column:

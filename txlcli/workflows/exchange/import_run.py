@@ -70,6 +70,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         vocab_size=vocab.size,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
         metric=metrics.metric_of(vocab.tokenizer),
+        corpus=store.corpus if store else None,
     )
     _write(new_run, vocab, tensors, path, force=options.force)
     notes = []

@@ -27,7 +27,7 @@ DELIMITERS = {"CSV": ",", "TSV": "\t", "semicolon-separated": ";", "pipe-separat
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
 UNQUOTED = "written without quoting; quotation marks are part of the text"
-"""Remark on a TSV."""
+"""Remark on a file with rows."""
 FOR_IDS = "token ids are read with `ids`, from .json, .npy, .npz and .bin"
 FIRST_RECORDS = 100
 """Records of JSON whose keys are its columns: the first ones may lack some; rows of a CSV that show its delimiter."""
@@ -56,7 +56,7 @@ class TextFile:
     has_header: bool = True
     """False for a CSV whose first row is text, so that `column` is a number from 1."""
     is_quoted: bool = True
-    """False for a TSV whose quotation marks are part of its texts."""
+    """False for a file whose quotation marks are part of its texts."""
 
     @property
     def quoting(self) -> Literal[0, 3]:
@@ -108,31 +108,32 @@ def _first_rows(stream: io.TextIOWrapper, name: str, quoting: Literal[0, 3]) -> 
 def is_quoted(file: TextFile) -> bool:
     """Return False if the quotation marks of a TSV are part of its texts, which were written without quoting.
 
-    Then each line has as many fields as the first one, so no text contains a tab or a line end, but a line is not a row
-    if its quotation marks are those of CSV: one of them begins a text that the line does not end. A last line without a
-    line end does not count, since it may be truncated.
+    Its delimiter may also be another one than a tab. Then each line has as many fields as the first one, so no text
+    contains a delimiter or a line end, but a line is not a row if its quotation marks are those of CSV: one of them
+    begins a text that the line does not end. A last line without a line end does not count, since it may be truncated.
     """
     csv.field_size_limit(MAX_ROW_LEN)
-    n_tabs = None
+    delimiter = DELIMITERS[file.format]
+    n_delimiters = None
     marks_are_quotes = True
     with _reading(file), _open_text(file) as stream:
         for line in _lines(stream):
             if not line.strip("\r\n"):
                 continue
-            if n_tabs is None:
-                n_tabs = line.count("\t")
-            if n_tabs == 0 or line.count("\t") != n_tabs:
+            if n_delimiters is None:
+                n_delimiters = line.count(delimiter)
+            if n_delimiters == 0 or line.count(delimiter) != n_delimiters:
                 return True
             is_complete = line.endswith(("\n", "\r"))
-            if '"' in line and is_complete and not _is_row(line, n_tabs + 1):
+            if '"' in line and is_complete and not _is_row(line, delimiter, n_delimiters + 1):
                 marks_are_quotes = False
     return marks_are_quotes
 
 
-def _is_row(line: str, n_fields: int) -> bool:
-    """Return True if a line of a TSV is a row whose quotation marks are those of CSV."""
+def _is_row(line: str, delimiter: str, n_fields: int) -> bool:
+    """Return True if a line is a row whose quotation marks are those of CSV."""
     try:
-        return len(next(csv.reader([line], delimiter="\t", strict=True))) == n_fields
+        return len(next(csv.reader([line], delimiter=delimiter, strict=True))) == n_fields
     except csv.Error:
         return False
 

@@ -37,7 +37,8 @@ def locate_text(plan: PreparationPlan, work: Path) -> Text:
     for path in packed:
         _unpack_or_copy(path, plan, work)
     if packed:
-        source = work
+        unpacked = text_files(work)
+        source = unpacked[0] if len(unpacked) == 1 else work
     text = plan.corpus.read(source, options)
     notes = [f"{path.name} is not the original file" for path in _altered_files(source, plan.corpus)]
     if plan.corpus is OWN_TEXT:
@@ -158,7 +159,8 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
     published = _published(corpus)
     paths = [source]
     if source.is_dir():
-        path_of = {path.name: path for path in text_files(source)}
+        files = text_files(source)
+        path_of = {path.name: path for path in files}
         archives = published.keys() - corpus.digests.keys()
         if any(corpus.has_file(name) for name in path_of.keys() - archives):
             return []
@@ -166,6 +168,10 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
         for download in corpus.downloads:
             alternatives = (download,) if download.file in path_of else download.mirror
             paths += [path_of[file.file] for file in alternatives if file.file in path_of]
+        for path in paths:
+            same = [file for file in files if file.name == path.name]
+            if len(same) > 1:
+                raise CorpusError(f"{source}: {list_names(same, source)} have one name; give the folder of one of them")
     for path in paths:
         has_rows = path.name in published and published[path.name].rows_of
         if published and (has_rows or format_of(path)):

@@ -214,10 +214,12 @@ def new_run(request: Request, directory: Path, store: TokenStore | None, weights
     vocab_size = settings.published.vocab_size
     fingerprint = ""
     metric = ""
+    corpus = None
     if store is not None:
         vocab_size = store.vocab.size
         fingerprint = store.fingerprint
         metric = store.metric
+        corpus = store.corpus
     assert vocab_size is not None
     return Run(
         directory=directory,
@@ -227,6 +229,7 @@ def new_run(request: Request, directory: Path, store: TokenStore | None, weights
         vocab_size=vocab_size,
         parameters=registry.count_parameters(settings.model, vocab_size),
         metric=metric,
+        corpus=corpus,
         origin=weights.origin if weights else None,
     )
 
