@@ -247,6 +247,17 @@ def test_packed_chunks_of_litgpt_are_read_after_their_header(tmp_path):
     assert "LitGPT int32 and LitGPT uint16" in refusal(tmp_path)
 
 
+def test_files_with_a_header_or_an_index_are_ids_next_to_text(tmp_path):
+    (tmp_path / "gpt2-merges.txt").write_text("t h\n")
+    (tmp_path / "chunk_0.bin").write_bytes(packed("H", IDS))
+    assert token_files.find(tmp_path, IdType()) is None
+    (tmp_path / "chunk_1.bin").write_bytes(litgpt(IDS))
+    assert read(tmp_path) == ("LitGPT", {"": IDS})
+    (tmp_path / "chunk_1.bin").unlink()
+    token_files.write("megatron", tmp_path / "text_document.bin", np.array(IDS), 500)
+    assert read(tmp_path) == ("Megatron", {"": IDS})
+
+
 @pytest.mark.parametrize("data", [litgpt(IDS)[:-2], litgpt(IDS, version=2), litgpt(IDS, type_code=6)])
 def test_a_packed_chunk_that_does_not_fit_its_header_is_rejected(tmp_path, data):
     (tmp_path / "train.bin").write_bytes(data)

@@ -106,7 +106,7 @@ def find(source: Path, id_type: IdType) -> TokenFiles | None:
     """Return the token files at a path; None if it is text.
 
     Token files are a file that ends with .bin or .idx, and the .bin files of a directory if one is named after train,
-    or if there is no text.
+    or if there is no text; next to text, those that have an index or a header.
     """
     by_split = _by_split(source, is_export=id_type.is_export)
     if not by_split:
@@ -139,7 +139,9 @@ def _by_split(source: Path, *, is_export: bool) -> dict[str, list[Path]]:
         return {}
     is_named = is_export or any(splits_in(path.relative_to(source)) == {"train"} for path in files)
     if not is_named and any(_is_text(path) for path in visible):
-        return {}
+        files = [path for path in files if _has_index(path) or _has_header(path)]
+        if not files:
+            return {}
     return files_by_split(files, source)
 
 
@@ -147,10 +149,23 @@ def _is_text(path: Path) -> bool:
     return path.suffix.lower() not in (BIN, IDX, ".pkl") and not is_companion(path)
 
 
+def _indexes(path: Path) -> tuple[Path, Path]:
+    return path.with_suffix(IDX), path.with_suffix(IDX.upper())
+
+
+def _has_index(path: Path) -> bool:
+    return any(index.is_file() for index in _indexes(path))
+
+
+def _has_header(path: Path) -> bool:
+    """Return True if a file begins with the header of llm.c or LitGPT."""
+    return _of_llm_c(path, "uint16") is not None or _of_litgpt(path) is not None
+
+
 def _open(path: Path, id_type: IdType) -> _TokenFile:
     if not path.is_file() or not path.stat().st_size:
         raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
-    for index in (path.with_suffix(IDX), path.with_suffix(IDX.upper())):
+    for index in _indexes(path):
         if index.is_file():
             return _of_index(path, index)
     return _of_llm_c(path, id_type.dtype) or _of_litgpt(path) or _without_header(path, id_type)
