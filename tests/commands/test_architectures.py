@@ -6,6 +6,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
+import txlcli
 from tests.commands.novel import (
     RMT,
     compressed_and_restored,
@@ -19,6 +20,7 @@ from tests.commands.novel import (
 )
 from tests.commands.processes import ended
 from tests.commands.test_eval import cells, headings
+from txlcli.errors import UsageError
 
 ARCHS = ("lstm", "qrnn")
 COMPRESSIVE = ["model.arch=compressive", "model.compressed_len=4", "model.compression_rate=5", "eval.same_length=off"]
@@ -87,6 +89,9 @@ def test_speed_measures_all_but_table_9(recurrent):
 REJECTED = {
     "eval {arch} --mem-len 0": "recurrent state",
     "eval {arch} --plot curve.svg": "recurrent state",
+    "probe {arch} --mem-len 4": "recurrent state",
+    "compress {arch} novel/test.txt out --mem-len 4": "recurrent state",
+    "runs difference {arch} {arch} --mem-len 4": "recurrent state",
     "eval {arch} --same-length": "no attention",
     "eval {arch} --max-distance none": "no attention",
     "speed {arch} --attn-len 800": "no attention length",
@@ -97,6 +102,22 @@ REJECTED = {
 def test_options_without_meaning_for_a_recurrent_state_are_rejected(recurrent, arch):
     for words, telling in REJECTED.items():
         assert telling in refusal(*words.format(arch=arch).split())
+
+
+def test_a_recurrent_state_is_probed_with_its_state_alone(recurrent):
+    told = json_of("probe", "lstm", "--distances", 4, "--texts", 2)
+    assert told["mem_len"] is None
+    assert {row["word_nats_without_memory"] for row in told["rows"]} == {None}
+    shown = done("probe", "lstm", "--distances", 4, "--texts", 2, "--plot", "probe.svg").stdout
+    assert "L = 5, recurrent state" in shown
+    with pytest.raises(UsageError, match="recurrent state"):
+        txlcli.load("lstm").score("the fox", mem_len=0)
+
+
+def test_a_recurrent_state_and_a_memory_are_compared_at_a_length_of_the_memory(recurrent):
+    train(name="xl")
+    told = json_of("runs", "difference", "lstm", "xl", "--mem-len", 3, "--split", "train")
+    assert (told["first"]["evaluation"], told["second"]["evaluation"]) == ("mem_len_0", "mem_len_3")
 
 
 @pytest.mark.slow

@@ -340,6 +340,7 @@ def test_words_that_cannot_be_compared_are_rejected(here):
         ("unknown.tsv", "vocabulary"),
         ("no.tsv", "not a file of words"),
         ("absent.tsv", "cannot be read"),
+        ("byte", "compared with those of another such file"),
         ("a.tsv", "at least"),
         ("a.tsv --mem-len 6", "mem_len_5"),
         ("a.tsv --split valid", "--split"),
@@ -359,7 +360,7 @@ def test_a_difference_of_runs_is_that_of_their_evaluations(here):
     assert (mixed["first"]["file"], mixed["second"]["file"]) == (None, "byte.hdf5")
     assert "runs/byte" in done("runs", "difference", "byte", "byte.h5", "--mem-len", 5, *TRAIN_SPLIT).stdout
     assert "different texts" in refusal("runs", "difference", "byte", "char")
-    assert "no losses with M = 7" in refusal("runs", "difference", "byte.h5", "byte", "--mem-len", 7)
+    assert "no losses with mem_len_7" in refusal("runs", "difference", "byte.h5", "byte", "--mem-len", 7)
     assert "two, one for each" in refusal("runs", "difference", "byte", "byte", "--mem-len", "1,2,3")
 
 
@@ -374,6 +375,15 @@ def test_a_difference_names_the_temperature_of_each_evaluation(here):
     assert shown.count("temperature") == 1
     windows = json_of("runs", "difference", "warm.h5", "windows.h5")
     assert windows["second"]["temperature"] == 1.25
+
+
+def test_windows_of_different_lengths_are_compared_only_on_request(here):
+    for name, lengths in (("five.h5", "5"), ("seven.h5", "7"), ("both.h5", "7,5")):
+        done("eval", "byte", "--attn-len", lengths, "--losses", name, *TRAIN_SPLIT)
+    assert "N = 5, and seven.h5 with N = 7" in refusal("runs", "difference", "five.h5", "seven.h5")
+    told = json_of("runs", "difference", "five.h5", "both.h5", "--mem-len", "5,7")
+    assert told["second"]["evaluation"] == "attn_len_7"
+    assert json_of("runs", "difference", "five.h5", "both.h5", "--mem-len", 5)["difference_nats"] == 0
 
 
 def test_different_memory_lengths_are_compared_only_on_request(here):

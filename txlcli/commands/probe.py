@@ -45,7 +45,7 @@ def show(result: "ProbeResult") -> None:
         "saves per token.",
         f"words: those of {scoring.text.title} that occurred before, up to so many tokens back; word bits: loss per "
         "word; M = 0: the same without memory.",
-        f"L = {settings.seg_len}, M = {settings.mem_len}, {scoring.opened.precision}; distances in tokens.",
+        f"L = {settings.seg_len}, {result.memory}, {scoring.opened.precision}; distances in tokens.",
     ]
     title = f"Probes of {scoring.opened.subject}"
     console.show_table(title, COLUMNS, list(map(_cells, result.rows)), notes)

@@ -107,16 +107,15 @@ def plot_probes(path: Path, result: "ProbeResult") -> None:
         "recall": curve(row.recall_saved_nats for row in rows.values()),
     }
     scoring = result.scoring
-    mem_len = scoring.settings.mem_len
-    word_bits = {
-        "M = 0": curve(row.word_nats_without_memory for row in rows.values()),
-        f"M = {mem_len}": curve(row.word_nats for row in rows.values()),
-    }
+    word_bits = {}
+    if not result.has_state:
+        word_bits["M = 0"] = curve(row.word_nats_without_memory for row in rows.values())
+    word_bits[result.memory] = curve(row.word_nats for row in rows.values())
     plots.plot_panels(
         path,
         {"bits saved per token": saved, "bits per word": word_bits},
         x_label="distance (tokens)",
-        title=f"{scoring.opened.name} on {scoring.text.title}, L = {scoring.settings.seg_len}, M = {mem_len}",
+        title=f"{scoring.opened.name} on {scoring.text.title}, L = {scoring.settings.seg_len}, {result.memory}",
         log_x=True,
     )
 

@@ -47,7 +47,10 @@ class History:
 
     @property
     def state(self) -> str:
-        """finished, unfinished, imported, or interrupted, as a killed run; one in progress looks like it."""
+        """finished, unfinished, imported, or interrupted: there are reports after the last checkpoint, as after a kill.
+
+        A run in progress, or one that was killed right after it was saved, is interrupted or unfinished.
+        """
         if "imported_from" in self.saved:
             return "imported"
         if not self.saved or self.last_step > self.step:

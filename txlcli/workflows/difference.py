@@ -90,17 +90,21 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
 
     Two files of `txl eval --words` are compared by words, which models with different tokens share.
     """
-    if words_file.SUFFIX in (Path(first).suffix.lower(), Path(second).suffix.lower()):
+    words_files = [name for name in (first, second) if Path(name).suffix.lower() == words_file.SUFFIX]
+    if len(words_files) == 2:
         return _compare_words(Path(first), Path(second), options)
+    if words_files:
+        raise UsageError(
+            f"{words_files[0]} has losses of words, which are compared with those of another such file; write it with "
+            '"txl eval RUN --text FILE --words FILE.tsv"'
+        )
     names = [name for name in (first, second) if not _is_file(name)]
-    run_directory.check_same_text([run_directory.find(name, workspace.runs_dir) for name in names])
+    runs = [run_directory.find(name, workspace.runs_dir) for name in names]
+    run_directory.check_same_text(runs)
     if options.mem_len is None:
-        first_len, second_len = (_default_mem_len(name, workspace) for name in (first, second))
-        if None not in (first_len, second_len) and first_len != second_len:
-            raise UsageError(
-                f"{first} is evaluated with M = {first_len}, and {second} with M = {second_len}; give `mem_len`, one "
-                "length for both, or one for each"
-            )
+        _check_lengths(first, second, workspace)
+    elif len(runs) == 2 and all(run.settings.model.recurrent_state for run in runs):
+        raise UsageError(f"{first} and {second} have recurrent states; leave out `mem_len`")
     lengths = options.mem_len or (None,)
     first_source, first_tokens, first_losses = _evaluate(first, lengths[0], options, workspace)
     second_source, second_tokens, second_losses = _evaluate(second, lengths[-1], options, workspace)
@@ -200,17 +204,27 @@ def _is_file(name: str) -> bool:
     return name.lower().endswith(LOSS_FORMATS)
 
 
-def _default_mem_len(name: str, workspace: Workspace) -> int | None:
-    """Return the memory length of a run's evaluation, or of the best one of a file; None if it has none."""
+def _check_lengths(first: str, second: str, workspace: Workspace) -> None:
+    """Reject default evaluations with different memory lengths, or with windows of different lengths."""
+    first_kind, first_len = _default_length(first, workspace)
+    second_kind, second_len = _default_length(second, workspace)
+    if first_kind and first_kind == second_kind and first_len != second_len:
+        raise UsageError(
+            f"{first} is evaluated with {first_kind} = {first_len}, and {second} with {second_kind} = {second_len}; "
+            "give `mem_len`, one length for both, or one for each"
+        )
+
+
+def _default_length(name: str, workspace: Workspace) -> tuple[str, int]:
+    """Return "M" or "N" and the length of a run's evaluation, or of the best one of a file; "" if it has none."""
     if _is_file(name):
         losses_nats = loss_file.read(Path(name)).losses_nats
-        best = _chosen_evaluation(name, losses_nats, None)
-        prefix, _, length = best.rpartition("_")
-        return int(length) if prefix == "mem_len" else None
+        prefix, _, length = _chosen_evaluation(name, losses_nats, None).rpartition("_")
+        return "M" if prefix == "mem_len" else "N", int(length)
     settings = run_directory.find(name, workspace.runs_dir).settings
     if settings.model.recurrent_state:
-        return None
-    return settings.evaluation_settings().mem_len
+        return "", 0
+    return "M", settings.evaluation_settings().mem_len
 
 
 def _evaluate(
@@ -230,7 +244,8 @@ def _evaluate(
         temperature = file.temperatures[evaluation]
         run_name: str | None = file.run
     else:
-        lengths = None if mem_len is None else (mem_len,)
+        has_state = run_directory.find(name, workspace.runs_dir).settings.model.recurrent_state
+        lengths = None if mem_len is None or has_state else (mem_len,)
         settings = EvalOptions(mem_len=lengths, split=options.split, positions=options.positions, timed=False)
         result = evaluate.run(name, settings, workspace)
         result.raise_pending()
@@ -251,10 +266,15 @@ def _evaluate(
 
 
 def _chosen_evaluation(name: object, losses_nats: Mapping[str, NDArray[np.floating]], mem_len: int | None) -> str:
-    """Return the evaluation of a file with a memory length, or by default the one with the lowest mean loss."""
+    """Return the evaluation of a file with a memory length, or by default the one with the lowest mean loss.
+
+    Of a file with windows alone, the length is theirs.
+    """
     if mem_len is None:
         means = {evaluation: float(losses.mean(dtype=np.float64)) for evaluation, losses in losses_nats.items()}
         return min(means, key=means.__getitem__)
-    if f"mem_len_{mem_len}" not in losses_nats:
-        raise UsageError(f"{name} has no losses with M = {mem_len}; it has {', '.join(losses_nats)}")
-    return f"mem_len_{mem_len}"
+    has_memory = any(evaluation.startswith("mem_len") for evaluation in losses_nats)
+    chosen = f"mem_len_{mem_len}" if has_memory else f"attn_len_{mem_len}"
+    if chosen not in losses_nats:
+        raise UsageError(f"{name} has no losses with {chosen}; it has {', '.join(losses_nats)}")
+    return chosen

@@ -9,7 +9,8 @@ class DifferenceOptions(Options):
     """Options of `txl runs difference`."""
 
     mem_len: tuple[NaturalInt, ...] | None = option(
-        "Memory length M of both, or of each [default: the recipe's; of a file, the best]."
+        "Memory length M of both, or of each; of a file with windows alone, their length [default: the recipe's; of a "
+        "file, the best]."
     )
     split: Split = option("Split on which runs are evaluated.", default="test")
     positions: PositiveInt | None = option("Score the first N tokens of the split only.")

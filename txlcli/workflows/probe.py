@@ -53,6 +53,16 @@ class ProbeResult(Result):
     scoring: Scoring
     rows: tuple[ProbeRow, ...]
 
+    @property
+    def has_state(self) -> bool:
+        """True for a recurrent state, which has no memory length."""
+        return self.scoring.opened.model.settings.recurrent_state
+
+    @property
+    def memory(self) -> str:
+        """What the model remembers, in words."""
+        return "recurrent state" if self.has_state else f"M = {self.scoring.settings.mem_len}"
+
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each distance."""
         return list(map(vars, self.rows))
@@ -65,7 +75,7 @@ class ProbeResult(Result):
             **opened.facts,
             "text": self.scoring.text.title,
             "seg_len": settings.seg_len,
-            "mem_len": settings.mem_len,
+            "mem_len": None if self.has_state else settings.mem_len,
             "precision": opened.precision,
             "rows": self.rows,
         }
@@ -139,6 +149,7 @@ def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple
 def _word_rows(scoring: Scoring, distances: list[int]) -> list[ProbeRow]:
     """Return a row about the words for each distance, then for words farther back, then for new words."""
     vocab = scoring.opened.vocab
+    has_state = scoring.opened.model.settings.recurrent_state
     mem_lens = dict.fromkeys((scoring.settings.mem_len, 0))
     evaluated = [with_memory(scoring, mem_len) for mem_len in mem_lens]
     pieces = Pieces.of(vocab, scoring.text)
@@ -153,7 +164,8 @@ def _word_rows(scoring: Scoring, distances: list[int]) -> list[ProbeRow]:
         if row.words:
             means = group_nats.mean(axis=1).tolist()
             row.word_nats = means[0]
-            row.word_nats_without_memory = means[-1]
+            if not has_state:
+                row.word_nats_without_memory = means[-1]
         rows.append(row)
     return rows
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import Stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
+from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenModel
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -61,8 +62,14 @@ class Scoring:
 def one_lane(
     run: Run, *, mem_len: int | None, seg_len: int | None = None, temperature: float | Literal["auto"] = 1.0
 ) -> EvalSettings:
-    """Return the run's evaluation settings with one lane, a temperature, and these lengths if they are given."""
+    """Return the run's evaluation settings with one lane, a temperature, and these lengths if they are given.
+
+    Raises a UsageError for a memory length of a model that has none.
+    """
     settings = run.settings
+    if mem_len is not None and settings.model.recurrent_state:
+        arch = f'(arch = "{settings.model.arch}")'
+        raise UsageError(f"{run.directory} has a recurrent state {arch}; leave out `mem_len`")
     if mem_len is None:
         mem_len = settings.eval.mem_len
     settings.check_memory(mem_len, run=run.directory, instead="give `mem_len` 0")
