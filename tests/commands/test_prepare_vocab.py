@@ -23,6 +23,8 @@ def test_a_word_list_sets_the_ids(here):
     (here / "text.txt").write_text("the fox\nthe dog\n" * 30)
     done("prepare", "text.txt", "--vocab", "list.txt", "--split", "90,5,5", "--name", "listed")
     assert store("listed").ids("train")[:6].tolist() == [3, 2, 0, 3, 4, 0]
+    (here / "novel/list.txt").symlink_to(here / "list.txt")
+    assert "would be read as text, too; move it out of novel" in refusal("prepare", "novel", "--vocab", "list.txt")
 
 
 def test_a_corpus_with_another_vocabulary_is_named_after_both(here):

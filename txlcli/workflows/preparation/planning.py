@@ -11,6 +11,7 @@ from txlcli import corpora
 from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, CorpusError
 from txlcli.corpora.documents import Documents
+from txlcli.corpora.locate import text_files
 from txlcli.data.token_store import FORMAT, StoreFacts
 from txlcli.data.vocabulary import TokenizerName, Vocab, unit_of
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
@@ -153,6 +154,7 @@ def make_plan(
         reporter=reporter or Reporter(),
     )
     _reject_unused(plan)
+    _reject_vocabulary_in_text(plan)
     plan.check_free()
     return plan
 
@@ -270,6 +272,16 @@ def _reject_unused(plan: PreparationPlan) -> None:
         raise UsageError("`documents` records: the text has no records; give files or blank-lines")
     if plan.tokenizer == "ids" and not tokens:
         raise UsageError(f"`vocab` {options.vocab}: its ids have no symbols, so it encodes no text; give another file")
+
+
+def _reject_vocabulary_in_text(plan: PreparationPlan) -> None:
+    """Reject a vocabulary that is a file of the text."""
+    vocab = plan.options.vocab
+    if vocab is None or plan.source is None or plan.corpus is not corpora.OWN_TEXT or plan.tokens:
+        return
+    read = [file.path for file in plan.files] or text_files(plan.source)
+    if vocab.resolve() in {path.resolve() for path in read}:
+        raise UsageError(f"`vocab` {vocab} would be read as text, too; move it out of {plan.source}")
 
 
 def _store_name(
