@@ -11,7 +11,7 @@ from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text
 from .signatures import format_of, reject_other_than_text
 
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
-COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
+DESCRIPTION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(ya?ml|cff)")
 TOOLS = {"__pycache__", "__MACOSX", "node_modules", "Thumbs.db", "desktop.ini", "_metadata", "_common_metadata"}
 """Files and directories that programs and systems write, such as the indexes of Parquet; skipped like hidden ones."""
 SAVED_RESULT = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
@@ -108,8 +108,13 @@ def list_names(paths: Sequence[Path], source: Path) -> str:
 
 
 def is_companion(path: Path) -> bool:
-    """True for a file that describes the text next to it: a README, a licence, or metadata."""
-    return bool(COMPANION.fullmatch(path.name.lower()))
+    """True for a file that may describe the text next to it: a README, a licence, metadata, or Markdown."""
+    return is_description(path) or path.suffix.lower() in (".md", ".json")
+
+
+def is_description(path: Path) -> bool:
+    """True for a file whose name says that it describes others: a README, a licence, or metadata."""
+    return bool(DESCRIPTION.fullmatch(path.name.lower()))
 
 
 def split_of(name: str) -> str | None:

@@ -85,6 +85,17 @@ def test_rows_next_to_text_are_scored_as_prepare_reads_them(here, name, content,
         assert row["tokens"] == len("the fox\n") - 1
 
 
+def test_markdown_next_to_json_is_text_unless_it_is_a_readme(here):
+    (here / "notes").mkdir()
+    (here / "notes/package.json").write_text('{"type": "module"}')
+    (here / "notes/README.md").write_text("about\n")
+    assert len(txlcli.load("byte").score(Path("notes")).tokens) == len("odule\n")
+    (here / "notes/fox.md").write_text("the fox\n" * 20)
+    told = json_of("prepare", "notes", "--split", "100,0,0")
+    assert told["splits"]["train"]["bytes"] > len("the fox\n" * 20)
+    assert "package.json: read as plain text, including the keys" in told["notes"][0]
+
+
 def test_a_folder_of_rows_may_have_a_file_without_rows_and_a_link_that_leads_nowhere(here):
     (here / "rows").mkdir()
     (here / "rows/gone.txt").symlink_to(here / "nowhere")

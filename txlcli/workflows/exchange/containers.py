@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from txlcli.corpora.compressed import COMPRESSIONS
 from txlcli.corpora.directory import select_text
-from txlcli.corpora.locate import is_companion, text_files
+from txlcli.corpora.locate import is_companion, is_description, text_files
 from txlcli.corpora.signatures import OF_IDS, format_of, reject_other_than_text
 from txlcli.corpora.unpack import max_bytes, too_large
 from txlcli.errors import CorpusInputError, UsageError, shortened
@@ -91,7 +91,11 @@ def _files_with_rows(files: list[TextFile], column: str | None) -> list[TextFile
     records = [file for file in files if file.format in BY_ENDING.values()]
     if column is not None:
         return records
-    return [file for file in records if file.format != "JSON"] or records
+    lines = [file for file in records if file.format != "JSON"]
+    has_markdown = any(file.format == TEXT and not is_description(file.path) for file in files)
+    if lines or has_markdown:  # a document of JSON describes rows, and has none next to Markdown
+        return lines
+    return records
 
 
 def _is_plain_text(file: TextFile) -> bool:
