@@ -435,6 +435,23 @@ def test_layers_may_differ_if_their_settings_say_so():
             assert needed.activations == pytest.approx(alike.activations, rel=0.3 if recompute else 0)
 
 
+class SharedFeedForward(TransformerXL):
+    """A model whose layers after the first have the feed-forward sublayer of the first."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        for layer in self.layers[1:]:
+            layer.feed_forward = self.layers[0].feed_forward
+
+
+def test_a_weight_with_two_names_is_rejected_before_a_run_is_saved():
+    with (
+        registered_architecture("own", model=SharedFeedForward, settings=ValueOfEachLayer),
+        pytest.raises(UsageError, match=r'"layers\.0\.feed_forward\..*" and "layers\.1\.feed_forward\..*one name'),
+    ):
+        check_architecture("own")
+
+
 @pytest.mark.parametrize(("model", "settings"), [(TransformerXL, UndeclaredValues), (WiderLayers, TransformerSettings)])
 def test_layers_that_differ_break_the_contract_unless_it_is_declared(model, settings):
     with (

@@ -120,6 +120,7 @@ def parameter_shapes(settings: ModelSettings, vocab_size: int | None = None) -> 
     with torch.device("meta"):
         model = make_model(settings, vocab_size or max(settings.cutoffs, default=0) + 1)
     _check_constants(model)
+    _check_names(model)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
@@ -143,6 +144,18 @@ def _check_constants(model: LanguageModel) -> None:
             f'the tensor "{lost[0]}" of the model "{model.settings.arch}" is not a parameter, and would not be saved; '
             'compute it where it is used, or make it with device="cpu" and register_buffer(..., persistent=False)'
         )
+
+
+def _check_names(model: LanguageModel) -> None:
+    """Check that each weight has one name: a checkpoint has it once, and a model with two names expects both."""
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name:
+            raise UsageError(
+                f'"{first}" and "{name}" of the model "{model.settings.arch}" are the same weight, and a weight has '
+                "one name in a checkpoint; register a module that several others share once, and call it from there"
+            )
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
