@@ -137,10 +137,13 @@ def test_protocols_come_in_the_order_of_the_table_and_once():
     assert EvalOptions(protocols=("sliding", "disjoint", "sliding")).protocols == ("disjoint", "sliding")
 
 
-def test_lists_and_whole_numbers_of_numpy_are_accepted():
+def test_lists_and_numbers_of_numpy_are_accepted():
     options = EvalOptions(mem_len=[np.int64(5), np.uint8(7)], positions=np.int32(11))
     assert (options.mem_len, options.positions) == ((5, 7), 11)
     assert {type(number) for number in (*options.mem_len, options.positions)} == {int}
+    sampled = GenerateOptions(temperature=np.float64(0.5), top_p=np.float32(0.25))
+    assert (sampled.temperature, sampled.top_p) == (0.5, 0.25)
+    assert {type(number) for number in (sampled.temperature, sampled.top_p)} == {float}
 
 
 def parse(options, name, text):

@@ -8,7 +8,7 @@ import math
 import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -269,11 +269,15 @@ def _is_path(value: Any) -> bool:
 
 
 def as_plain(value: Any) -> Any:
-    """Return an int for a whole number of another type, such as numpy's, and a tuple for a list."""
+    """Return an int or a float for a number of another type, such as numpy's, and a tuple for a list."""
     if isinstance(value, list | tuple):
         return tuple(map(as_plain, value))
-    if isinstance(value, Integral) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
         return int(value)
+    if isinstance(value, Real):
+        return float(value)
     return value
 
 
