@@ -85,6 +85,25 @@ def test_the_blank_after_a_word_belongs_to_the_word(story):
     assert [word.word for word in score.words()] == ["the", "fox", "jumps", "\n"]
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_words_have_their_places_in_a_text_that_begins_with_a_byte_order_mark(here, name):
+    text = "\ufefffox jumps\n"
+    run = txlcli.load(name)
+    score = run.score(text)
+    words = score.words()
+    assert [word.word for word in words] == ["\ufefffox", "jumps", "\n"]
+    assert [text[word.start : word.end] for word in words] == [word.word for word in words]
+    assert score.tokens.tolist() == run.vocab.encode(text)[-len(score.tokens) :].tolist()
+    Path("marked.txt").write_text(text, encoding="utf-8")
+    assert [word.word for word in run.score(Path("marked.txt")).words()] == ["fox", "jumps", "\n"]
+
+
+def test_of_documents_the_first_one_has_the_byte_order_mark_of_the_file(here):
+    Path("marked.txt").write_text("\ufefffox|\n\ufeffcats\n", encoding="utf-8")
+    done("eval", "word", "--text", "marked.txt", "--documents", "|", "--words", "words.tsv")
+    assert [row["word"] for row in rows_of("words.tsv")] == ["fox|", "\n", "\ufeffcats", "\n"]
+
+
 def test_a_pickled_score_has_losses_but_no_words(here):
     score = txlcli.load("byte").score("the fox\n")
     copy = pickle.loads(pickle.dumps(score))

@@ -313,11 +313,13 @@ def _count_words(data: bytes, tokens: int, opened: OpenModel) -> int:
 def _as_prepared(data: bytes, source: UserText, vocab: Vocab) -> bytes:
     """Return a user's text with the end that `txl prepare` gives a split; reject another encoding.
 
-    A byte-level model reads a text that is not in a file as it is.
+    A byte order mark belongs to a file: a text that is not in one keeps it. A byte-level model reads such a text as it
+    is.
     """
-    if source.data is not None and vocab.tokenizer == "byte":
+    if source.data is None:
+        data = data.removeprefix(codecs.BOM_UTF8)
+    elif vocab.tokenizer == "byte":
         return data
-    data = data.removeprefix(codecs.BOM_UTF8)
     encoding = encoding_of(data[:HEAD])
     if encoding:
         raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
