@@ -123,7 +123,7 @@ def test_the_loader_says_what_is_wrong_with_its_arguments(here, monkeypatch):
 
 def test_the_loader_scores_a_text_of_words_as_eval_does(here):
     done("export", "word", "out", "--format", "pt2")
-    text = "the fox jumps over\nthe lazy dog"  # no line end
+    text = "the fox jumps <eos> \nover<eos>\r\n<eos>\nthe lazy dog"  # no line end
     (here / "text.txt").write_text(text)
     scored = json_of("eval", "word", "--text", "text.txt", "--batch-size", 1)["rows"][0]
     score = runpy.run_path("out/load.py")["score"]

@@ -5,6 +5,7 @@ python load.py continue TEXT     # the text and 200 sampled tokens
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def encode(text: str) -> list[int]:
         if VOCAB["lower_case"]:
             text = text.lower()
         lines = text.replace("\r\n", "\n").replace("\r", "\n")
+        if END.strip():  # this symbol, written in the text before a line end, is that same line end
+            lines = re.sub(rf"(?<!\S){re.escape(END.strip())}[^\S\n]*\n", "\n", lines)
         symbols = (END + lines.replace("\n", END)).split()
     ids = {symbol: number for number, symbol in enumerate(SYMBOLS)}
     missing = [symbol for symbol in symbols if symbol not in ids]
