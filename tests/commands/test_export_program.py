@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.commands.novel import RMT, done, json_of, refusal, text_of, train
+from tests.extensions import registered_slopes
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 from txlcli.runs import loading
@@ -152,5 +153,9 @@ def test_a_program_of_pieces_is_told_to_take_ids(here):
 def test_other_architectures_are_rejected_and_other_configurations_are_told(here):
     train("model.norm=pre", name="pre")
     assert refusal("export", "pre", "out", "--format", "hf", code=1).endswith("; export it with --format transformers")
+    with registered_slopes():
+        train("model.position=slopes", name="slopes")
+        assert refusal("export", "slopes", "out", "--format", "hf", code=1).endswith("; export it with --format pt2")
+        assert "only --format pt2 exports it" in refusal("export", "slopes", "out", code=1)
     train(*RMT, name="rmt")
     assert 'not "rmt"' in refusal("export", "rmt", "out", "--format", "pt2", code=1)

@@ -100,7 +100,8 @@ def _check_settings(opened: OpenRun) -> None:
         return
     message = f"{opened.run.directory}: {missing}"
     if settings.arch == "transformer":
-        message += "; export it with `format` transformers"
+        is_built_in = transformers_folder.registered_part(opened.transformer.settings) is None
+        message += f"; export it with `format` {'transformers' if is_built_in else 'pt2'}"
     raise RunError(message)
 
 

@@ -61,13 +61,18 @@ def check_architecture(opened: OpenRun) -> None:
 def check(opened: OpenRun) -> None:
     """Reject a run whose model the code in the folder does not compute."""
     check_architecture(opened)
-    settings = opened.transformer.settings
-    for name, value, known in (
-        ("position", settings.position, POSITIONS),
-        ("feed_forward", settings.parts.feed_forward, FEED_FORWARDS),
-    ):
-        if value not in known:
-            raise RunError(f'{opened.run.directory}: {name} = "{value}" is not built in: only `format` pt2 exports it')
+    registered = registered_part(opened.transformer.settings)
+    if registered is not None:
+        raise RunError(f"{opened.run.directory}: {registered} is not built in: only `format` pt2 exports it")
+
+
+def registered_part(settings: TransformerSettings) -> str | None:
+    """Return a setting that names a part of a package, which the code in the folder lacks; None if there is none."""
+    if settings.position not in POSITIONS:
+        return f'position = "{settings.position}"'
+    if settings.parts.feed_forward not in FEED_FORWARDS:
+        return f'feed_forward = "{settings.parts.feed_forward}"'
+    return None
 
 
 def write(opened: OpenRun, draft: Path) -> None:
