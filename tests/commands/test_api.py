@@ -134,6 +134,8 @@ def test_recl_takes_one_run_as_well_as_several(run):
         (lambda run: run.evaluate(split="dev"), UsageError, 'did you mean "valid"'),
         (lambda run: run.score(TEXT, mem_len=-1), UsageError, "mem_len must be at least 0"),
         (lambda run: txlcli.recl([]), UsageError, "name at least one run"),
+        (lambda run: txlcli.recl(["byte", run]), UsageError, "runs` must be a text or path, not <LoadedRun"),
+        (lambda run: txlcli.difference(run, "byte"), UsageError, "first` must be a text or path, not <LoadedRun"),
     ],
 )
 def test_wrong_calls_are_rejected(run, call, error, message):

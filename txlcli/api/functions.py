@@ -9,7 +9,7 @@ from types import MappingProxyType
 from txlcli import THREADS_SLEEP
 from txlcli.api.run import LoadedRun, PathLike
 from txlcli.config import recipe as recipes
-from txlcli.config.ranges import PositiveInt, checked
+from txlcli.config.ranges import FieldType, PositiveInt, checked
 from txlcli.config.train_settings import Precision
 from txlcli.core.architectures import registry
 from txlcli.core.kernels.device import pick_device
@@ -207,9 +207,11 @@ def recl(
     """
     given = options or ReclOptions()
     workspace = _workspace(runs_dir, data_dir, device, on_progress)
-    if isinstance(runs, str):
-        runs = [runs]
-    result = recl_workflow.run([os.fspath(run) for run in runs], given, workspace)
+    names = []
+    for run in [runs] if isinstance(runs, str) else runs:
+        FieldType.of(PathLike).check("`runs`", run)
+        names.append(os.fspath(run))
+    result = recl_workflow.run(names, given, workspace)
     if given.plot is not None:
         figures.plot_gains(given.plot, result)
     if given.plot_ppl is not None:
