@@ -100,8 +100,10 @@ def _check_settings(opened: OpenRun) -> None:
         return
     message = f"{opened.run.directory}: {missing}"
     if settings.arch == "transformer":
-        is_built_in = transformers_folder.registered_part(opened.transformer.settings) is None
-        message += f"; export it with `format` {'transformers' if is_built_in else 'pt2'}"
+        other = "transformers"
+        if transformers_folder.registered_part(opened.transformer.settings) is not None:
+            other = "pt2"
+        message += f"; export it with `format` {other}"
     raise RunError(message)
 
 
