@@ -117,7 +117,13 @@ def test_a_recurrent_state_is_probed_with_its_state_alone(recurrent):
 def test_a_recurrent_state_and_a_memory_are_compared_at_a_length_of_the_memory(recurrent):
     train(name="xl")
     told = json_of("runs", "difference", "lstm", "xl", "--mem-len", 3, "--split", "train")
-    assert (told["first"]["evaluation"], told["second"]["evaluation"]) == ("mem_len_0", "mem_len_3")
+    assert (told["first"]["evaluation"], told["second"]["evaluation"]) == ("recurrent state", "mem_len_3")
+    for name in ("lstm", "xl"):
+        done("eval", name, "--split", "train", "--losses", f"{name}.h5")
+    of_files = json_of("runs", "difference", "lstm.h5", "xl.h5")
+    assert of_files["first"]["evaluation"] == "recurrent state"
+    assert json_of("runs", "difference", "lstm.h5", "xl", "--mem-len", 3, "--split", "train")["first"]["run"]
+    assert "have the text" in refusal("runs", "difference", "lstm.h5", "xl.h5", "--split", "train")
 
 
 @pytest.mark.slow

@@ -49,14 +49,23 @@ def test_a_replacement_without_progress_is_rolled_back(runs_dir, files, step):
     assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
 
 
-@pytest.mark.parametrize("file", ["metrics.jsonl", "best.safetensors"])
-def test_a_replacement_with_progress_is_completed(runs_dir, file):
+@pytest.mark.parametrize(("files", "step"), [((), 1), (("metrics.jsonl",), 1), (("best.safetensors",), 0)])
+def test_a_replacement_with_progress_is_completed(runs_dir, files, step):
     make(runs_dir / ".a.replaced", "run.json", step=5)
-    make(runs_dir / "a", "run.json", file, step=1)
+    make(runs_dir / "a", "run.json", *files, step=step)
     (line,) = recovered(runs_dir)
     assert line.startswith("deleted the earlier run")
-    assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == 1
+    assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == step
     assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
+
+
+def test_both_runs_are_kept_if_the_checkpoint_of_the_replacement_is_damaged(runs_dir):
+    make(runs_dir / ".a.replaced", "run.json", step=5)
+    make(runs_dir / "a", "run.json", "last.safetensors")
+    (line,) = recovered(runs_dir)
+    assert "a/last.safetensors: damaged" in line
+    assert (runs_dir / "a").exists()
+    assert (runs_dir / ".a.replaced").exists()
 
 
 def test_a_run_that_a_process_writes_is_left_alone(runs_dir):

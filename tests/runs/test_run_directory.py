@@ -159,6 +159,18 @@ def test_a_run_is_found_by_its_name_or_its_directory(runs_dir, tmp_path):
     assert run_directory.find("mine", runs_dir) == run
 
 
+def test_a_run_has_the_name_of_its_directory_also_from_within(runs_dir, monkeypatch):
+    run = create(runs_dir, "mine")
+    (run.directory / "step-7.safetensors").touch()
+    (run.directory / "plots").mkdir()
+    monkeypatch.chdir(run.directory)
+    for word in (".", "step-7.safetensors"):
+        assert run_directory.find(word, runs_dir).name == "mine"
+    assert run_directory.find_directory(".", runs_dir).name == "mine"
+    monkeypatch.chdir("plots")
+    assert run_directory.find("..", runs_dir).name == "mine"
+
+
 def written(directory, name, seconds):
     (directory / name).touch()
     os.utime(directory / name, (seconds, seconds))

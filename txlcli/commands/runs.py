@@ -124,8 +124,8 @@ def prune(options: DeleteOptions, where: RunsDir, json: Json = False) -> None:
     """
     directories = []
     for directory in run_directory.newest_first(where.runs_dir):
-        is_unfinished = not run_directory.has_weights(directory) and not lifecycle.is_busy(directory)
-        if is_unfinished and lifecycle.has_own_card(directory):
+        has_checkpoint = run_directory.has_weights(directory)
+        if not (has_checkpoint or lifecycle.is_busy(directory) or lifecycle.has_foreign_card(directory)):
             directories.append(directory)
     if not directories:
         console.say(f"every run in {where.runs_dir} has a checkpoint, or is being trained")

@@ -41,6 +41,8 @@ class Losses:
     """Loss of each token, (T,), by evaluation: mem_len_M or attn_len_N."""
     temperatures: dict[str, float]
     """Number that the logits were divided by, by evaluation; 1 in files of earlier versions."""
+    has_state: bool
+    """True for a model with a recurrent state, whose only evaluation is called mem_len_0."""
 
 
 def check_path(path: Path, option: str) -> None:
@@ -83,7 +85,8 @@ def read(path: Path) -> Losses:
             if not losses or any(values.shape != tokens.shape for values in losses.values()):
                 raise ValueError("it has no loss of every token")
             temperatures = {name: float(file[name].attrs.get("temperature", 1)) for name in losses}
-            return Losses(file.attrs["run"].decode(), tokens, losses, temperatures)
+            has_state = bool(file.attrs.get("recurrent_state", False))
+            return Losses(file.attrs["run"].decode(), tokens, losses, temperatures, has_state)
     except READ_ERRORS as error:
         reason = error if path.exists() else "no such file"
         raise UsageError(f"{path}: not a file of losses ({reason}); write one with txl eval --losses") from error

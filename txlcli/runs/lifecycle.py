@@ -8,13 +8,12 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from txlcli.errors import BusyError, RunError, TxlError
+from txlcli.errors import BusyError, RunError, TxlError, reason_of
 from txlcli.runs.run_directory import (
     BEST,
     CARD,
     LAST,
     MAX_CARD,
-    METRICS,
     OWN_FILES,
     VOCAB,
     Run,
@@ -23,6 +22,7 @@ from txlcli.runs.run_directory import (
 )
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
+from txlcli.system.checkpoint_header import read_state
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import read_text
 from txlcli.system.plain_json import parse_json
@@ -73,17 +73,17 @@ def check_free(directory: Path, *, force: bool) -> None:
         raise RunError(f"{others[0]} was not written by txl; move it out of the run first, or choose another `name`")
 
 
-def has_own_card(directory: Path) -> bool:
-    """Return False if the run.json of a directory is another program's: JSON, but without what a run has."""
+def has_foreign_card(directory: Path) -> bool:
+    """Return True if the run.json of a directory is another program's: JSON, but without what a run has."""
     try:
         table = parse_json(read_text(directory / CARD, MAX_CARD))
     except (OSError, ValueError, TxlError):
-        return True  # of a run that is damaged, or has none
-    return isinstance(table, dict) and {"format", "settings"} <= set(table)
+        return False  # it is damaged, or there is none
+    return not (isinstance(table, dict) and {"format", "settings"} <= set(table))
 
 
 def _check_card_is_own(directory: Path) -> None:
-    if not has_own_card(directory):
+    if has_foreign_card(directory):
         raise RunError(f"{directory / CARD} was not written by txl; move its folder away, or name another run")
 
 
@@ -177,6 +177,9 @@ def recover(runs_dir: Path, say: Callable[[str], None]) -> None:
                     say(settle(directory))
                 except OSError as error:
                     say(f"{replaced} holds the earlier run {directory} and cannot be renamed ({error.strerror})")
+                except (ValueError, LookupError) as error:
+                    last = directory / LAST
+                    say(f"{last}: damaged ({reason_of(error)}); the earlier run is {replaced}; keep one of both")
 
 
 def settle(directory: Path) -> str:
@@ -184,14 +187,24 @@ def settle(directory: Path) -> str:
     replaced = aside(directory)
     if not replaced.exists():
         return ""
-    is_trained = (directory / LAST).exists() and (directory / METRICS).exists()  # else it was stopped before a step
-    if is_trained or (directory / BEST).exists():
+    if _has_taken_step(directory):
         shutil.rmtree(replaced, ignore_errors=True)
         return f"deleted the earlier run {directory}, whose replacement was interrupted after its first checkpoint"
     if directory.exists():
         shutil.rmtree(directory)
     os.replace(replaced, directory)
     return f"restored the run {directory}, whose replacement was interrupted before its first checkpoint"
+
+
+def _has_taken_step(directory: Path) -> bool:
+    """Return True if a run has weights of a step: one that was stopped before its first step has saved step 0.
+
+    Raises a ValueError or LookupError if its last checkpoint is damaged.
+    """
+    if (directory / BEST).exists():
+        return True
+    last = directory / LAST
+    return last.exists() and bool(read_state(last)["step"])
 
 
 def aside(directory: Path) -> Path:

@@ -221,10 +221,10 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
         if not trained:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
         return read_run(trained[0])
-    paths = [Path(run_name), runs_dir / run_name]
+    paths = [_named(Path(run_name)), runs_dir / run_name]
     for path in paths:
         if _is_weights(path):
-            return read_run(path.parent, weights=path)
+            return read_run(_named(path.parent), weights=path)
     # Another directory of that name, such as a corpus, must not hide the run.
     directories = _with_card(run_name, runs_dir) or [path for path in paths if path.is_dir()]
     if not directories:
@@ -307,7 +307,14 @@ def _is_weights(path: Path) -> bool:
 
 
 def _with_card(word: str, runs_dir: Path) -> list[Path]:
-    return [path for path in (Path(word), runs_dir / word) if (path / CARD).is_file()]
+    return [path for path in (_named(Path(word)), runs_dir / word) if (path / CARD).is_file()]
+
+
+def _named(directory: Path) -> Path:
+    """Return a path that ends in the name of a directory, by which a run is locked, also for "." and ".."."""
+    if directory.name in ("", ".."):
+        return directory.resolve()
+    return directory
 
 
 def _all_directories(runs_dir: Path) -> Iterator[Path]:

@@ -39,7 +39,7 @@ class LossSource:
     run: str | None
     """None for a file of words, which does not name it."""
     evaluation: str
-    """mem_len_M or attn_len_N."""
+    """mem_len_M, attn_len_N or "recurrent state"."""
     temperature: float | None
     """Number that the logits were divided by; None for a file of words, which does not have it."""
     loss_nats: float
@@ -99,11 +99,12 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
             '"txl eval RUN --text FILE --words FILE.tsv"'
         )
     names = [name for name in (first, second) if not _is_file(name)]
-    runs = [run_directory.find(name, workspace.runs_dir) for name in names]
-    run_directory.check_same_text(runs)
+    if not names:
+        options.exclude("split", "positions", because="files of losses have the text that they were written for")
+    run_directory.check_same_text([run_directory.find(name, workspace.runs_dir) for name in names])
     if options.mem_len is None:
         _check_lengths(first, second, workspace)
-    elif len(runs) == 2 and all(run.settings.model.recurrent_state for run in runs):
+    elif _has_state(first, workspace) and _has_state(second, workspace):
         raise UsageError(f"{first} and {second} have recurrent states; leave out `mem_len`")
     lengths = options.mem_len or (None,)
     first_source, first_tokens, first_losses = _evaluate(first, lengths[0], options, workspace)
@@ -217,14 +218,21 @@ def _check_lengths(first: str, second: str, workspace: Workspace) -> None:
 
 def _default_length(name: str, workspace: Workspace) -> tuple[str, int]:
     """Return "M" or "N" and the length of a run's evaluation, or of the best one of a file; "" if it has none."""
+    if _has_state(name, workspace):
+        return "", 0
     if _is_file(name):
         losses_nats = loss_file.read(Path(name)).losses_nats
         prefix, _, length = _chosen_evaluation(name, losses_nats, None).rpartition("_")
         return "M" if prefix == "mem_len" else "N", int(length)
     settings = run_directory.find(name, workspace.runs_dir).settings
-    if settings.model.recurrent_state:
-        return "", 0
     return "M", settings.evaluation_settings().mem_len
+
+
+def _has_state(name: str, workspace: Workspace) -> bool:
+    """Return True for a run with a recurrent state, or the losses of one: it has no memory length."""
+    if _is_file(name):
+        return loss_file.read(Path(name)).has_state
+    return run_directory.find(name, workspace.runs_dir).settings.model.recurrent_state
 
 
 def _evaluate(
@@ -232,8 +240,11 @@ def _evaluate(
 ) -> tuple[LossSource, NDArray[np.integer], NDArray[np.float32]]:
     """Return one evaluation with the ids and the losses of its tokens, (T,): of a file, or of a run that it evaluates.
 
-    `mem_len` selects it; None is the best evaluation of a file, or the only one of a run with a recurrent state.
+    `mem_len` selects it, unless the model has a recurrent state; None is the best evaluation of a file.
     """
+    has_state = _has_state(name, workspace)
+    if has_state:
+        mem_len = None
     file_name = None
     if _is_file(name):
         file_name = name
@@ -244,8 +255,7 @@ def _evaluate(
         temperature = file.temperatures[evaluation]
         run_name: str | None = file.run
     else:
-        has_state = run_directory.find(name, workspace.runs_dir).settings.model.recurrent_state
-        lengths = None if mem_len is None or has_state else (mem_len,)
+        lengths = None if mem_len is None else (mem_len,)
         settings = EvalOptions(mem_len=lengths, split=options.split, positions=options.positions, timed=False)
         result = evaluate.run(name, settings, workspace)
         result.raise_pending()
@@ -255,6 +265,8 @@ def _evaluate(
         losses = row.losses_nats
         temperature = row.temperature
         run_name = str(result.scoring.opened.subject)
+    if has_state:
+        evaluation = "recurrent state"
     source = LossSource(
         file=file_name,
         run=run_name,

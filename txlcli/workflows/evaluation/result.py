@@ -177,6 +177,7 @@ def write_losses(path: Path, result: EvalResult) -> None:
     opened = scoring.opened
     shared = result.to_json()
     facts = {key: shared[key] for key in ("run", "step", "text", "precision", "max_distance")}
+    facts["recurrent_state"] = opened.model.settings.recurrent_state
     facts["split"] = scoring.text.split
     facts["vocab_fingerprint"] = opened.vocab.fingerprint
     facts["store"] = None
