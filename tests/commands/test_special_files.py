@@ -55,6 +55,16 @@ def test_a_reader_that_leaves_ends_a_command_as_it_ends_others():
     assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize("tokenizer", ["byte", "word"])
+def test_a_folder_of_stores_has_another_name_than_text(untouched, tokenizer):
+    data = "da\udcffta"
+    done("prepare", "novel", "--tokenizer", tokenizer, "--data-dir", data)
+    os.mkdir(data + "2")
+    os.chdir(data + "2")
+    (store,) = Path("..", data).glob("*.h5")
+    done("export", store.stem, "files", "--format", "parquet", "--data-dir", Path("..", data))
+
+
 def test_a_run_whose_folder_has_another_name_than_text(here):
     name = "by\udcffte"  # as Python reads a byte that is not UTF-8
     os.rename("runs/byte", f"runs/{name}")
@@ -63,6 +73,9 @@ def test_a_run_whose_folder_has_another_name_than_text(here):
     done("train", "--from", name, "--name", "second", "--quiet")
     done("runs", "plot", name)
     done("runs", "report", name, "--samples", "0")
+    done("eval", name, "--losses", "losses.h5")
+    done("export", name, f"{name}-pt2", "--format", "pt2")
+    done("train", "tiny.toml", "--runs-dir", name, "--profile", 2)
     assert len(before) == 1
     assert json_of("runs", "show", name)["step"] == 11
     assert json_of("runs", "show", "second")["origin"]["run"] == f"runs/{name}"

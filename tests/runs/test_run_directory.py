@@ -120,6 +120,14 @@ def test_what_a_killed_start_leaves_is_replaced(runs_dir):
     assert create(runs_dir, "mine") == run_directory.find("mine", runs_dir)
 
 
+def test_who_may_add_a_run_may_lock_it(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with lifecycle.locked(shared / "mine"):
+        assert (shared / ".locks").stat().st_mode & 0o7777 == 0o1777
+
+
 def test_one_process_writes_a_linked_run_whatever_its_name_and_force_keeps_it(runs_dir, tmp_path):
     run, kept = create(runs_dir, "mine"), tmp_path / "elsewhere/kept"
     kept.parent.mkdir()

@@ -75,7 +75,7 @@ def set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
     """Set attributes; texts get a fixed length, and are read as bytes."""
     for key, value in facts.items():
         if isinstance(value, str):
-            content = value.encode()
+            content = value.encode("utf-8", "backslashreplace")  # a path may have other bytes
             part.attrs[key] = np.array(content, dtype=h5py.string_dtype("utf-8", max(1, len(content))))
         elif value is not None:
             part.attrs[key] = value

@@ -218,8 +218,9 @@ def locked(directory: Path) -> Iterator[None]:
     if directory.is_symlink():
         directory = directory.resolve()
     lock = directory.parent / LOCKS / directory.name
-    with contextlib.suppress(OSError):  # writing to the run reports its own error
-        lock.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # it exists, or writing to the run reports its own error
+        lock.parent.mkdir(parents=True)
+        lock.parent.chmod(directory.parent.stat().st_mode & 0o7777)  # who may add a run may lock it
     with locks.exclusive(lock, f"{directory} is being written by another process; wait for it, or name another run"):
         yield
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile
 
 from txlcli.system.atomic_files import replacing
+from txlcli.system.input_files import utf8_path
 
 WARM_UP = 3
 """Steps with a full memory before the recording: the first ones compile kernels and capture graphs."""
@@ -62,8 +63,8 @@ class StepProfiler:
             self.stop()
             self.result = self._summary()
             if self._trace is not None:
-                with replacing(self._trace) as temporary:
-                    self._profiler.export_chrome_trace(str(temporary))
+                with replacing(self._trace) as draft, utf8_path(draft) as path:
+                    self._profiler.export_chrome_trace(str(path))
 
     def stop(self) -> None:
         """End the recording, if it runs."""

@@ -20,6 +20,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
+from txlcli.system.input_files import utf8_path
 from txlcli.workflows.exchange import export_directory, huggingface, transformers_folder, weights
 from txlcli.workflows.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.workflows.exchange.huggingface import CONFIG
@@ -166,7 +167,8 @@ def export_program(model: TransformerXL, settings: EvalSettings) -> ExportedProg
 
 def _write_program(opened: OpenRun, draft: Path) -> None:
     program = export_program(opened.transformer, opened.run.settings.evaluation_settings())
-    torch.export.save(program, draft / PROGRAM)
+    with utf8_path(draft / PROGRAM) as path:
+        torch.export.save(program, path)
     shutil.copyfile(str(files("txlcli.workflows.exchange") / "standalone.py"), draft / LOADER)
 
 

@@ -8,6 +8,7 @@ import codecs
 import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,11 @@ def _is_text(arrow_type: Any) -> bool:
     return arrow_type in TEXT_TYPES
 
 
-def _open(path: Path, **options: Any) -> Any:
-    return parquet.ParquetFile(
-        path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True, **LIMITS, **options
-    )
+@contextmanager
+def _open(path: Path, **options: Any) -> Iterator[Any]:
+    shared = {"buffer_size": BUFFER, "pre_buffer": False, "page_checksum_verification": True, **LIMITS}
+    with path.open("rb") as stream, parquet.ParquetFile(stream, **shared, **options) as file:
+        yield file
 
 
 def rows(path: Path, column: str) -> Iterator[bytes | None]:
@@ -162,7 +164,10 @@ def _write(path: Path, parts: Iterable[str], arrow_type: Any) -> None:
     """Write parts of a text, none of them empty; characters of a binary column are bytes."""
     schema = arrow.schema([(COLUMN, arrow_type)], metadata={ROWS: PIECES})
     encoding = "utf-8" if arrow_type == arrow.string() else "latin-1"
-    with parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+    with (
+        path.open("wb") as file,
+        parquet.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer,
+    ):
         for rows in _rows_of(parts):
             column = arrow.array([row.encode(encoding) for row in rows], arrow_type)
             writer.write_batch(arrow.record_batch([column], schema=schema))

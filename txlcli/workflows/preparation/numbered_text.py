@@ -148,7 +148,8 @@ class NumberedChunk:
 
     def read(self) -> tuple[list[str], Ids]:
         """Return the distinct symbols in first-seen order, and the text as their numbers."""
-        text = feather.read_table(self.path, memory_map=False).column(0).combine_chunks()
+        with self.path.open("rb") as file:
+            text = feather.read_table(file, memory_map=False).column(0).combine_chunks()
         return text.dictionary.to_pylist(), text.indices.to_numpy()
 
 
@@ -204,7 +205,8 @@ def _write(symbols: Sequence[str], numbers: Ids, directory: Path) -> Path:
     distinct = arrow.array(symbols, arrow.large_string())
     text = arrow.DictionaryArray.from_arrays(numbers.astype(smallest_dtype(len(symbols))), distinct)
     table = arrow.table({"text": text})
-    feather.write_feather(table, path, compression="uncompressed", chunksize=max(1, len(text)))
+    with path.open("wb") as file:
+        feather.write_feather(table, file, compression="uncompressed", chunksize=max(1, len(text)))
     return path
 
 
