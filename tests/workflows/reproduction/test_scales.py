@@ -39,7 +39,7 @@ def test_ablations_have_the_settings_of_the_papers_rows():
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_models_of_the_frontier_have_as_many_parameters_and_tokens_and_see_as_many_keys(name):
+def test_models_of_the_frontier_have_as_many_parameters_and_tokens_and_see_as_many_keys_in_evaluation(name):
     models = {part: EVERY[name].models[part].settings() for part in parts("frontier")}
     assert len(models) == 40
     counts = {part: count_parameters(settings.model, 256) for part, settings in models.items()}
@@ -53,6 +53,9 @@ def test_models_of_the_frontier_have_as_many_parameters_and_tokens_and_see_as_ma
         base = models["frontier-recurrence-relative-paper"]
         expected = base.train.mem_len + (base.train.seg_len + 1) / 2
         assert keys < expected if "rmt" in part else keys == pytest.approx(expected, abs=0.5)
+        mem_len = settings.model.memory_keys(settings.train.mem_len)
+        trained_keys = settings.model.mean_keys(seg_len=settings.train.seg_len, mem_len=mem_len)
+        assert trained_keys == pytest.approx(0.625 * expected, abs=0.1) if "window" in part else trained_keys == keys
         assert (settings.train.mem_len > 0) == ("recurrence" in part or "compressive" in part)
 
 

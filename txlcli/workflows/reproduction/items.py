@@ -60,7 +60,7 @@ def benchmark(runner: Runner, item: str) -> ReportSection:
 
 
 def frontier(runner: Runner, item: str) -> ReportSection:
-    """Compare recurrence with other memories, for each encoding of positions and each block, at equal cost.
+    """Compare recurrence with other memories, for each encoding of positions and each block.
 
     It goes beyond the paper. All models of a scale have the same text, tokens, steps and optimizer, and the same number
     of parameters within 1 %.

@@ -89,8 +89,9 @@ def sentences(base: Model) -> dict[str, Model]:
 def frontier(base: Model, *, n_memory_tokens: int) -> dict[str, Model]:
     """Return the models of the frontier: each memory with each encoding of positions and each block.
 
-    They have as many parameters and tokens per step as `base`, and their queries attend to M + (L + 1) / 2 keys on
-    average, too; with memory tokens, to fewer.
+    They have as many parameters and tokens per step as `base`. Their queries attend to M + (L + 1) / 2 keys on average,
+    too, with two exceptions: fewer with memory tokens, and fewer with a window in training, whose segments begin
+    without keys.
     """
     models = []
     for memory, position, block in itertools.product(MEMORIES, POSITIONS, BLOCKS):
