@@ -76,8 +76,9 @@ def test_a_batch_of_one_gives_the_same_losses_and_the_figures_have_a_curve_per_m
     single = json_of("recl", *group, *SMALL, "--batch-size", 1)
     for model, other in zip(plain["models"], single["models"], strict=True):
         assert model["loss_nats"] == pytest.approx(other["loss_nats"], rel=1e-5)
-    stderr = done("recl", *group, *SMALL, "--plot", "gains.svg", "--plot-ppl", "ppl.png").stderr
-    assert stderr.endswith("figure written to gains.svg\nfigure written to ppl.png\n")
+    result = done("recl", *group, *SMALL, "--plot", "gains.svg", "--plot-ppl", "ppl.png")
+    assert "state: recurrent state, the model's first one before the context" in result.stdout
+    assert result.stderr.endswith("figure written to gains.svg\nfigure written to ppl.png\n")
     assert marks_in("gains.svg")[1].count(3) >= 3  # from 3, 7 and 11 tokens
     with open("ppl.png", "rb") as file:
         assert file.read(4) == b"\x89PNG"

@@ -70,7 +70,7 @@ def _notes(result: "ReclResult") -> list[str]:
 def _describe_context(model: "ReclModel") -> str:
     source = model.source
     if source["context"] == "state":
-        return "recurrent state, zeros before the context"
+        return "recurrent state, the model's first one before the context"
     if source["context"] == "window":
         most = source["longest_window_tokens"]
         return f"one window of at most {most:,} tokens, no memory" if most else "one window, no memory"

@@ -1,8 +1,8 @@
 """Relative Effective Context Length of a group of models (section 4.3, Appendix C), and the losses that it is from.
 
 The loss at a context of c is -log P(x_t | x_(t-1) ... x_(t-c)): a model with memory starts with its first memory and
-reads the c tokens in segments; a model with a recurrent state starts with zeros; a model without memory reads one
-window, up to the number of its positions.
+reads the c tokens in segments; a model with a recurrent state starts with its first state; a model without memory
+reads one window, up to the number of its positions.
 
 Axes: N models of the group, C context lengths, T positions; W texts side by side, c tokens of context, P positions.
 """
