@@ -32,10 +32,11 @@ def valid_report(tokens, loss_nats=3.5):
     return {"kind": "valid", "step": 1000, "loss_nats": loss_nats, "tokens": tokens}
 
 
-def history(name, *, vocab_size=None, reports=(), evals=(), store=None):
+def history(name, *, vocab_size=None, reports=(), evals=(), store=None, parameters=41_055_436):
     settings = recipe.load(name if name != "novel" else "stdlib", [f"corpus.store={store or name}"])
     size = SCORED[name][2] if vocab_size is None else vocab_size
-    run = Run(Path("runs/mine"), **{**FACTS, "settings": settings, "vocab_size": size})
+    facts = {**FACTS, "settings": settings, "vocab_size": size, "parameters": parameters}
+    run = Run(Path("runs/mine"), **facts)
     return History(run, tuple(reports), tuple(evals), {"step": 1500}, evaluated_step=1500)
 
 
@@ -62,6 +63,15 @@ def test_whole_splits_in_the_benchmarks_vocabulary_are_compared(name):
     results = [float(row[3]) for row in others.rows]
     assert results == sorted(results)
     assert {len(row) for row in others.rows} == {len(others.columns)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "short"),
+    [(1_239_999_999, "1.23B"), (24_999_999, "24M"), (999_999, "0.999M"), (460_999, "0.46M"), (7_999, "0.007M")],
+)
+def test_the_number_of_parameters_is_truncated(parameters, short):
+    rows = rank(both("ptb", parameters=parameters)).grids[0].rows
+    assert [row[1] for row in rows if row[0] == "> runs/mine"] == [short]
 
 
 def test_one_billion_word_has_no_published_validation_split():

@@ -172,7 +172,7 @@ def _short(parameters: int) -> str:
         return f"{parameters // 10**7 / 100:g}B"
     if parameters >= 10**6:
         return f"{parameters // 10**6}M"
-    return f"{parameters / 1e6:.1g}M"
+    return f"{parameters // 10**3 / 1000:g}M"
 
 
 def corpus_of(history: History) -> Corpus | None:
