@@ -186,15 +186,18 @@ transformer | train.schedule=inverse_sqrt train.plateau_patience=2 | train.plate
 
 transformer | train.average_patience=3 | train.average_patience | "asgd"
 transformer | train.average=asgd train.average_decay=0.99 | train.average_decay | "exponential"
-transformer | train.cosine_until=1.0 | train.cosine_until | a share below 1
-transformer | train.cosine_until=1.7 | train.cosine_until | a share below 1
-transformer | train.cosine_until=5.5 | train.cosine_until | a share below 1
+transformer | train.cosine_until=1.0 | train.cosine_until | a step of at least 2
+transformer | train.cosine_until=1.7 | train.cosine_until | a step of at least 2
+transformer | train.cosine_until=5.5 | train.cosine_until | a step of at least 2
+transformer | train.cosine_until=0.1 | train.cosine_until | share of max_steps (11)
 transformer | train.average=asgd train.average_from=0.1 | train.average_from | "mean"
 transformer | train.average_lr_factor=0.5 | train.average_lr_factor | "mean"
 transformer | train.average=mean | train.min_lr_ratio | whose steps have this rate
 transformer | train.average=mean train.schedule=wsd | train.min_lr_ratio | whose steps have this rate
 transformer | train.average=mean train.schedule=constant train.average_from=1.5 | train.average_from | max_steps (11)
 transformer | train.average=mean train.schedule=constant train.average_from=11.0 | train.average_from | max_steps (11)
+transformer | train.average=mean train.schedule=constant train.average_from=0.96 | train.average_from | max_steps (11)
+transformer | train.average=mean train.schedule=constant train.average_from=0.04 | train.average_from | max_steps (11)
 
 transformer | train.decay_norms=false | train.decay_norms | weight_decay = 0
 transformer | train.momentum=0.9 | train.momentum | "muon" or "sgd"

@@ -255,9 +255,11 @@ class TrainSettings(Section):
         self.belongs_to("schedule", ["wsd"], "decay_share")
         self.belongs_to("schedule", ["plateau"], "plateau_factor", "plateau_patience")
         until = self.cosine_until
-        if until is not None and until >= 1:
+        if until is not None:
             # A cosine that ends at its first step would have no other rate than the lowest.
-            self.require(until >= 2 and until % 1 == 0, "cosine_until", "a share below 1, or a step of at least 2")
+            is_valid = _is_share_or_step(until) and self.cosine_steps >= 2
+            expected = f"a step of at least 2, or a share of max_steps ({self.max_steps}) below 1 that gives one"
+            self.require(is_valid, "cosine_until", expected)
 
     def _check_average(self) -> None:
         """Reject settings of other averages, and a mean that would begin too late or of weights that do not move."""
@@ -268,8 +270,9 @@ class TrainSettings(Section):
             return
         if self.schedule in ("cosine", "wsd") and self.min_lr_ratio == 0:
             self.reject("min_lr_ratio", 'greater than 0 with average = "mean", whose steps have this rate')
-        is_step = self.average_from < 1 or (self.average_from % 1 == 0 and self.average_from < self.max_steps)
-        self.require(is_step, "average_from", f"a share below 1, or a step before max_steps ({self.max_steps})")
+        is_valid = _is_share_or_step(self.average_from) and 1 <= self.schedule_steps < self.max_steps
+        expected = f"a step of at least 1 before max_steps ({self.max_steps}), or a share below 1 that gives one"
+        self.require(is_valid, "average_from", expected)
 
     def _check_optimizer(self) -> None:
         """Reject settings of other optimizers, those without effect, and betas out of range."""
@@ -296,3 +299,8 @@ class TrainSettings(Section):
             longest = self.read_len + self.mem_len
             expected = f"at most seg_len + reread_len + mem_len ({longest})"
             self.require(self.valid_seg_len <= longest, "valid_seg_len", expected)
+
+
+def _is_share_or_step(value: float) -> bool:
+    """Return True for a share of all steps, below 1, and for a whole number of a step."""
+    return value < 1 or value % 1 == 0

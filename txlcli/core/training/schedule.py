@@ -15,7 +15,7 @@ def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0, scale:
     warm-up, with its very first step at the full rate; the first step of the released TF code has rate 0.
     """
     floor = min(settings.min_lr_ratio, factor)
-    end = max(1, settings.schedule_steps)
+    end = settings.schedule_steps
     if settings.average == "mean" and step > end:
         return settings.average_lr_factor * scheduled_lr(settings, end, factor, scale)
     factor = max(factor * scale, floor)
