@@ -85,7 +85,7 @@ def list_costs(names: Sequence[str], options: ReproduceOptions, scale: Scale, wo
 def _steps_left(directory: Path, settings: Settings) -> int:
     """Return the number of steps that a training run has left: all if there is none with these settings."""
     max_steps = settings.train.max_steps
-    if not run_directory.is_run(directory.name, directory.parent):
+    if not run_directory.has_weights(directory):  # such a run is trained from the start
         return max_steps
     run = run_directory.read_run(directory)
     if run.settings != settings:
