@@ -204,6 +204,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(here, val
 USAGE = {
     "": "nothing to train",
     "nowel": 'did you mean "novel"?',
+    "./novel": 'did you mean "novel"?',
     "tiny": 'did you mean "tiny.toml"?',
     "tiny.toml --set corpus.shuffle_sentences=true": "does not record where sentences start",
     "tiny.toml --set train.parallel=zero": "at least two processes",

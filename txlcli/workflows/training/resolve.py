@@ -10,6 +10,7 @@ from txlcli.config.settings import Settings
 from txlcli.errors import MAX_LISTED, RecipeError, RunError, UnknownNameError, UsageError, listed
 from txlcli.runs import lifecycle, run_directory
 from txlcli.runs.run_directory import Run
+from txlcli.system.input_files import check_regular
 from txlcli.workflows.training import trackers
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
@@ -150,21 +151,20 @@ def _unit_of_store(source: str, data_dir: Path) -> str | None:
     from txlcli.data.token_store import TokenStore, stores_in
 
     packaged = recipe.packaged_names()
-    if Path(source).is_file() or source.removesuffix(".toml") in packaged:
+    if check_regular(Path(source)).is_file() or source.removeprefix("recipes/").removesuffix(".toml") in packaged:
         return None
     store = data_dir / f"{source}.h5"
-    if store.is_file():
+    is_plain_name = Path(source).name == source
+    if is_plain_name and store.is_file():
         return TokenStore.open(store).unit
-    if Path(source).stem == source:  # neither a path nor a file's name
-        stores = [path.stem for path in stores_in(data_dir)]
-        listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {listed(stores[:MAX_LISTED])}"
-        known = [*stores, *packaged]
-        like = source
-        if Path(f"{source}.toml").is_file():
-            like = f"{source}.toml"
-            known.append(like)
-        raise UnknownNameError("recipe or store", source, known, like=like, listing=listing)
-    return None
+    stores = [path.stem for path in stores_in(data_dir)]
+    listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {listed(stores[:MAX_LISTED])}"
+    known = [*stores, *packaged]
+    like = Path(source).name.removesuffix(".toml")
+    if Path(f"{source}.toml").is_file():
+        like = f"{source}.toml"
+        known.append(like)
+    raise UnknownNameError("recipe or store", source, known, like=like, listing=listing)
 
 
 def remember_earlier_run(name: str, runs_dir: Path) -> None:
