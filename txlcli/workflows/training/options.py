@@ -58,12 +58,12 @@ class TrainOptions(Options):
         given = [f"{key}={value}" for key, value in settings.items() if value is not None]
         return [*self.overrides, *given]
 
-    def check_steps(self, schedule_steps: int) -> None:
-        """Reject a last step beyond the schedule."""
-        if self.max_steps is not None and self.max_steps > schedule_steps:
+    def check_steps(self, last_step: int) -> None:
+        """Reject a step beyond the last one of the run."""
+        if self.max_steps is not None and self.max_steps > last_step:
             raise UsageError(
-                f"`max_steps` {self.max_steps}: the schedule ends at step {schedule_steps:,}, and this option can only "
-                f"stop earlier; for a longer schedule give `overrides` train.max_steps={self.max_steps}"
+                f"`max_steps` {self.max_steps}: the run ends at step {last_step:,}, and this option can only stop "
+                f"earlier; for a longer run give `overrides` train.max_steps={self.max_steps}"
             )
 
 
