@@ -166,6 +166,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
     """
     histories = [history.read(run) for run in run_directory.find_each(run_names, where.runs_dir)]
     result = summaries.compare(histories)
+    # Before the result, unlike in other commands: it rejects runs that cannot be plotted together.
     write_figure(options.plot, figures.plot_curves, histories)
     console.show_result(result, _show_comparison, json=json)
 
