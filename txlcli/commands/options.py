@@ -113,6 +113,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             if issubclass(cls, Workspace):
                 given["reporter"] = TerminalReporter(bars=not values.get("json"))
             options = cls(**given)
+            if isinstance(options, Workspace):
+                options.use_threads()
             values[name] = options
             check_settings(given.get("overrides", ()))
             if isinstance(options, RunsDir) and launcher.is_main():

@@ -45,18 +45,20 @@ class Workspace(RunsDir, StoresDir):
     device: Device = "auto"
     precision: Precision | None = None
     threads: int | None = None
-    """Threads of PyTorch in this process from now on; None keeps their number."""
+    """Threads of PyTorch in this process after `use_threads`; None keeps their number."""
     reporter: Reporter = field(default_factory=Reporter)
     """Receives messages and progress."""
 
     def _check(self) -> None:
-        if self.threads is None:
-            return
-        import torch
-
-        if self.threads > processors.available():
+        if self.threads is not None and self.threads > processors.available():
             raise UsageError(f"`threads` {self.threads}: use at most {processors.available()}, one per processor")
-        torch.set_num_threads(self.threads)
+
+    def use_threads(self) -> None:
+        """Let PyTorch use as many threads in this process as the user has chosen."""
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
 
     def store_path(self, name: str) -> Path:
         """Return the file of a store, which need not exist; `name` may be its path."""
