@@ -1,7 +1,7 @@
 """Table 8 and Figures 3 and 4: the relative effective context length of two groups of models."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
@@ -9,6 +9,7 @@ from txlcli.workflows import recl
 from txlcli.workflows.recl import ReclModel, ReclResult
 from txlcli.workflows.recl_options import ReclOptions
 from txlcli.workflows.reproduction.runner import Runner
+from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Claim, Grid, ReportSection, parts
 
 PAPER_ROWS = dict(zip(parts("table8"), published.TABLES[8].rows, strict=True))
@@ -28,7 +29,8 @@ def table8(runner: Runner, item: str) -> ReportSection:
     models: dict[str, ReclModel] = {}
     parameters = []  # The paper's models have equal numbers of parameters only within each group.
     for group in MODEL_GROUPS:
-        measured = dict(zip(group, _measure_group(runner, group).models, strict=True))
+        result = _measure_group(runner, group, _options(runner.scale))
+        measured = dict(zip(group, result.models, strict=True))
         models |= measured
         parameters.append(", ".join(f"{part} {model.parameters:,}" for part, model in measured.items()))
     rows = []
@@ -51,26 +53,29 @@ def recl_figure(runner: Runner, item: str) -> ReportSection:
     figures = []
     for number, group in enumerate(MODEL_GROUPS, 1):
         path = runner.directory / f"{item}-group{number}.png"
+        options = replace(_options(runner.scale), force=True)
         if item == "figure3":
-            result = _measure_group(runner, group, plot=path, force=True)
+            options = replace(options, plot=path)
         else:
-            result = _measure_group(runner, group, plot_ppl=path, force=True)
+            options = replace(options, plot_ppl=path)
+        result = _measure_group(runner, group, options)
         runner.report.plot_recl[item](path, result)
         figures.append([path.name, f"Figure {item[-1]}, model group {number}: {', '.join(group)}"])
     return ReportSection(notes=[_recl_note(runner)], figures=figures)
 
 
-def _measure_group(runner: Runner, group: list[str], **plotting: Any) -> ReclResult:
-    """Return the result of `txl recl`; with these options, the recorded command also plots it."""
-    scale = runner.scale
-    directories = [str(runner.run(part).directory) for part in group]
-    options = ReclOptions(
+def _options(scale: Scale) -> ReclOptions:
+    return ReclOptions(
         start=scale.recl_start,
         step=scale.recl_start,
         longest=scale.recl_longest,
         positions=scale.recl_positions,
-        **plotting,
     )
+
+
+def _measure_group(runner: Runner, group: list[str], options: ReclOptions) -> ReclResult:
+    """Return the result of `txl recl`, which does not depend on figures; the recorded command also plots them."""
+    directories = [str(runner.run(part).directory) for part in group]
     runner.record_command("recl", *directories, options=options)
     key = tuple(group)
     if key not in runner.recl_results:
