@@ -123,9 +123,7 @@ class Builder:
         self._agree(weights.checkpoint if weights else None)
         run = new_run(request, Path(), store, weights)  # rejects a model that cannot be made
         segments, valid = read_splits(run.settings, store, reporter)
-        if self.world.is_rank_zero:  # the others write nothing; after all checks, since it makes a directory
-            claimed = lifecycle.claimed(new_directories(request, self.workspace.runs_dir))
-            run = replace(run, directory=files.enter_context(claimed))
+        run = replace(run, directory=self._claim_directory(files))  # after all checks, since it makes a directory
         plan = self._plan(run, segments)
         reporter.say(f"training {plan}")
         for note in plan.notes:
@@ -157,6 +155,15 @@ class Builder:
         last_step = run.settings.train.max_steps
         reporter.say(f"resuming {run.directory} at step {training.step:,} of {last_step:,}, {plan.devices}")
         return Job(plan, training)
+
+    def _claim_directory(self, files: ExitStack) -> Path:
+        """Return the directory of a new run, which rank 0 makes and locks."""
+
+        def claim() -> str:
+            claimed = lifecycle.claimed(new_directories(self.request, self.workspace.runs_dir))
+            return str(files.enter_context(claimed))
+
+        return Path(self.world.from_rank_0(claim))
 
     def _agree(self, saved: Checkpoint | None) -> None:
         """Compare settings, texts and checkpoint of all processes."""
