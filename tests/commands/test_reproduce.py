@@ -6,7 +6,7 @@ import pytest
 from filelock import FileLock
 
 from tests.commands.novel import HERE, RecordingReporter, done, interrupt_at_save, json_of, recipe_of, refusal
-from txlcli.commands.reproduce import make_report
+from txlcli.commands.reproduce import report_writer
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, Interrupted, TxlError
 from txlcli.system.plain_json import as_json
@@ -68,7 +68,7 @@ OPTIONS = ReproduceOptions(out=Path("report"))
 def reproduced(*names, options=OPTIONS, scale=None, reporter=None):
     """Reproduce items at the scale of the novel; return the report's sections as JSON."""
     workspace = Workspace(**HERE, reporter=reporter or RecordingReporter())
-    return as_json(reproduce.run(names, options, scale or novel_scale(), workspace, make_report()).sections)
+    return as_json(reproduce.run(names, options, scale or novel_scale(), workspace, report_writer()).sections)
 
 
 @pytest.fixture

@@ -47,10 +47,10 @@ def reproduce(
     if options.list:
         console.show_result(workflow.list_costs(names, options, scale, workspace), show_costs, json=json)
     else:
-        console.show_result(workflow.run(names, options, scale, workspace, make_report()), show, json=json)
+        console.show_result(workflow.run(names, options, scale, workspace, report_writer()), show, json=json)
 
 
-def make_report() -> "ReportWriter":
+def report_writer() -> "ReportWriter":
     """Return the functions that write a report and plot its figures."""
     from txlcli.report import attention_plots, figures, pages
     from txlcli.workflows.reproduction.runner import ReportWriter

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from txlcli.commands.reproduce import make_report
+from txlcli.commands.reproduce import report_writer
 from txlcli.errors import RunError, UnknownNameError, UsageError
 from txlcli.workflows.reproduction import reproduce, scales
 from txlcli.workflows.reproduction.items import ITEMS
@@ -15,7 +15,7 @@ from txlcli.workflows.workspace import Workspace
 
 def begin(directory):
     workspace = Workspace(data_dir=directory / "data", runs_dir=directory / "runs")
-    return reproduce.run([], ReproduceOptions(out=directory), scales.get("tiny"), workspace, make_report())
+    return reproduce.run([], ReproduceOptions(out=directory), scales.get("tiny"), workspace, report_writer())
 
 
 @pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".reproduction.json.new"]])
