@@ -21,7 +21,7 @@ from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.data.vocabulary import Vocab, to_bytes
-from txlcli.errors import UnknownNameError, UsageError
+from txlcli.errors import UnknownNameError, UsageError, listed
 from txlcli.paper import metrics
 from txlcli.report import figures, run_report
 from txlcli.report.attention import measure_and_plot
@@ -39,7 +39,7 @@ from txlcli.workflows.evaluation.texts import read_user_text
 from txlcli.workflows.evaluation.words import Word, with_bits, words_of_parts
 from txlcli.workflows.exchange import export_run
 from txlcli.workflows.exchange.export_run import ExportedRun
-from txlcli.workflows.exchange.options import ExportOptions
+from txlcli.workflows.exchange.options import RUN_FORMATS, ExportOptions
 from txlcli.workflows.generate import Generation, check_ids, encode_prompt
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import Split
@@ -415,8 +415,8 @@ class LoadedRun:
             ExportError: the directory is in use, or cannot be written.
         """
         given = options or ExportOptions()
-        if given.format not in export_run.FILES_BY_FORMAT:
-            raise UsageError(f"`format` {given.format} is for a token store; a run has transformers, hf and pt2")
+        if given.format not in RUN_FORMATS:
+            raise UsageError(f"`format` {given.format} is for a token store; a run has {listed(RUN_FORMATS)}")
         return export_run.run(self._name, Path(directory), given, self._workspace.runs_dir)
 
     @checked

@@ -10,7 +10,7 @@ from txlcli import console
 from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
-from txlcli.workflows.exchange.options import ExportOptions, ImportOptions
+from txlcli.workflows.exchange.options import RUN_FORMATS, ExportOptions, ImportOptions
 from txlcli.workflows.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def export(
     """
     path = workspace.store_path(name)
     is_run = run_directory.is_run(name, workspace.runs_dir)
-    if options.format in ("transformers", "hf", "pt2"):
+    if options.format in RUN_FORMATS:
         if path.is_file() and not is_run:
             raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
         run_directory.find(name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported

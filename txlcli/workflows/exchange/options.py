@@ -1,7 +1,7 @@
 """Options of `txl import` and `txl export`, and names of other programs' models, without PyTorch."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from txlcli.errors import UsageError
 from txlcli.workflows.options import Options, force_option, option, overrides_option
@@ -9,6 +9,9 @@ from txlcli.workflows.options import Options, force_option, option, overrides_op
 HUGGING_FACE = "hf:"
 """Beginning of the name of a folder with a model of Transformers."""
 GGUF = ".gguf"
+RunFormat = Literal["transformers", "hf", "pt2"]
+StoreFormat = Literal["nanogpt", "llm.c", "megatron", "parquet"]
+RUN_FORMATS: tuple[RunFormat, ...] = get_args(RunFormat)
 
 
 def is_external(name: str | None) -> bool:
@@ -34,7 +37,7 @@ class ImportOptions(Options):
 class ExportOptions(Options):
     """Options of `txl export`."""
 
-    format: Literal["transformers", "hf", "pt2", "nanogpt", "llm.c", "megatron", "parquet"] = option(
+    format: Literal[RunFormat, StoreFormat] = option(
         "transformers, hf (the TransfoXL class of transformers 4) or pt2 (a program of PyTorch) for a run; nanogpt, "
         "llm.c (.bin), megatron (.bin and .idx) or parquet (text) for a store.",
         default="transformers",
