@@ -165,8 +165,7 @@ class Plan:
 def decide_compile(plan: Plan, saved: Checkpoint | None, world: World, reporter: Reporter) -> TrainSettings:
     """Return the settings with train.compile = "auto" decided; a resumed run continues as before: it stays exact."""
     train = plan.run.settings.train
-    has_attention = plan.run.settings.model.head_width is not None
-    if train.compile != "auto" or plan.device.type != "cuda" or not has_attention:
+    if train.compile != "auto" or plan.device.type != "cuda" or not plan.run.settings.model.has_attention:
         return train
     compiles = None
     if saved is not None:
