@@ -164,7 +164,7 @@ class EverySecondState(TransformerXL):
         memory = []
         for past, output in zip(pasts, outputs, strict=True):
             kept = output.kept[:, self.first(output.kept.shape[1]) :: 2]
-            memory.append(update_memory(past.positions, kept, mem_len=mem_len))
+            memory.append(update_memory(past.hidden, kept, mem_len=mem_len))
         return memory
 
 
@@ -205,9 +205,9 @@ class AlternatingLength(TransformerXL):
         memory = []
         for past, output in zip(pasts, outputs, strict=True):
             mem_len = goal.mem_len
-            if mem_len and past.positions.shape[1] == mem_len:
+            if mem_len and past.hidden.shape[1] == mem_len:
                 mem_len += 1
-            memory.append(update_memory(past.positions, output.kept, mem_len=mem_len))
+            memory.append(update_memory(past.hidden, output.kept, mem_len=mem_len))
         return memory
 
 
@@ -226,8 +226,8 @@ class DropsAsManyAsItReads(TransformerXL):
         """Drop the oldest positions of the memory only."""
         memory = []
         for past, output in zip(pasts, outputs, strict=True):
-            states = torch.cat([past.positions, output.kept], dim=1)
-            dropped = min(max(0, states.shape[1] - goal.mem_len), past.positions.shape[1])
+            states = torch.cat([past.hidden, output.kept], dim=1)
+            dropped = min(max(0, states.shape[1] - goal.mem_len), past.hidden.shape[1])
             memory.append(states[:, dropped:] if goal.mem_len else states[:, :0])
         return memory
 
@@ -238,7 +238,7 @@ class RemembersEight(TransformerXL):
     def remember(self, pasts, outputs, goal):
         """Keep up to eight positions."""
         pairs = zip(pasts, outputs, strict=True)
-        return [update_memory(past.positions, output.kept, mem_len=min(8, goal.mem_len)) for past, output in pairs]
+        return [update_memory(past.hidden, output.kept, mem_len=min(8, goal.mem_len)) for past, output in pairs]
 
 
 class HalvesInEvaluation(EverySecondState):

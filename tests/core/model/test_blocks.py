@@ -104,7 +104,7 @@ def test_a_gate_reads_a_positive_branch_after_dropout():
     for rate in (0.0, ALL):
         read = []
         layer.dropout.rate = rate
-        memory = HiddenMemory(positions=torch.zeros(B, 0, 14, dtype=torch.float64))
+        memory = HiddenMemory(hidden=torch.zeros(B, 0, 14, dtype=torch.float64))
         layer(torch.randn(B, L, 14, dtype=torch.float64), memory, ScoreTerms(reach=L))
         assert read[0].min() == 0
         assert bool(read[0].count_nonzero()) == (rate == 0)

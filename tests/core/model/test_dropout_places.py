@@ -47,7 +47,7 @@ def test_the_output_of_both_sublayers_is_dropped_before_the_residual_sum():
         layer = model.layers[0]
         layer.dropout.rate = layer.feed_forward_dropout.rate = ALL
         expected = hidden if norm == "pre" else layer.ff_norm(layer.attention_norm(hidden))
-        given = layer(hidden, HiddenMemory(positions=hidden[:, :0]), model.score_terms(L, max_distance=None)[0])
+        given = layer(hidden, HiddenMemory(hidden=hidden[:, :0]), model.score_terms(L, max_distance=None)[0])
         torch.testing.assert_close(given.hidden, expected, rtol=0, atol=1e-12)
 
 

@@ -20,7 +20,7 @@ def test_the_compiler_traces_one_graph_of_a_layer_with_its_memory(position, norm
     layer, rotation = model.layers[0], model.encoding.rotation
     terms = rotated(model.score_terms(M + L, max_distance=None), rotation(torch.arange(M + L)))[0]
     hidden, positions = draw(B, L, WIDTH), draw(B, M, WIDTH, seed=4)
-    past = HiddenMemory(positions=positions)
+    past = HiddenMemory(hidden=positions)
     given = torch.compile(layer, fullgraph=True, backend="eager")(hidden, past, terms)
     expected = layer(hidden, past, terms)
     torch.testing.assert_close(given.hidden, expected.hidden, rtol=0, atol=1e-12)

@@ -148,7 +148,7 @@ def test_tokens_that_are_read_again_do_not_see_another_document():
 def test_a_model_whose_memory_has_no_distances_is_refused(tmp_path):
     class EverySecond(TransformerXL):
         def remember(self, pasts, outputs, goal):
-            return [past.positions[:, ::2] for past in pasts]
+            return [past.hidden[:, ::2] for past in pasts]
 
     model = EverySecond(model_settings(), V)
     message = rejection(RecipeError, new_training, tmp_path, model=model, reset_at_documents=True)

@@ -194,7 +194,7 @@ class FirstOfEachSegment(ModelAsOnCuda):
 
     def remember(self, pasts, outputs, goal):
         pairs = zip(pasts, outputs, strict=True)
-        return [update_memory(past.positions, out.kept[:, :1], mem_len=goal.mem_len) for past, out in pairs]
+        return [update_memory(past.hidden, out.kept[:, :1], mem_len=goal.mem_len) for past, out in pairs]
 
 
 @pytest.mark.parametrize(("jitters", "expected"), [(False, 2), (True, 0)])
@@ -213,8 +213,8 @@ class OneMoreInTurn(ModelAsOnCuda):
     def remember(self, pasts, outputs, goal):
         memory = []
         for past, output in zip(pasts, outputs, strict=True):
-            is_full = past.positions.shape[1] == goal.mem_len
-            memory.append(update_memory(past.positions, output.kept, mem_len=goal.mem_len + is_full))
+            is_full = past.hidden.shape[1] == goal.mem_len
+            memory.append(update_memory(past.hidden, output.kept, mem_len=goal.mem_len + is_full))
         return memory
 
 

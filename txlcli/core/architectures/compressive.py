@@ -67,18 +67,18 @@ class AgingMemory(HiddenMemory):
 
     @property
     def remembered(self) -> Tensor:
-        return torch.cat([self.slots, self.positions], dim=1)
+        return torch.cat([self.slots, self.hidden], dim=1)
 
     @property
     def length(self) -> int:
         # PyTorch 2.11 does not compile a property of `super()`.
-        return self.slots.shape[1] + self.positions.shape[1] + self.segment_len
+        return self.slots.shape[1] + self.hidden.shape[1] + self.segment_len
 
     def leaving(self, kept: Tensor, rate: int) -> Tensor:
         """Return the positions (B, x, d) that are compressed after a segment, of which `kept` (B, L, d) is kept."""
         if not self.ends or not self.mem_len:
             return kept[:, :0]
-        positions = torch.cat([self.positions, self.whole_segment(kept)], dim=1)
+        positions = torch.cat([self.hidden, self.whole_segment(kept)], dim=1)
         excess = max(0, positions.shape[1] - self.mem_len)
         return positions[:, : excess - excess % rate]  # whole groups of c, so that fewer than M + c stay
 
@@ -188,7 +188,7 @@ class CompressiveTransformer(TransformerXL):
         pasts = []
         for positions, slots in zip(memory[:n_layers], memory[n_layers:], strict=True):
             newest = slots[:, max(0, slots.shape[1] - kept) :]
-            pasts.append(AgingMemory(positions=positions, slots=newest, mem_len=mem_len, compressed_len=kept))
+            pasts.append(AgingMemory(hidden=positions, slots=newest, mem_len=mem_len, compressed_len=kept))
         return pasts
 
     def remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
@@ -201,8 +201,8 @@ class CompressiveTransformer(TransformerXL):
             length = 0
             if goal.mem_len:
                 compressed = output.slots.shape[1] * self.settings.compression_rate
-                length = past.positions.shape[1] + output.kept.shape[1] - compressed
-            positions.append(update_memory(past.positions, output.kept, mem_len=length))
+                length = past.hidden.shape[1] + output.kept.shape[1] - compressed
+            positions.append(update_memory(past.hidden, output.kept, mem_len=length))
             slots.append(update_memory(past.slots, output.slots, mem_len=past.compressed_len))
         return positions + slots
 

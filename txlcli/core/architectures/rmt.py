@@ -111,7 +111,7 @@ class RecurrentMemoryTransformer(TransformerXL):
         state = state.to(embedded.dtype)
         hidden = torch.cat([state, embedded, state], dim=1)  # (B, n + x + n, d)
         terms = rotated(self.score_terms(rows, max_distance=None), self.encoding.rotation(positions))
-        empty = HiddenMemory(positions=embedded[:, :0].detach())
+        empty = HiddenMemory(hidden=embedded[:, :0].detach())
         outputs = self.run_layers(hidden, [empty] * len(self.layers), terms, positions)
         hidden = self.final_norm(last_output(outputs))
         return hidden[:, count : rows - count], hidden[:, rows - count :]

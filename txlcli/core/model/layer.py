@@ -46,7 +46,7 @@ class Past(ABC):
 class HiddenMemory(Past):
     """The memory m of section 3.2: hidden states before a segment, which a layer projects with its current weights."""
 
-    positions: Tensor
+    hidden: Tensor
     """Layer inputs without gradient, oldest first, (B, M, d)."""
     segment: Tensor | None = None
     """Layer inputs of the present segment, (B, x, d), if a reader has read the beginning of it before."""
@@ -56,7 +56,7 @@ class HiddenMemory(Past):
     @property
     def remembered(self) -> Tensor:
         """Hidden states of earlier segments, (B, x, d)."""
-        return self.positions
+        return self.hidden
 
     @property
     def states(self) -> Tensor:
@@ -68,7 +68,7 @@ class HiddenMemory(Past):
     @property
     def length(self) -> int:
         """Number of these hidden states."""
-        return self.positions.shape[1] + self.segment_len
+        return self.hidden.shape[1] + self.segment_len
 
     @property
     def segment_len(self) -> int:

@@ -199,7 +199,7 @@ class TransformerXL(LanguageModel):
         layer attends to, and whose `length` is x + `segment_len`, the same for all layers. `segment_len` is the
         number of tokens of the present segment that were read before.
         """
-        return [HiddenMemory(positions=past) for past in self._readable(memory)]
+        return [HiddenMemory(hidden=past) for past in self._readable(memory)]
 
     def _readable(self, memory: Memory) -> Memory:
         """Cast a memory that was saved in another precision before a run was resumed."""
@@ -231,7 +231,7 @@ class TransformerXL(LanguageModel):
                 first L come those that the next segment reads again, and the padding.
         """
         mem_len = self.settings.visible_memory(goal.mem_len)
-        pairs = [(past.positions, output.kept) for past, output in zip(pasts, outputs, strict=True)]
+        pairs = [(past.hidden, output.kept) for past, output in zip(pasts, outputs, strict=True)]
         if goal.seg_len is None or not mem_len:
             return [update_memory(past, kept, mem_len=mem_len) for past, kept in pairs]
         moved = torch.arange(mem_len, device=self.device) + goal.seg_len  # a full memory moves by as many positions

@@ -122,7 +122,7 @@ class Program(nn.Module):
         empty = memory[0].shape[1] - remembered
         pasts = []
         for past in self.model.pasts(memory, settings.mem_len):
-            pasts.append(PartlyEmptyMemory(positions=past.positions, attend=AttendWithoutFirst(empty)))
+            pasts.append(PartlyEmptyMemory(hidden=past.hidden, attend=AttendWithoutFirst(empty)))
         goal = Objective(mem_len=settings.mem_len, seg_len=count)
         outputs = self.model.read_layers(tokens, pasts, settings.key_limit, settings.max_distance)
         hidden = self.model.final_hidden(outputs[-1].hidden)
