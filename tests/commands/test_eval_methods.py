@@ -6,6 +6,7 @@ import math
 import h5py
 import pytest
 
+from tests.cards import read_log
 from tests.commands.novel import HERE, done, json_of, refusal, train
 from txlcli.errors import UsageError
 from txlcli.workflows.evaluation import evaluate
@@ -113,6 +114,7 @@ def test_auto_searches_for_the_memory_length_on_valid_and_applies_it_to_test(her
     assert lengths == sorted(set(lengths))
     assert lengths[:2] == [1, 2]  # not 0: without memory queries see their segment, not M keys
     assert [row["mem_len"] for row in output["rows"]] == [search["found"]]
+    assert read_log("runs/word/evals.jsonl")[-1]["chosen_on_valid"]
     on_valid = json_of("eval", "word", "--split", "valid", "--mem-len", ",".join(map(str, lengths)), *SHORT)
     assert [one["loss_nats"] for one in search["tried"]] == [row["loss_nats"] for row in on_valid["rows"]]
     again = json_of("eval", "word", "--mem-len", search["found"], *SHORT)

@@ -135,6 +135,10 @@ CHOSEN = {  # results, the loss of the test result, the number of results that i
         (memory(1.5, 640, 500, **WIDE), memory(1.4, 64), memory(1.7, 640, **WIDE, **VALID), memory(1.8, 64, **VALID)),
         (1.5, 1),
     ),
+    "the newest whose length was searched for on valid": (
+        (memory(1.6, 50, chosen_on_valid=True), memory(1.5, 64), memory(1.7, 64, **VALID)),
+        (1.6, 1),
+    ),
     "the best of all without results on valid": (
         (memory(1.5, 64), memory(1.4, 128), memory(1.4, 128), memory(1.8, 256)),
         (1.4, 3),

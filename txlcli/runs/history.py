@@ -131,10 +131,15 @@ class History:
     def test_result(self) -> tuple[Record | None, int]:
         """The test result to quote, and the number of test results that it was chosen from.
 
-        It is the result of the settings that scored best on valid, if test was evaluated with the same settings (the
-        count is then 1), otherwise the best result on test. Of several results of the same settings the newest counts.
+        It is the newest result with a length that was searched for on valid, or the result of the settings that scored
+        best on valid, if test was evaluated with the same settings (the count is then 1), otherwise the best result on
+        test. Of several results of the same settings the newest counts.
         """
-        on_test = {_settings(result): result for result in self.evals_of("test")}
+        results = self.evals_of("test")
+        searched = [result for result in results if result.get("chosen_on_valid")]
+        if searched:
+            return searched[-1], 1
+        on_test = {_settings(result): result for result in results}
         on_valid = {_settings(result): result for result in self.evals_of("valid")}
         on_both = on_test.keys() & on_valid.keys()
         if on_both:

@@ -156,6 +156,8 @@ def record(result: EvalResult) -> None:
         "split": text.split,
         "whole": text.whole,
     }
+    if result.search is not None:
+        facts["chosen_on_valid"] = True
     rows = []
     for row in facts["rows"]:
         of_row = facts | row
