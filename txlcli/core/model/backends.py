@@ -45,21 +45,21 @@ def make_backend(chosen: Backend, workspace: ScoreBuffers) -> Backend:
 
 
 class FastAttention:
-    """`core.backend.Attend` on the fast path of the device: Triton's kernels on CUDA from Ampere on, tiles elsewhere.
+    """`core.backend.Attend` on the fast path of the device: Triton's kernels on CUDA from Ampere on.
 
     Args:
-        tiles: for devices, dtypes and head widths without kernels.
+        fallback: for devices, dtypes and head widths without kernels.
         compiles: compile what makes the queries that Triton's kernels read.
     """
 
-    def __init__(self, tiles: Attend, *, compiles: bool = False) -> None:
-        self.tiles = tiles
+    def __init__(self, fallback: Attend, *, compiles: bool = False) -> None:
+        self.fallback = fallback
         self._compiles = compiles
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
         """Return (B, H, L, D)."""
         if not runs_triton(query.device, query.dtype, query.shape[3]):
-            return self.tiles(query, key, value, terms, dropout=dropout)
+            return self.fallback(query, key, value, terms, dropout=dropout)
         from txlcli.core.kernels.attention_triton import attend  # noqa: PLC0415 - PyTorch for CPUs has no Triton
 
         return attend(query, key, value, terms, dropout=dropout, compiles=self._compiles)
@@ -75,7 +75,7 @@ class FastAttention:
         key, value = key_value.transpose(1, 3).unbind(2)
         if terms.position_key is not None:
             terms = dataclasses.replace(terms, position_key=terms.position_key[:, : terms.reach, :width])
-        attended = self.tiles(query[..., :width], key[..., :width], value[..., :width], terms, dropout=dropout)
+        attended = self.fallback(query[..., :width], key[..., :width], value[..., :width], terms, dropout=dropout)
         return pad_to(attended, query.shape[3])
 
 

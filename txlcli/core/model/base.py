@@ -250,11 +250,17 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def attention_kernels(self) -> str | None:
-        """Name of what computes attention: "triton", "tiles" or "reference"; None for a model without attention."""
+        """Name of what computes attention: "triton", "tiles" or "reference"; None for a model without attention.
+
+        Without Triton's kernels, compiled layers contain the definition.
+        """
         if self.attention_backend != "auto":
             return self.attention_backend
         dtype = product_dtype(self.backend.precision, self.dtype)
-        return "triton" if runs_triton(self.device, dtype, self.settings.head_width or 0) else "tiles"
+        if runs_triton(self.device, dtype, self.settings.head_width or 0):
+            return "triton"
+        is_compiled = self.backend.compiles or self.backend.compiles_reading
+        return "reference" if is_compiled else "tiles"
 
     def on(self, **choices: Unpack[Choices]) -> Self:
         """Return a view of the same parameters that computes in another way; this model does not change.
