@@ -62,6 +62,10 @@ def test_an_option_before_its_command_is_answered_with_the_order():
     assert "unknown option --steps" in txl("--steps", "info").stderr
 
 
+def test_a_command_of_a_group_is_answered_with_its_group():
+    assert 'did you mean "txl runs report"?' in txl("report", "quickstart").stderr
+
+
 def test_a_wrong_choice_is_answered_with_the_word_that_was_meant():
     error = txl("prepare", "book.txt", "--tokenizer", "wrod").stderr
     assert error.startswith("error: Invalid value for '--tokenizer': 'wrod' is not one of 'byte'")

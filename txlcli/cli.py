@@ -235,6 +235,9 @@ def _unknown_option(option: str, context: typer.Context) -> str:
 
 def _unknown_command(command: str, context: typer.Context) -> str:
     commands = _commands_of(context)
+    for name, group in commands.items():
+        if isinstance(group, TyperGroup) and command in group.commands:
+            return f'unknown command "{command}"; did you mean "{context.command_path} {name} {command}"?'
     suggestion = did_you_mean(command, commands)
     if command == "list":
         suggestion = f'; "{context.command_path}" alone lists all'

@@ -391,7 +391,8 @@ def written(directory: Path, contents: dict[str, bytes]) -> Path:
 
 def test_parquet_files_of_a_mirror_are_a_source(tmp_path):
     written(tmp_path / "wiki", dict(reversed(WIKI_ROWS.items())))
-    done("prepare", "wt103", "--source", "wiki")
+    prepared = done("prepare", "wt103", "--source", "wiki")
+    assert prepared.stdout.splitlines()[-1] == "next: txl train wt103 --set 'model.cutoffs=[]'"  # V is small
     done("prepare", "wt103", "--source", written(tmp_path / "plain", WIKI_FILES), "--name", "plain")
     assert store("wt103").source_digest == store("plain").source_digest
     done("prepare", "text8", "--source", written(tmp_path / "packed", {"a.gz": gzip.compress(TEXT8)}) / "a.gz")

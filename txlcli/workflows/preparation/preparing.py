@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import corpora
+from txlcli.config import recipe
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
 from txlcli.data.sentencepiece_model import FIXED, train
 from txlcli.data.token_store import BENCHMARKS, SplitCounts, TokenStore, corpus_name, writing
@@ -54,7 +55,17 @@ class PreparedStore(TokenStore, Result):
         corpus = corpus_name(self.name)
         if self.name == f"{corpus}-released" and corpus in BENCHMARKS:
             return command_line("train", corpus, overrides=(f"corpus.store={self.name}",), data_dir=self.path.parent)
-        return command_line("train", self.name, data_dir=self.path.parent)
+        overrides: tuple[str, ...] = ()
+        if self.name in recipe.packaged_names() and not self._has_all_bands:
+            overrides = ("model.cutoffs=[]",)
+        return command_line("train", self.name, overrides=overrides, data_dir=self.path.parent)
+
+    @property
+    def _has_all_bands(self) -> bool:
+        """True if the vocabulary reaches beyond the cutoffs of the recipe of this name; that of a part may not."""
+        _, text = recipe.packaged(self.name)
+        cutoffs = recipe.resolve_text(text, self.name).model.cutoffs
+        return max(cutoffs, default=0) < self.vocab.size
 
     def excerpt(self, split: str) -> str:
         """Return the beginning of a split as one line."""
