@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CORPUS = "stdlib"
 RUN = "quickstart"
 SETTINGS = ("model.norm=pre_released",)
-"""Change of the recipe: Hugging Face's class holds this norm, so that the model can be exported."""
+"""Change of the recipe: Hugging Face's former class holds this norm, so that the model can also be exported as hf."""
 MEM_LENS = (0, 32, 64, 128, 256)
 PROMPT = "    def __init__(self, "
 TOKENS = 600
