@@ -104,8 +104,8 @@ def test_a_buffer_has_one_user_at_a_time_and_serves_training_after_evaluation():
 def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():
     model = small_model()
     model.workspace.cache_bytes, model.workspace.min_queries = 17, 3
-    shared = {id(layer.backend.attend.tiles.buffers) for layer in model.layers}
-    copied = {layer.backend.attend.tiles.buffers for layer in copy.deepcopy(model).layers}
+    shared = {id(layer.backend.attend.fallback.buffers) for layer in model.layers}
+    copied = {layer.backend.attend.fallback.buffers for layer in copy.deepcopy(model).layers}
     assert shared == {id(model.workspace)}
     (workspace,) = copied
     assert workspace is not model.workspace
