@@ -96,9 +96,10 @@ def draw_stream(count, settings, model=None, **options):
     return Stream(model or small_model(), tokens[:-1], tokens[1:], settings, **options)
 
 
-def read_segments(model, tokens, lengths, *, mem_len=0, **limits):
+def read_segments(model, tokens, lengths, *, mem_len=0, memory=None, **limits):
     """Log-probabilities (B, T, V) of segments read one after the other, and the memory that the last leaves."""
-    memory = model.first_memory(tokens.shape[0], mem_len)
+    if memory is None:
+        memory = model.first_memory(tokens.shape[0], mem_len)
     log_probs = []
     for segment in tokens.split(lengths, dim=1):
         hidden, memory = model(segment, memory, mem_len=mem_len, **limits)
