@@ -145,7 +145,7 @@ class Corpus:
     files: dict[str, str] = field(default_factory=dict)
     """Shell pattern of the names of each split's files; empty if all text is in one file with the corpus's name."""
     left_out: str = ""
-    """Shell pattern of names that are none of these files, although a pattern of `files` fits them."""
+    """Shell pattern of the names of files that are left out, although a pattern of `files` matches them."""
     symbols: str = ""
     """Regular expression of the bytes that such a file may have."""
     otherwise: str = ""

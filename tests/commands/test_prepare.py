@@ -397,7 +397,7 @@ def test_parquet_files_of_a_mirror_are_a_source(tmp_path):
     assert store("wt103").source_digest == store("plain").source_digest
     done("prepare", "text8", "--source", written(tmp_path / "packed", {"a.gz": gzip.compress(TEXT8)}) / "a.gz")
     two = written(tmp_path / "two", {f"{name}/{file}": b"" for name in ("v1", "v2") for file in WIKI_ROWS})
-    assert "have one name; give the folder of one of them" in refusal(
+    assert "have the same name; give the folder of one of them" in refusal(
         "prepare", "wt103", "--source", two, "--force", code=1
     )
     result = done("prepare", "wt103", "--source", "wiki/test-00000-of-00001.parquet", "--name", "test")

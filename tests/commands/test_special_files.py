@@ -58,11 +58,12 @@ def test_a_reader_that_leaves_ends_a_command_as_it_ends_others():
 @pytest.mark.parametrize("tokenizer", ["byte", "word"])
 def test_a_folder_of_stores_has_another_name_than_text(untouched, tokenizer):
     data = "da\udcffta"
-    done("prepare", "novel", "--tokenizer", tokenizer, "--data-dir", data)
+    prepared = json_of("prepare", "novel", "--tokenizer", tokenizer, "--data-dir", data)
     os.mkdir(data + "2")
     os.chdir(data + "2")
     (store,) = Path("..", data).glob("*.h5")
     done("export", store.stem, "files", "--format", "parquet", "--data-dir", Path("..", data))
+    assert json_of("prepare", "files")["fingerprint"] == prepared["fingerprint"]
 
 
 def test_a_run_whose_folder_has_another_name_than_text(here):

@@ -179,7 +179,7 @@ def recover(runs_dir: Path, say: Callable[[str], None]) -> None:
                     say(f"{replaced} holds the earlier run {directory} and cannot be renamed ({error.strerror})")
                 except (ValueError, LookupError) as error:
                     last = directory / LAST
-                    say(f"{last}: damaged ({reason_of(error)}); the earlier run is {replaced}; keep one of both")
+                    say(f"{last}: damaged ({reason_of(error)}); the earlier run is {replaced}; remove one of them")
 
 
 def settle(directory: Path) -> str:

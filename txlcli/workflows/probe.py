@@ -60,7 +60,7 @@ class ProbeResult(Result):
 
     @property
     def memory(self) -> str:
-        """What the model remembers, in words."""
+        """The memory of the model, in words."""
         return "recurrent state" if self.has_state else f"M = {self.scoring.settings.mem_len}"
 
     def table(self) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ MAX_COLUMNS_LISTED = 10
 
 @dataclass(frozen=True)
 class Extracted:
-    """What is known of a text that was extracted."""
+    """Facts about a text that was extracted."""
 
     size: int
     """Bytes."""
@@ -93,7 +93,7 @@ def _files_with_rows(files: list[TextFile], column: str | None) -> list[TextFile
         return records
     lines = [file for file in records if file.format != "JSON"]
     has_markdown = any(file.format == TEXT and not is_description(file.path) for file in files)
-    if lines or has_markdown:  # a document of JSON describes rows, and has none next to Markdown
+    if lines or has_markdown:  # a document of JSON describes rows; next to Markdown it is text
         return lines
     return records
 

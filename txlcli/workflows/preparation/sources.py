@@ -171,7 +171,9 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
         for path in paths:
             same = [file for file in files if file.name == path.name]
             if len(same) > 1:
-                raise CorpusError(f"{source}: {list_names(same, source)} have one name; give the folder of one of them")
+                raise CorpusError(
+                    f"{source}: {list_names(same, source)} have the same name; give the folder of one of them"
+                )
     for path in paths:
         has_rows = path.name in published and published[path.name].rows_of
         if published and (has_rows or format_of(path)):
