@@ -208,12 +208,12 @@ class Training:
         if not self.stepper.may_step_down:  # the memory before is not kept, so that the backward pass can free it
             return self.stepper.gradients(batches, self.memories)
         before = self.memories
-
-        def compute() -> Tensor:
+        while True:
             self.memories = [list(memory) for memory in before]
-            return self.stepper.gradients(batches, self.memories)
-
-        return self._on_fast_path(compute)
+            try:
+                return self.stepper.gradients(batches, self.memories)
+            except Exception as error:
+                self.stepper.step_down(error)
 
     def _on_fast_path(self, compute: Callable[[], Result]) -> Result:
         """Call a function; if a part of the fast path fails, call it again without this part."""
