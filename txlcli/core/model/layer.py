@@ -199,7 +199,11 @@ class Layer(nn.Module):
         terms = self.attention.project_distances(terms, drop)
         joins_heads = self.backend.attend_context is not None and terms.rotation is None and not first
         if joins_heads and isinstance(past, HiddenMemory):
-            return self._read_joined(hidden, past, terms, layer_input)
+            if layer_input is None:
+                layer_input = self.memory_input(hidden)
+            attended = self._attend_to_context(layer_input, past, terms)
+            hidden = self.residual_block(hidden, attended)
+            return LayerOutput(hidden, self._kept(layer_input), next_input=self.memory_input(hidden))
         compiles = self.backend.compiles_reading
         layer_input, query, keys, values = compiled(project, compiles)(self, hidden, terms.rotation, first)
         keys, values = past.extend(keys, values, self, terms.rotation)
@@ -243,19 +247,11 @@ class Layer(nn.Module):
         """Return the layer input as a memory keeps it, (B, L, d), without gradient and padding."""
         return layer_input[..., : self.d_model].detach().contiguous()
 
-    def _read_joined(
-        self, hidden: Tensor, past: HiddenMemory, terms: ScoreTerms, layer_input: Tensor | None
-    ) -> LayerOutput:
-        """Read a segment as `forward` does, with one product for keys and values; see `Backend.attend_context`."""
-        if layer_input is None:
-            layer_input = self.memory_input(hidden)
-        hidden = self.residual_block(hidden, self._attend_to_context(layer_input, past, terms))
-        return LayerOutput(hidden, self._kept(layer_input), next_input=self.memory_input(hidden))
-
     def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
-        """Attend from a segment (B, L, d) to past and segment, projected together.
+        """Attend from a segment (B, L, d) to past and segment, with one product for the keys and values of both.
 
-        All rows may end in zeros; then the result does, too.
+        This computes what `project`, `extend` and `Attention.forward` do; see `Backend.attend_context`. All rows may
+        end in zeros; then the result does, too.
         """
         attend = self.backend.attend_context
         assert attend is not None
