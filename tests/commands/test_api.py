@@ -185,7 +185,11 @@ def test_results_are_dictionaries_and_tables(run):
     assert json.loads(json.dumps(score.to_dict()))["loss_nats"] == score.loss_nats.tolist()
     html = rows._repr_html_()
     assert ElementTree.fromstring(html).findall("tr")[2][0].text == "7"
-    assert "more rows" in txlcli.load("byte").score(TEXT * 3)._repr_html_()
+    shown = [line.split() for line in str(rows).splitlines()]
+    assert [line[shown[0].index("mem_len")] for line in shown[1:]] == ["0", "7"]
+    long_score = txlcli.load("byte").score(TEXT * 3)
+    assert "more rows" in long_score._repr_html_()
+    assert str(long_score).splitlines()[-1].endswith("more rows")
     if importlib.util.find_spec("pandas"):
         assert rows.to_pandas()["bpc"].tolist() == [row.bpc for row in rows]
     else:

@@ -1,4 +1,4 @@
-"""Results of the Python interface: a dictionary, the rows of a table, and how a notebook shows them."""
+"""Results of the Python interface: a dictionary, the rows of a table, and how they are shown."""
 
 import html
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pandas
 
 MAX_SHOWN = 40
-"""Rows that a notebook shows."""
+"""Rows that are shown."""
 
 
 class Result:
@@ -36,20 +36,42 @@ class Result:
             raise TxlError("to_pandas() needs pandas; install it, or use table()") from error
         return pandas.DataFrame(self.table())
 
+    def __str__(self) -> str:
+        """Return the table as lines of text."""
+        lines = self._shown()
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        texts = []
+        for line in lines:
+            cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+            texts.append("  ".join(cells))
+        return "\n".join([*texts, *self._rest()])
+
     def _repr_html_(self) -> str:
+        header, *lines = self._shown()
+        texts = [_html_line("th", header)]
+        for line in lines:
+            texts.append(_html_line("td", line))
+        more = "".join(f"<p>{text}</p>" for text in self._rest())
+        return f"<table>{''.join(texts)}</table>{more}"
+
+    def _shown(self) -> list[list[str]]:
+        """Return the names of the columns that have values, and the cells of the first rows."""
         rows = self.table()
         columns: dict[str, None] = {}
         for row in rows:
             columns.update(dict.fromkeys(name for name, value in row.items() if value is not None))
-        lines = [_line("th", list(columns))]
+        lines = [list(columns)]
         for row in rows[:MAX_SHOWN]:
-            lines.append(_line("td", [_cell(row.get(name)) for name in columns]))
-        rest = len(rows) - MAX_SHOWN
-        more = f"<p>and {rest:,} more rows</p>" if rest > 0 else ""
-        return f"<table>{''.join(lines)}</table>{more}"
+            lines.append([_cell(row.get(name)) for name in columns])
+        return lines
+
+    def _rest(self) -> list[str]:
+        """Return the line that counts the rows that are not shown, if any."""
+        rest = len(self.table()) - MAX_SHOWN
+        return [f"and {rest:,} more rows"] if rest > 0 else []
 
 
-def _line(tag: str, cells: list[str]) -> str:
+def _html_line(tag: str, cells: list[str]) -> str:
     """Return a line of a table in HTML."""
     return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
