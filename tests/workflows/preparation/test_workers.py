@@ -1,5 +1,6 @@
-"""Worker processes do not run the script that starts them again, and exit when it is killed."""
+"""Worker processes do not run the script that starts them again, exit when it is killed, and start no others."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from txlcli.workflows.preparation.numbered_text import map_in_order
 
 JOB = """
 import os, time
@@ -51,3 +54,13 @@ def test_workers_of_a_script_without_a_guard_exit_when_it_is_killed(tmp_path):
     while any(is_running(worker) for worker in workers):
         assert time.monotonic() < until, "workers outlived their parent"
         time.sleep(0.05)
+
+
+def processes_of_two_jobs(_):
+    return list(map_in_order(lambda _: os.getpid(), range(2), 2)), os.getpid()
+
+
+def test_a_worker_of_a_pool_does_the_work_itself():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        ((processes, worker),) = pool.map(processes_of_two_jobs, [0])
+    assert processes == [worker, worker]

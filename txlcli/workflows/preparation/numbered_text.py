@@ -270,9 +270,12 @@ _functions: list[Number] = []
 
 
 def map_in_order(function: Number, jobs: Iterable[Job], workers: int | None) -> Iterator[NumberedChunk]:
-    """Map a function over jobs in `workers` processes, in this one if 1, by default in one per processor."""
+    """Map a function over jobs in `workers` processes, by default one per processor.
+
+    With one, or in a worker of `multiprocessing.Pool`, which may not start processes, this process does all of it.
+    """
     workers = workers or min(processors.available(), MAX_WORKERS)
-    if workers == 1:
+    if workers == 1 or multiprocessing.current_process().daemon:
         yield from map(function, jobs)
         return
     # A fresh interpreter per worker: forking a process that runs threads, as torch does, may hang.
