@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from .compressed import COMPRESSED_ENDINGS
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Slices, Splits, Text, size_of
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
@@ -83,12 +84,20 @@ def select_text(source: Path, listed: list[Path]) -> list[Path]:
             files = text
     _reject_broken_links(files)
     reject_other_than_text(*files)
+    reject_two_versions(files)
+    return files
+
+
+def reject_two_versions(files: list[Path]) -> None:
+    """Reject a text next to its raw version or a compressed copy, which `gzip -k` and `zstd -d` leave."""
     known = set(files)
     for path in sorted(known):
-        raw = path.with_name(f"{path.name}.raw")
-        if raw in known:
-            raise CorpusError(f"{path} and {raw.name} are two versions of one text; keep one of them in the folder")
-    return files
+        for ending in (".raw", *COMPRESSED_ENDINGS):
+            other = path.with_name(f"{path.name}{ending}")
+            if other in known:
+                raise CorpusError(
+                    f"{path} and {other.name} are two versions of one text; keep one of them in the folder"
+                )
 
 
 def remarks_on(beginning: bytes, *, has_documents: bool = False) -> Iterator[str]:

@@ -67,6 +67,8 @@ CONTAINERS = {
     "skipped last mark.zst": b"\x5f\x2a\x4d\x18\0\0\0\0" + zstd(TEXT),
     "rows.ndjson.gz": gzip.compress(json_lines()),
     "rows.csv.zst": zstd(delimited(",")),
+    "unpacked by a download.csv.gz": delimited(","),
+    "packed.jsonl": gzip.compress(json_lines()),
 }
 
 
@@ -114,6 +116,13 @@ def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
         ("train", "valid"), len(TEXT)
     )
     assert told["changes"] == {"files_skipped": 2}
+
+
+def test_rows_next_to_a_compressed_copy_are_rejected(untouched):
+    (untouched / "both").mkdir()
+    (untouched / "both/rows.jsonl").write_bytes(json_lines())
+    (untouched / "both/rows.jsonl.gz").write_bytes(gzip.compress(json_lines()))
+    assert "rows.jsonl.gz are two versions of one text" in refusal("prepare", "both", code=1)
 
 
 LONG = "a word " * 20_000  # longer than the default limit of Python's csv

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from txlcli.corpora.compressed import COMPRESSIONS
-from txlcli.corpora.directory import select_text
+from txlcli.corpora.compressed import COMPRESSED_ENDINGS, COMPRESSIONS
+from txlcli.corpora.directory import reject_two_versions, select_text
 from txlcli.corpora.locate import is_companion, is_description, text_files
 from txlcli.corpora.signatures import OF_IDS, format_of, reject_other_than_text
 from txlcli.corpora.unpack import max_bytes, too_large
@@ -64,6 +64,7 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     if not OF_IDS.isdisjoint(others) and all(is_companion(file.path) for file in files):
         return ()  # the reader of text names the format of the ids
     with_rows = _files_with_rows(files, column)
+    reject_two_versions([file.path for file in with_rows or files])
     if encoding is not None and any(file.format in COLUMNAR for file in with_rows):
         raise UsageError(
             f"{source}: `encoding` has no effect on Parquet and Arrow files, whose text is UTF-8; write the column as "
@@ -109,12 +110,11 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
         return TextFile(path, found)
     if found == "Parquet" or path.suffix.lower() == ".parquet":  # a damaged one, too
         return TextFile(path, "Parquet")
-    packing = None
-    ending = path.suffix
-    if found in COMPRESSIONS:
-        packing = found
-        ending = Path(path.stem).suffix
-    return TextFile(path, BY_ENDING.get(ending.lower(), TEXT), packing, encoding)
+    packing = found if found in COMPRESSIONS else None
+    ending = path.suffix.lower()
+    if ending not in BY_ENDING and (packing or ending in COMPRESSED_ENDINGS):  # a download may unpack "rows.csv.gz"
+        ending = Path(path.stem).suffix.lower()
+    return TextFile(path, BY_ENDING.get(ending, TEXT), packing, encoding)
 
 
 def _with_column(file: TextFile, column: str | None) -> TextFile:
