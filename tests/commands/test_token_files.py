@@ -194,7 +194,7 @@ def test_a_vocabulary_gives_ids_a_text(ids_of_nanogpt):
         ([5, 4, 3, 6, 3], b"TNTIDX\0\0" + struct.pack("<5Q8q", 1, 8, 2, 2, 2, 0, 1, 2, 0, 3, 5, 3, 2)),
     ],
 )
-@pytest.mark.parametrize("words", ["the 2\nfox 1\n", "<s>\n<pad>\n</s>\n<unk>\nthe\nfox\n"])
+@pytest.mark.parametrize("words", ["the 2\nfox 1\n\u3000 1\n", "<s>\n<pad>\n</s>\n<unk>\nthe\nfox\n"])
 def test_a_list_of_words_of_fairseq_lacks_its_first_four_symbols(untouched, ids, index, words):
     write_ids(untouched / "fs/train.bin", ids)
     (untouched / "fs/train.idx").write_bytes(index)

@@ -120,13 +120,15 @@ def test_a_list_of_parts_of_words_is_not_a_list_of_words(tmp_path, pieces, word)
     assert (".model" in message) == (word == "SentencePiece")
 
 
+MODEL = train(["the fox jumps over the lazy owl"] * 9, size=283, model_type="bpe")
+
+
 def test_a_sentencepiece_model_is_a_vocabulary_if_it_restores_all_text(tmp_path):
-    model = train(["the fox jumps over the lazy owl"] * 9, size=283, model_type="bpe")
-    (tmp_path / "own.model.v3").write_bytes(model)
+    (tmp_path / "own.model.v3").write_bytes(MODEL)
     vocab = vocabularies.read(tmp_path / "own.model.v3")
     text = "the  fox\n\tna\u00efve \U0001f98a"
     assert vocab.decode(vocab.encode(text)) == text
-    assert vocab.fingerprint == Vocab("sentencepiece", boundary=0, unknown=1, model=model).fingerprint
+    assert vocab.fingerprint == Vocab("sentencepiece", boundary=0, unknown=1, model=MODEL).fingerprint
     other = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["the fox jumps"] * 9), model_writer=other, vocab_size=16, minloglevel=2
@@ -188,3 +190,28 @@ def test_a_damaged_pickle_is_rejected(tmp_path, name, data):
     message = refusal(tmp_path / name)
     assert "not readable as a vocabulary" in message
     assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("a 7\n\nb 3\n", "line 2 is blank"),
+        ("a 7\nb 5\na 3\n", "line 3 repeats line 1"),
+        ("b 1\na 0\nc 2\n", "not in the order of their ids"),
+        ("0 a\n1 b\n", "first column is numbers"),
+    ],
+)
+def test_a_list_for_ids_has_one_word_in_each_line(tmp_path, lines, message):
+    (tmp_path / "dict.txt").write_text(lines)
+    with pytest.raises(VocabularyError, match=message):
+        vocabularies.read_for_ids(tmp_path / "dict.txt")
+
+
+def test_a_list_for_ids_keeps_pieces_and_words_with_other_blanks(tmp_path):
+    (tmp_path / "dict.txt").write_text("the 9\n10\u00a0000 7\r\n\u3000\t2\n", encoding="utf-8")
+    assert vocabularies.read_for_ids(tmp_path / "dict.txt").symbols == ["the", "10\u00a0000", "\u3000"]
+    (tmp_path / "dict.txt").write_text("\u2581the 9\ning 7\n", encoding="utf-8")
+    pieces = vocabularies.of_fairseq(vocabularies.read_for_ids(tmp_path / "dict.txt"), has_unused_id=False)
+    assert pieces.symbols == ["<s>", "<pad>", "</s>", "<unk>", "\u2581the", "ing"]
+    with pytest.raises(VocabularyError, match=r"by its dict\.txt"):
+        vocabularies.of_fairseq(Vocab("sentencepiece", model=MODEL, boundary=0, unknown=1), has_unused_id=False)

@@ -60,9 +60,14 @@ def read(path: Path) -> Vocab:
 
 
 def read_for_ids(path: Path) -> Vocab:
-    """Read a vocabulary for token ids: any that `read` knows, or JSON with the names of ids, {name: id} or a list."""
-    if path.suffix != ".json" or not check_regular(path).is_file():
+    """Read a vocabulary for token ids: any that `read` knows, or JSON with the names of ids, {name: id} or a list.
+
+    In a list of words, each line is an id.
+    """
+    if not check_regular(path).is_file() or path.suffix in PICKLES or MODEL in path.suffixes:
         return read(path)
+    if path.suffix != ".json":
+        return _read_lines(path)
     try:
         content = parse_json(read_text(path, MAX_VOCABULARY))
         if isinstance(content, dict) and "kind" in content:  # a vocabulary of txl
@@ -86,10 +91,16 @@ def of_fairseq(vocab: Vocab, *, has_unused_id: bool) -> Vocab:
     words = list(vocab.symbols)
     if tuple(words[: len(FAIRSEQ_SYMBOLS)]) == FAIRSEQ_SYMBOLS:
         words = words[len(FAIRSEQ_SYMBOLS) :]
-    if vocab.tokenizer != "word" or not set(FAIRSEQ_SYMBOLS).isdisjoint(words):
+    if vocab.tokenizer == "sentencepiece":
+        raise VocabularyError(
+            "fairseq numbers the pieces of a SentencePiece model by its dict.txt; give that as `vocab`"
+        )
+    if vocab.tokenizer not in ("word", "ids") or not set(FAIRSEQ_SYMBOLS).isdisjoint(words):
         return vocab
     before = ["<unused>"] if has_unused_id else []
     symbols = [*before, *FAIRSEQ_SYMBOLS, *words]
+    if vocab.tokenizer == "ids":  # pieces of words
+        return Vocab("ids", symbols)
     return Vocab("word", symbols, boundary=symbols.index("</s>"), unknown=symbols.index("<unk>"))
 
 
@@ -135,15 +146,49 @@ def _read_words(path: Path) -> Vocab:
     )
 
 
+def _read_lines(path: Path) -> Vocab:
+    """Read the words of ids, the first field of each line; further fields are counts, or the ids themselves."""
+    words: dict[str, int] = {}
+    seconds = []
+    lines = read_text(path, MAX_VOCABULARY).rstrip("\r\n").split("\n")
+    for number, line in enumerate(lines):
+        word, _, second = line.rstrip("\r").replace("\t", " ").partition(" ")  # other blanks may be words
+        if not word:
+            raise VocabularyError(f"{path}: line {number + 1} is blank, but each line must be the word of an id")
+        if word in words:
+            raise VocabularyError(
+                f"{path}: line {number + 1} repeats line {words[word] + 1}, but each line must be the word of an id"
+            )
+        words[word] = number
+        seconds.append(second.strip())
+    ids = [str(number) for number in range(len(lines))]
+    if any(seconds) and list(words) == ids:
+        raise VocabularyError(f"{path}: the first column is numbers; give the words, one per line")
+    if seconds != ids and sorted(seconds) == sorted(ids):
+        raise VocabularyError(f"{path}: the lines are not in the order of their ids; sort them by the second column")
+    symbols = list(words)
+    if _tokenizer_of_pieces(symbols):
+        return Vocab("ids", symbols)
+    return Vocab("word", symbols, boundary=index_of(symbols, *BOUNDARIES), unknown=index_of(symbols, *UNKNOWNS))
+
+
 def _reject_pieces(words: list[str]) -> None:
     """Reject a list of parts of words: without the model that divides words into them, all text is unknown."""
+    tokenizer = _tokenizer_of_pieces(words)
+    if tokenizer is not None:
+        instead = "for token ids, add `ids`"
+        if tokenizer == "SentencePiece":
+            instead = f"for text, give its {MODEL} file; {instead}"
+        raise VocabularyError(f"a list of pieces of {tokenizer}, not of words ({instead})")
+
+
+def _tokenizer_of_pieces(words: list[str]) -> str | None:
+    """Return the tokenizer that a list of parts of words belongs to; None for a list of words."""
     for mark, tokenizer in PIECES.items():
         marked = sum(1 for word in words if word.startswith(mark) or word.endswith(mark))
         if marked > MIN_PIECES * len(words):
-            instead = ""
-            if tokenizer == "SentencePiece":
-                instead = f" (give its {MODEL} file instead)"
-            raise VocabularyError(f"a list of pieces of {tokenizer}{instead}, not of words")
+            return tokenizer
+    return None
 
 
 def index_of(symbols: list[str], *marks: str | None) -> int | None:

@@ -127,8 +127,10 @@ def make_plan(
         if exported is not None:
             id_type = IdType(options.dtype, exported.size, is_export=True)
         tokens, files = _find_files(source, options, id_type)
-        if vocab is not None and tokens is not None and tokens.format in (FAIRSEQ, FAIRSEQ_OLD):
-            vocab = vocabularies.of_fairseq(vocab, has_unused_id=tokens.format == FAIRSEQ_OLD)
+        if options.vocab is not None and tokens is not None:
+            vocab = vocabularies.read_for_ids(options.vocab)
+            if tokens.format in (FAIRSEQ, FAIRSEQ_OLD) and options.vocab.suffix != ".json":
+                vocab = vocabularies.of_fairseq(vocab, has_unused_id=tokens.format == FAIRSEQ_OLD)
         # Ids, and rows that are the pieces of a text, are of the vocabulary next to them; other text is not.
         has_pieces = bool(files) and all(file.is_pieces for file in files)
         if exported is not None and (tokens is not None or has_pieces):
