@@ -45,6 +45,14 @@ def test_an_archive_has_a_piece_for_each_array(tmp_path):
     assert lists(tmp_path / "all.npz") == PIECES[:2]
 
 
+def test_an_archive_with_an_array_for_each_split_is_refused(tmp_path):
+    path = tmp_path / "all.npz"
+    np.savez(path, train=PIECES[0], valid=PIECES[1])
+    assert "train.npy, valid.npy" in rejection(CorpusInputError, piece_files.read_pieces, path)
+    np.savez(path, train_0=PIECES[0], train_1=PIECES[1])
+    assert lists(path) == PIECES[:2]
+
+
 def test_what_is_next_to_the_ids_of_a_file_is_named_and_not_read(tmp_path):
     np.savez(tmp_path / "all.npz", lengths=[3, 2], input_ids=PIECES[0])
     write(tmp_path / "b.json", {"attention_mask": [1, 1, 0], "ids": PIECES[1]})

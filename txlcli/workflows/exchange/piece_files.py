@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from txlcli.corpora.corpus import Slice
 from txlcli.corpora.directory import files_by_split
 from txlcli.corpora.documents import documents_at
-from txlcli.corpora.locate import text_files
+from txlcli.corpora.locate import splits_in, text_files
 from txlcli.corpora.signatures import head_of
 from txlcli.data.vocabulary import MAX_IDS
-from txlcli.errors import CorpusInputError, reason_of
+from txlcli.errors import CorpusInputError, reason_of, shortened
 from txlcli.system.input_files import MAX_TEXT, check_size, read_bytes
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.exchange.pickles import check_zip
@@ -141,6 +141,10 @@ def _read_arrays(path: Path) -> PieceContent:
     left_out = []
     with np.load(path) as archive:
         name_of_ids = _name_of_ids(archive.files)
+        splits = set[str]().union(*(splits_in(Path(name)) for name in archive.files))
+        if name_of_ids is None and len(splits) > 1:
+            names = ", ".join(f"{name}.npy" for name in archive.files)
+            raise CorpusInputError(f"{path}: its arrays are splits; save each to a file of its own: {shortened(names)}")
         for name in archive.files:
             if name_of_ids not in (None, name):
                 left_out.append(name)
