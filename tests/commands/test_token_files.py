@@ -317,7 +317,14 @@ def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
     assert "--workers has no effect" in refusal("prepare", "shakespeare", "--workers", 2)
     assert "--dtype has no effect" in refusal("prepare", "novel", "--dtype", "uint16")
     (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')  # of another system: not read
-    assert json_of("prepare", "shakespeare")["tokenizer"] == "ids"
+    told = json_of("prepare", "shakespeare")
+    assert told["tokenizer"] == "ids"
+    assert any("vocab.json is not read" in note for note in told["notes"])
+    for damaged in (Vocab.of_ids(17).to_json()[:-5], '{"kind": "word"}'):
+        (ids_of_nanogpt / "shakespeare/vocab.json").write_text(damaged)
+        assert "vocab.json: damaged" in refusal("prepare", "shakespeare", "--force", code=1)
+        told = json_of("prepare", "shakespeare", "--force", "--vocab-size", 17)
+        assert not any("vocab.json is not read" in note for note in told["notes"])
 
 
 def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_them(ids_of_nanogpt):

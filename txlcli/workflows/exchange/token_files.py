@@ -126,6 +126,11 @@ def find(source: Path, id_type: IdType) -> TokenFiles | None:
     return TokenFiles(files[0].format, files[0].dtype, splits, documents)
 
 
+def has_ids(source: Path) -> bool:
+    """Return True if there are token files at a path that is not an export of txl."""
+    return bool(_by_split(source, is_export=False))
+
+
 def _by_split(source: Path, *, is_export: bool) -> dict[str, list[Path]]:
     """Return the .bin files of each split, or all under "" if none has a split; none if the source is text."""
     if not source.is_dir():

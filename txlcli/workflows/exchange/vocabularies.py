@@ -82,6 +82,15 @@ def read_for_ids(path: Path) -> Vocab:
         raise VocabularyError(f"{path}: {error}; give names of ids as JSON, such as {{name: id}}") from error
 
 
+def is_foreign(path: Path) -> bool:
+    """Return True if a file is JSON of another system."""
+    try:
+        content = parse_json(read_text(path, MAX_VOCABULARY))
+    except ValueError:
+        return False
+    return not (isinstance(content, dict) and "kind" in content)
+
+
 def of_fairseq(vocab: Vocab, *, has_unused_id: bool) -> Vocab:
     """Return a vocabulary for ids of fairseq: its own symbols precede the words of a dict.txt, which lacks them.
 

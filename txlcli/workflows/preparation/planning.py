@@ -184,6 +184,13 @@ def _read_vocabulary(path: Path, options: PrepareOptions) -> Vocab:
     return vocabularies.read_for_ids(path) if options.ids else vocabularies.read(path)
 
 
+def _has_ids(source: Path) -> bool:
+    try:
+        return token_files.has_ids(source)
+    except CorpusError as error:
+        raise CorpusInputError(str(error)) from error
+
+
 def _vocabulary_file(source: Path) -> Path:
     """Return the path of the vocabulary that txl exports with files."""
     directory = source if source.is_dir() else source.parent
@@ -233,10 +240,14 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
         return None
     try:
         return _read_vocabulary(file, options)
-    except VocabularyError:
+    except VocabularyError as error:
         if options.ids:
             raise
-        return None  # another system's file of that name
+        if vocabularies.is_foreign(file) or not _has_ids(source):
+            return None
+        raise VocabularyError(
+            f"{file}: damaged, or of a newer txl; export the ids again, or give `vocab_size` to read them without text"
+        ) from error
 
 
 def _reject_unused(plan: PreparationPlan) -> None:

@@ -139,5 +139,8 @@ def _notes(
         )
         if paths[0].with_name("meta.pkl").exists():
             yield "meta.pkl is not read: it is a pickle, which could run code; `vocab` FILE gives the ids a text"
+        directory = source if source.is_dir() else source.parent
+        if plan.vocab is None and not plan.options.vocab_size and (directory / VOCABULARY).exists():
+            yield f"{VOCABULARY} is not read: it is not a vocabulary of txl; `ids` reads names of ids"
     elif plan.vocab_file is not None:
         yield f"vocabulary of {plan.vocab_file}"
