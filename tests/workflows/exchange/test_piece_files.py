@@ -129,11 +129,18 @@ def test_an_id_that_the_vocabulary_does_not_have_is_refused_with_its_file(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("a.json", b"[1,"), ("a.npz", b"PK"), ("a.npy", b"\x93NUMPY"), ("b.npy", b"")]
+    ("name", "data", "word"),
+    [
+        ("a.json", b"[1,", "a.json"),
+        ("lines.json", b'{"ids": [1]}\n{"ids": [2]}\n', "one list, or one list of lists"),
+        ("a.npz", b"PK", "a.npz"),
+        ("a.npy", b"\x93NUMPY", "a.npy"),
+        ("b.npy", b"", "b.npy"),
+    ],
 )
-def test_a_damaged_file_is_refused(tmp_path, name, data):
+def test_a_damaged_file_or_one_of_json_lines_is_refused(tmp_path, name, data, word):
     (tmp_path / name).write_bytes(data)
-    assert name in rejection(CorpusInputError, piece_files.read_pieces, tmp_path / name)
+    assert word in rejection(CorpusInputError, piece_files.read_pieces, tmp_path / name)
 
 
 def test_ids_without_a_header_that_are_named_like_an_array_are_renamed(tmp_path):

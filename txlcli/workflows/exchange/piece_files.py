@@ -107,7 +107,12 @@ def read_content(path: Path, limit: int) -> PieceContent:
         for piece in pieces:
             _check(piece, limit)
     except (ValueError, OverflowError, EOFError, zipfile.BadZipFile) as error:
-        raise CorpusInputError(f"{path}: {reason_of(error)}; give token ids, whole numbers below {limit:,}") from error
+        shape = ""
+        if path.suffix.lower() == ".json":
+            shape = "one list, or one list of lists, of "
+        raise CorpusInputError(
+            f"{path}: {reason_of(error)}; give {shape}token ids, whole numbers below {limit:,}"
+        ) from error
     return PieceContent(pieces, content.left_out)
 
 
