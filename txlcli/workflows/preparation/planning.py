@@ -118,7 +118,8 @@ def make_plan(
     corpus, source = _find_source(corpus_or_path, options)
     vocab = None
     if options.vocab is not None:
-        vocab = _read_vocabulary(options.vocab, options)
+        has_ids = options.ids or (corpus is corpora.OWN_TEXT and source is not None and _has_ids(source))
+        vocab = _read_vocabulary(options.vocab, for_ids=has_ids)
     id_type = IdType(options.dtype, vocab.size if vocab else options.vocab_size)
     tokens = None
     files: tuple[TextFile, ...] = ()
@@ -127,10 +128,9 @@ def make_plan(
         if exported is not None:
             id_type = IdType(options.dtype, exported.size, is_export=True)
         tokens, files = _find_files(source, options, id_type)
-        if options.vocab is not None and tokens is not None:
-            vocab = vocabularies.read_for_ids(options.vocab)
-            if tokens.format in (FAIRSEQ, FAIRSEQ_OLD) and options.vocab.suffix != ".json":
-                vocab = vocabularies.of_fairseq(vocab, has_unused_id=tokens.format == FAIRSEQ_OLD)
+        is_list = options.vocab is not None and options.vocab.suffix != ".json"
+        if vocab is not None and is_list and tokens is not None and tokens.format in (FAIRSEQ, FAIRSEQ_OLD):
+            vocab = vocabularies.of_fairseq(vocab, has_unused_id=tokens.format == FAIRSEQ_OLD)
         # Ids, and rows that are the pieces of a text, are of the vocabulary next to them; other text is not.
         has_pieces = bool(files) and all(file.is_pieces for file in files)
         if exported is not None and (tokens is not None or has_pieces):
@@ -180,8 +180,8 @@ def _find_files(
         raise CorpusInputError(str(error)) from error
 
 
-def _read_vocabulary(path: Path, options: PrepareOptions) -> Vocab:
-    return vocabularies.read_for_ids(path) if options.ids else vocabularies.read(path)
+def _read_vocabulary(path: Path, *, for_ids: bool) -> Vocab:
+    return vocabularies.read_for_ids(path) if for_ids else vocabularies.read(path)
 
 
 def _has_ids(source: Path) -> bool:
@@ -239,7 +239,7 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
     if options.given("vocab", "tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
         return None
     try:
-        return _read_vocabulary(file, options)
+        return _read_vocabulary(file, for_ids=options.ids)
     except VocabularyError as error:
         if options.ids:
             raise
