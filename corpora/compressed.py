@@ -49,8 +49,6 @@ STREAMS = {
 """Formats of which the standard library loses all that follows the first stream if the next one is damaged."""
 COMPRESSIONS = ("gzip", "bzip2", "xz", "zstd")
 """Formats of compressed files that are read."""
-COMPRESSED_ENDINGS = (".gz", ".bz2", ".xz", ".zst")
-"""Endings that they are given, in lower case."""
 
 
 class CompressedFile(io.RawIOBase):

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from .compressed import COMPRESSED_ENDINGS
+from .compressed import COMPRESSIONS
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Slices, Splits, Text, size_of
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
@@ -92,12 +92,10 @@ def reject_two_versions(files: list[Path]) -> None:
     """Reject a text next to its raw version or a compressed copy, which `gzip -k` and `zstd -d` leave."""
     known = set(files)
     for path in sorted(known):
-        for ending in (".raw", *COMPRESSED_ENDINGS):
-            other = path.with_name(f"{path.name}{ending}")
-            if other in known:
-                raise CorpusError(
-                    f"{path} and {other.name} are two versions of one text; keep one of them in the folder"
-                )
+        text = path.with_name(path.stem)
+        is_version = path.suffix == ".raw" or format_of(path, "packed") in COMPRESSIONS
+        if path.suffix and text in known and is_version:
+            raise CorpusError(f"{text} and {path.name} are two versions of one text; keep one of them in the folder")
 
 
 def remarks_on(beginning: bytes, *, has_documents: bool = False) -> Iterator[str]:

@@ -118,11 +118,12 @@ def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
     assert told["changes"] == {"files_skipped": 2}
 
 
-def test_rows_next_to_a_compressed_copy_are_rejected(untouched):
+@pytest.mark.parametrize(("name", "data"), [("rows.jsonl", json_lines()), ("train.txt", TEXT)])
+def test_a_text_next_to_a_compressed_copy_is_rejected(untouched, name, data):
     (untouched / "both").mkdir()
-    (untouched / "both/rows.jsonl").write_bytes(json_lines())
-    (untouched / "both/rows.jsonl.gz").write_bytes(gzip.compress(json_lines()))
-    assert "rows.jsonl.gz are two versions of one text" in refusal("prepare", "both", code=1)
+    (untouched / "both" / name).write_bytes(data)
+    (untouched / f"both/{name}.gz").write_bytes(gzip.compress(data))
+    assert f"{name}.gz are two versions of one text" in refusal("prepare", "both", code=1)
 
 
 LONG = "a word " * 20_000  # longer than the default limit of Python's csv

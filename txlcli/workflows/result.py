@@ -38,24 +38,24 @@ class Result:
 
     def __str__(self) -> str:
         """Return the table as lines of text."""
-        lines = self._shown()
+        lines, rest = self._shown()
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         texts = []
         for line in lines:
             cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
             texts.append("  ".join(cells))
-        return "\n".join([*texts, *self._rest()])
+        return "\n".join([*texts, rest] if rest else texts)
 
     def _repr_html_(self) -> str:
-        header, *lines = self._shown()
+        (header, *lines), rest = self._shown()
         texts = [_html_line("th", header)]
         for line in lines:
             texts.append(_html_line("td", line))
-        more = "".join(f"<p>{text}</p>" for text in self._rest())
+        more = f"<p>{rest}</p>" if rest else ""
         return f"<table>{''.join(texts)}</table>{more}"
 
-    def _shown(self) -> list[list[str]]:
-        """Return the names of the columns that have values, and the cells of the first rows."""
+    def _shown(self) -> tuple[list[list[str]], str]:
+        """Return the names of the columns that have values and the cells of the first rows, and how many follow."""
         rows = self.table()
         columns: dict[str, None] = {}
         for row in rows:
@@ -63,12 +63,8 @@ class Result:
         lines = [list(columns)]
         for row in rows[:MAX_SHOWN]:
             lines.append([_cell(row.get(name)) for name in columns])
-        return lines
-
-    def _rest(self) -> list[str]:
-        """Return the line that counts the rows that are not shown, if any."""
-        rest = len(self.table()) - MAX_SHOWN
-        return [f"and {rest:,} more rows"] if rest > 0 else []
+        rest = len(rows) - MAX_SHOWN
+        return lines, f"and {rest:,} more rows" if rest > 0 else ""
 
 
 def _html_line(tag: str, cells: list[str]) -> str:
@@ -77,7 +73,7 @@ def _html_line(tag: str, cells: list[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a value as a notebook shows it."""
+    """Return a value as it is shown."""
     if value is None:
         return ""
     if isinstance(value, float):

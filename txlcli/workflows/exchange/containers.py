@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from txlcli.corpora.compressed import COMPRESSED_ENDINGS, COMPRESSIONS
+from txlcli.config.settings import COMPRESSED
+from txlcli.corpora.compressed import COMPRESSIONS
 from txlcli.corpora.directory import reject_two_versions, select_text
 from txlcli.corpora.locate import is_companion, is_description, text_files
 from txlcli.corpora.signatures import OF_IDS, format_of, reject_other_than_text
@@ -112,7 +113,7 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
         return TextFile(path, "Parquet")
     packing = found if found in COMPRESSIONS else None
     ending = path.suffix.lower()
-    if ending not in BY_ENDING and (packing or ending in COMPRESSED_ENDINGS):  # a download may unpack "rows.csv.gz"
+    if ending not in BY_ENDING and (packing or ending in COMPRESSED):  # a download may unpack "rows.csv.gz"
         ending = Path(path.stem).suffix.lower()
     return TextFile(path, BY_ENDING.get(ending, TEXT), packing, encoding)
 

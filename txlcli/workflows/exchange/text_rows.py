@@ -198,10 +198,10 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[st
     for number, value in values:
         place = f"{unit} {number:,}"
         if value is None:
-            way = "repair the file, or fetch it again"
+            next_step = "repair the file, or fetch it again"
             if file.format == "JSONL" and number == 1:
-                way += "; rename an array of several lines to .json"
-            raise CorpusInputError(f"{file.path}: {place} is null, or not valid JSON; {way}")
+                next_step += "; rename an array of several lines to .json"
+            raise CorpusInputError(f"{file.path}: {place} is null, or not valid JSON; {next_step}")
         if not isinstance(value, dict):
             raise CorpusInputError(f'{file.path}: {place} is not an object, such as {{"text": "..."}}; {FOR_IDS}')
         yield place, value

@@ -127,7 +127,7 @@ def find(source: Path, id_type: IdType) -> TokenFiles | None:
 
 
 def has_ids(source: Path) -> bool:
-    """Return True if there are token files at a path that is not an export of txl."""
+    """Return True if `find` reads token ids at a path, whatever vocabulary is next to them."""
     return bool(_by_split(source, is_export=False))
 
 

@@ -116,10 +116,7 @@ def make_plan(
 ) -> PreparationPlan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
-    vocab = None
-    if options.vocab is not None:
-        has_ids = options.ids or (corpus is corpora.OWN_TEXT and source is not None and _has_ids(source))
-        vocab = _read_vocabulary(options.vocab, for_ids=has_ids)
+    vocab = _given_vocabulary(corpus, source, options)
     id_type = IdType(options.dtype, vocab.size if vocab else options.vocab_size)
     tokens = None
     files: tuple[TextFile, ...] = ()
@@ -128,9 +125,8 @@ def make_plan(
         if exported is not None:
             id_type = IdType(options.dtype, exported.size, is_export=True)
         tokens, files = _find_files(source, options, id_type)
-        is_list = options.vocab is not None and options.vocab.suffix != ".json"
-        if vocab is not None and is_list and tokens is not None and tokens.format in (FAIRSEQ, FAIRSEQ_OLD):
-            vocab = vocabularies.of_fairseq(vocab, has_unused_id=tokens.format == FAIRSEQ_OLD)
+        if vocab is not None and tokens is not None and options.vocab is not None:
+            vocab = _numbered_as(tokens.format, vocab, options.vocab)
         # Ids, and rows that are the pieces of a text, are of the vocabulary next to them; other text is not.
         has_pieces = bool(files) and all(file.is_pieces for file in files)
         if exported is not None and (tokens is not None or has_pieces):
@@ -180,8 +176,20 @@ def _find_files(
         raise CorpusInputError(str(error)) from error
 
 
-def _read_vocabulary(path: Path, *, for_ids: bool) -> Vocab:
-    return vocabularies.read_for_ids(path) if for_ids else vocabularies.read(path)
+def _given_vocabulary(corpus: Corpus, source: Path | None, options: PrepareOptions) -> Vocab | None:
+    """Return the vocabulary of `vocab`, each line of a list being an id if the source is token ids."""
+    if options.vocab is None:
+        return None
+    if options.ids or (corpus is corpora.OWN_TEXT and source is not None and _has_ids(source)):
+        return vocabularies.read_for_ids(options.vocab)
+    return vocabularies.read(options.vocab)
+
+
+def _numbered_as(format_: str, vocab: Vocab, path: Path) -> Vocab:
+    """Return a vocabulary with the symbols that a format has before a list of words; names in JSON have their ids."""
+    if format_ not in (FAIRSEQ, FAIRSEQ_OLD) or path.suffix == ".json":
+        return vocab
+    return vocabularies.of_fairseq(vocab, has_unused_id=format_ == FAIRSEQ_OLD)
 
 
 def _has_ids(source: Path) -> bool:
@@ -239,7 +247,7 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
     if options.given("vocab", "tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
         return None
     try:
-        return _read_vocabulary(file, for_ids=options.ids)
+        return vocabularies.read_for_ids(file) if options.ids else vocabularies.read(file)
     except VocabularyError as error:
         if options.ids:
             raise
