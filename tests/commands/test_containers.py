@@ -272,6 +272,7 @@ def test_half_a_character_of_json_is_replaced(plain):
         ("a.arrow", arrow_bytes(arrow.ipc.new_file)[:500], "damaged, or not Arrow"),
         ("a.arrow", 2 * arrow_bytes(arrow.ipc.new_stream), "damaged, or not Arrow"),
         ("a.csv", delimited(",").decode().encode("utf-16"), "utf-16"),
+        ("train.bin.gz", gzip.compress(TEXT), "contains another file (a .bin of token ids)"),
         ("a.parquet.gz", gzip.compress(parquet_bytes()), "contains another file (Parquet)"),
         ("a.xz", lzma.compress(bytes(66 << 20), preset=0), "would unpack to more than 64 MiB"),
     ],

@@ -163,6 +163,8 @@ def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     stream = open_content(file.path, file.packing)
     head = stream.peek(HEAD)[:HEAD]
     inside = format_in(head, "packed", "rows", "other")
+    if Path(file.path.stem).suffix.lower() == ".bin":
+        inside = "a .bin of token ids"
     if file.packing and inside:
         raise CorpusInputError(f"{file.path}: contains another file ({inside}), not text; unpack it first")
     encoding = encoding_of(head)
