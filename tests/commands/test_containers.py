@@ -156,9 +156,11 @@ def test_a_tsv_that_was_written_without_quoting_keeps_its_quotation_marks(untouc
     assert prepared.vocab.decode(prepared.ids("train")) == text
 
 
-def test_packed_text_that_ends_within_a_character_is_not_read_as_words(untouched):
-    (untouched / "cut.txt.gz").write_bytes(gzip.compress("naïve fox é".encode()[:-1]))
-    assert "cut.txt.gz: its text is not valid UTF-8" in refusal("prepare", "cut.txt.gz", "--tokenizer", "word", code=1)
+@pytest.mark.parametrize("text", ["naïve fox é".encode()[:-1], "naïve fox\n".encode("cp1252")])
+def test_packed_text_that_is_not_utf8_is_not_read_as_words(untouched, text):
+    (untouched / "a.txt.gz").write_bytes(gzip.compress(text))
+    refused = refusal("prepare", "a.txt.gz", "--tokenizer", "word", code=1)
+    assert "a.txt.gz: its text is not valid UTF-8; give its --encoding, such as cp1252" in refused
 
 
 def test_a_quoted_tsv_that_was_truncated_in_a_text_is_rejected(untouched):

@@ -210,9 +210,10 @@ def extract(
         place = "its text"
         if file.column:
             place = f'row {n_rows:,} of the column "{shortened(file.column)}"'
-        raise CorpusInputError(
-            f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
-        ) from None
+        way = "repair the file, or use `tokenizer` byte"
+        if file.format not in COLUMNAR:
+            way = f"give its `encoding`, such as cp1252, {way}"
+        raise CorpusInputError(f"{file.path}: {place} is not valid UTF-8; {way}") from None
     return Extracted(size, missing, starts)
 
 
