@@ -16,6 +16,8 @@ GROUPS = ("packed", "rows", "other")
 HEAD = 4096  # bytes
 CHUNK = "a chunk of streaming samples"
 """Format that is recognized by its table of offsets."""
+PYTORCH = "a file of torch.save"
+"""Format that is recognized by a name in its archive."""
 OF_IDS = {CHUNK, "a NumPy array", "packed token ids of LitGPT"}
 """Formats of token ids, which a README or an index.json may describe."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -65,6 +67,8 @@ def format_in(head: bytes, *groups: str) -> str | None:
     """Return the format of a group that a file with these first bytes has; None if it has none of them."""
     if "packed" in groups and _is_zlib(head):
         return "zlib"
+    if "other" in groups and head.startswith(b"PK") and b"/data.pkl" in head:
+        return PYTORCH
     for group in groups:
         for name, mark, offset in _signatures(group):
             if head.startswith(mark, offset):

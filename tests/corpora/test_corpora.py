@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 import pyarrow as arrow
 import pytest
+import torch
 
 from txlcli import corpora
 from txlcli.corpora import OWN_TEXT as own
@@ -267,12 +268,15 @@ def binary_files():
         writer.write_table(table)
     array = io.BytesIO()
     np.save(array, np.arange(99, dtype=np.uint16))
+    tensor = io.BytesIO()
+    torch.save(torch.arange(99), tensor)
     database = sqlite3.connect(":memory:")
     database.execute("create table lines(line)")
     return {
         "a file of Arrow": stream.getvalue().to_pybytes(),
         "a NumPy array": array.getvalue(),
         "a pickle": pickle.dumps([1, 2, 3]),
+        "a file of torch.save": tensor.getvalue(),
         "an SQLite database": database.serialize(),
         "an HDF5 file": b"\x89HDF\r\n\x1a\n" + bytes(20),
         "a file of weights": b'\x40\0\0\0\0\0\0\0{"__metadata__"' + bytes(20),
