@@ -89,13 +89,17 @@ def select_text(source: Path, listed: list[Path]) -> list[Path]:
 
 
 def reject_two_versions(files: list[Path]) -> None:
-    """Reject a text next to its raw version or a compressed copy, which `gzip -k` and `zstd -d` leave."""
-    known = set(files)
-    for path in sorted(known):
-        text = path.with_name(path.stem)
-        is_version = path.suffix == ".raw" or format_of(path, "packed") in COMPRESSIONS
-        if path.suffix and text in known and is_version:
-            raise CorpusError(f"{text} and {path.name} are two versions of one text; keep one of them in the folder")
+    """Reject two versions of a text: raw, or compressed by `gzip -k` or by two programs."""
+    versions: dict[Path, Path] = {}
+    for path in sorted(set(files)):
+        text = path
+        if path.suffix and (path.suffix == ".raw" or format_of(path, "packed") in COMPRESSIONS):
+            text = path.with_name(path.stem)
+        if text in versions:
+            raise CorpusError(
+                f"{versions[text]} and {path.name} are two versions of one text; keep one of them in the folder"
+            )
+        versions[text] = path
 
 
 def remarks_on(beginning: bytes, *, has_documents: bool = False) -> Iterator[str]:

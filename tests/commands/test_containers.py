@@ -118,12 +118,21 @@ def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
     assert told["changes"] == {"files_skipped": 2}
 
 
-@pytest.mark.parametrize(("name", "data"), [("rows.jsonl", json_lines()), ("train.txt", TEXT)])
-def test_a_text_next_to_a_compressed_copy_is_rejected(untouched, name, data):
+@pytest.mark.parametrize(
+    ("names", "data"),
+    [
+        (["rows.jsonl", "rows.jsonl.gz"], json_lines()),
+        (["train.txt", "train.txt.gz"], TEXT),
+        (["train.txt.gz", "train.txt.xz"], TEXT),
+    ],
+)
+def test_two_versions_of_a_text_are_rejected(untouched, names, data):
+    contents = {".gz": gzip.compress(data), ".xz": lzma.compress(data)}
     (untouched / "both").mkdir()
-    (untouched / "both" / name).write_bytes(data)
-    (untouched / f"both/{name}.gz").write_bytes(gzip.compress(data))
-    assert f"{name}.gz are two versions of one text" in refusal("prepare", "both", code=1)
+    for name in names:
+        path = untouched / "both" / name
+        path.write_bytes(contents.get(path.suffix, data))
+    assert f"{names[0]} and {names[1]} are two versions of one text" in refusal("prepare", "both", code=1)
 
 
 LONG = "a word " * 20_000  # longer than the default limit of Python's csv

@@ -199,6 +199,7 @@ def test_a_damaged_pickle_is_rejected(tmp_path, name, data):
         ("a 7\nb 5\na 3\n", "line 3 repeats line 1"),
         ("b 1\na 0\nc 2\n", "not in the order of their ids"),
         ("0 a\n1 b\n", "first column is numbers"),
+        ("75 a\n32 b\n", "first column is numbers"),
     ],
 )
 def test_a_list_for_ids_has_one_word_in_each_line(tmp_path, lines, message):

@@ -171,7 +171,7 @@ def _read_lines(path: Path) -> Vocab:
         words[word] = number
         seconds.append(second.strip())
     ids = [str(number) for number in range(len(lines))]
-    if any(seconds) and list(words) == ids:
+    if any(seconds) and all(map(str.isdecimal, words)):  # such as counts before words
         raise VocabularyError(f"{path}: the first column is numbers; give the words, one per line")
     if seconds != ids and sorted(seconds) == sorted(ids):
         raise VocabularyError(f"{path}: the lines are not in the order of their ids; sort them by the second column")
