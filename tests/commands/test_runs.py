@@ -451,6 +451,14 @@ def test_a_longer_schedule_does_not_make_the_rate_of_the_warm_up_jump(here, limi
     assert "jumps" not in stderr
 
 
+def test_a_warm_up_that_is_longer_than_the_schedule_is_noted_before_and_after_a_stop(here):
+    changes = ("train.warmup_steps=6", "train.schedule=constant", "train.average=mean", "train.average_from=4")
+    new = ["tiny.toml", "--max-steps", 2, *(f"--set={change}" for change in changes)]
+    for options in (new, ["--resume", "tiny"]):
+        stderr = done("train", *options).stderr
+        assert "train.warmup_steps 6 is longer than the schedule of 4 steps" in stderr
+
+
 def test_a_rate_that_jumps_with_a_longer_schedule_is_reported(here):
     stderr = done("train", "--resume", "byte", "--set", "train.max_steps=14").stderr
     assert "jumps from 0.0015 to 0.015 " in stderr  # 3e-2 * (1 + cos(pi 6/7)) / 2, and of pi 7/14

@@ -34,6 +34,8 @@ def test_the_memory_of_each_gpu_is_that_of_its_part_of_the_batch(here):
 def test_divided_state_and_weights_are_counted_with_what_is_gathered_and_exchanged(here):
     whole, zero, fsdp = (scale("--set", f"train.parallel={mode}")[1][2] for mode in ("ddp", "zero", "fsdp"))
     assert zero["exchanged_bytes"] == whole["exchanged_bytes"] == 2 * fsdp["exchanged_bytes"] // 3
+    parts = scale("--set=train.parallel=fsdp", "--set=train.accumulate=2")[1][2]  # each gathers and sends for itself
+    assert parts["exchanged_bytes"] == 2 * fsdp["exchanged_bytes"]
     whole, zero, fsdp = (row["device_bytes"] for row in (whole, zero, fsdp))
     assert 0.5 <= zero["optimizer"] / whole["optimizer"] < 0.6
     assert all(zero[part] == whole[part] for part in whole.keys() - {"optimizer", "total"})

@@ -109,6 +109,7 @@ def test_processes_of_a_cluster_form_one_training(here, free_port):
     [
         (["--data-dir", "other"], "error: the train split (SHA-256) is "),
         (["--data-dir", "nowhere"], "error: rank 1 on "),
+        (["--max-steps", "3"], "error: the option --max-steps is absent on rank 0 and 3 on rank 1 "),
     ],
 )
 def test_processes_that_differ_end_with_one_line(here, free_port, change, error):

@@ -105,9 +105,12 @@ def test_processes_divide_the_batch_and_recomputing_is_advised_only_where_it_is_
         assert {train.recompute for train in smaller} == {*recomputes, changes.get("recompute", False)}
 
 
-@pytest.mark.parametrize("share", [0.5, 1.5])
-def test_a_step_that_needs_more_than_is_free_is_told_before_it(share):
+@pytest.mark.parametrize(("processes", "who"), [(1, "a step"), (2, "a step of each process")])
+def test_a_step_that_needs_more_than_is_free_is_told_before_it(processes, who):
     reporter = RecordingReporter()
-    warn(plan(), reporter, available=lambda _: round(share * forecast(TRAIN)))
-    assert len(reporter.messages) == (share < 1)
-    assert all("memory may run out" in message for message in reporter.messages)
+    needed = forecast(TRAIN, processes)
+    warn(plan(processes=processes), reporter, available=lambda _: processes * (needed + 1))
+    assert reporter.messages == []
+    warn(plan(processes=processes), reporter, available=lambda _: processes * (needed - 1))
+    (message,) = reporter.messages
+    assert f"memory may run out, and the system then ends txl: {who} needs about" in message

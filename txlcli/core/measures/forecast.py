@@ -129,15 +129,19 @@ def _gathered_bytes(shapes: Mapping[str, torch.Size], train: TrainSettings) -> i
     return 2 * FLOAT_BYTES * root + at_work
 
 
-def snapshot_bytes(
-    model: ModelSettings, vocab_size: int, train: TrainSettings, needed: StepBytes, processes: int
-) -> int:
+def snapshot_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> int:
     """Return the host memory of the copy that checkpoints are written from, which rank 0 keeps.
 
     It has the memory of all lanes, of which a step of one process needs a part, and the optimizer state of all weights.
     """
     whole = state_bytes(model, vocab_size, train)
-    return whole.weights + whole.optimizer + whole.average + processes * needed.memory
+    memory = train.batch_size * _memory_of_lane(model, train)
+    return whole.weights + whole.optimizer + whole.average + memory
+
+
+def _memory_of_lane(model: ModelSettings, train: TrainSettings) -> int:
+    """Return the bytes of a full memory of one lane."""
+    return _memory_bytes(with_plain_softmax(model), train.mem_len, DTYPES[train.precision].itemsize)
 
 
 def step_bytes(
@@ -150,11 +154,11 @@ def step_bytes(
     train = of_one_process(train, processes)
     state = state_bytes(model, vocab_size, train, processes=processes)
     step = _step_of(model, train, device)
-    memory = _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize)
     activations = _activation_bytes(step, train.batch_size // train.accumulate)
     if train.parallel == "fsdp" and processes > 1 and device.type != "cpu":
         activations -= _divided_casts(parameter_shapes(model, vocab_size), train)
-    return replace(state, memory=train.batch_size * memory, activations=activations)
+    memory = train.batch_size * _memory_of_lane(model, train)
+    return replace(state, memory=memory, activations=activations)
 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:

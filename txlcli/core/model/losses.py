@@ -91,8 +91,8 @@ class Objective:
             squares = hidden.diff(dim=1).square().mean(-1)  # (B, L - 1)
             pairs = None if weights is None else weights[1:] * weights[:-1]  # (L - 1,)
             if self.since_reset is not None:
-                continues = (self.since_reset[:, 1 - hidden.shape[1] :] > 0).float()  # (B, L - 1)
-                pairs = continues if pairs is None else continues * pairs
+                # The change at a reset counts as 0, so that the mean is over as many pairs in every part of a batch.
+                squares = squares * (self.since_reset[:, 1 - hidden.shape[1] :] > 0)
             penalties.append(self.slowness_penalty * mean_over_positions(squares, pairs))
         return penalties
 

@@ -154,6 +154,8 @@ class Builder:
             run_directory.update(run)
         last_step = run.settings.train.max_steps
         reporter.say(f"resuming {run.directory} at step {training.step:,} of {last_step:,}, {plan.devices}")
+        for note in plan.notes:
+            reporter.say(note)
         return Job(plan, training)
 
     def _claim_directory(self, files: ExitStack) -> Path:
@@ -170,6 +172,7 @@ class Builder:
         if self.world.size == 1:
             return
         facts = {"the release of txl": __version__, **recipe.facts(self.request.settings)}
+        facts["the option `max_steps`"] = str(self.request.options.max_steps or "absent")
         facts["the checkpoint"] = "none" if saved is None else saved.fingerprint()
         for split in ("train", "valid"):
             facts[f"the {split} split (SHA-256)"] = self.store.digest(split) or "absent"

@@ -109,7 +109,7 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
         plan=plan,
         parameters_by_part=parameters_by_part(settings.model, vocab_size),
         step_bytes=needed,
-        snapshot_bytes=snapshot_bytes(settings.model, vocab_size, train, needed, processes),
+        snapshot_bytes=snapshot_bytes(settings.model, vocab_size, train),
         training_flops_per_token=plan.flops_per_token,
         tails=len(settings.model.cutoffs),
         tails_by=tails_by,

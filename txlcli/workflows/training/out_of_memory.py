@@ -58,9 +58,9 @@ def warn(plan: Plan, reporter: Reporter, *, available: Callable[[torch.device], 
     free = available(plan.device) if plan.device.type == "cpu" else None
     if free is None:
         return
-    needed = plan.processes * plan.step_bytes(plan.run.settings.train).total
-    if needed > free:
-        reporter.say(f"memory may run out, and the system then ends txl: {advise(plan, free)}")
+    share = free // plan.processes
+    if plan.step_bytes(plan.run.settings.train).total > share:
+        reporter.say(f"memory may run out, and the system then ends txl: {advise(plan, share)}")
 
 
 def advise(plan: Plan, available: int | None) -> str:
@@ -72,6 +72,8 @@ def advise(plan: Plan, available: int | None) -> str:
     needed = plan.step_bytes(train).total
     limit = USABLE * min(available or needed, needed)
     needs = f"a step needs about {format_size(needed)}"
+    if plan.processes > 1:
+        needs = f"a step of each process needs about {format_size(needed)}"
     if available:
         needs += f" of {format_size(available)}"
     fitting: list[str] = []

@@ -99,12 +99,13 @@ class Plan:
     def notes(self) -> list[str]:
         """Remarks on settings that do not have the effect that they seem to have."""
         train = self.run.settings.train
-        if train.warmup_steps <= train.max_steps:
+        end = train.schedule_steps
+        if train.warmup_steps <= end:
             return []
-        highest = scheduled_lr(train, train.max_steps)
+        highest = scheduled_lr(train, end)
         return [
-            f"train.warmup_steps {train.warmup_steps:,} is longer than the training run of {train.max_steps:,} steps: "
-            f"the learning rate ends at {highest:.3g} and never reaches train.lr {train.lr:g}"
+            f"train.warmup_steps {train.warmup_steps:,} is longer than the schedule of {end:,} steps: the learning "
+            f"rate rises to {highest:.3g} and never reaches train.lr {train.lr:g}"
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -140,21 +140,23 @@ def _sent_bytes(train: TrainSettings) -> int:
     gradient = GRADIENT_BYTES[train.exchange_precision]
     if train.parallel == "zero":  # gradients go to the process that updates the weight, which sends the weight
         return gradient + FLOAT_BYTES
-    if train.parallel == "fsdp":  # weights go to all processes twice
-        return gradient + 2 * FLOAT_BYTES
+    if train.parallel == "fsdp":  # for each part of the batch, weights go to all processes twice
+        return train.accumulate * (gradient + 2 * FLOAT_BYTES)
     return 2 * gradient
 
 
 def _visible_exchange_s(run: Run, exchange_s: float, compute_s: float) -> float:
     """Return the part of the time of an exchange that the computation of a step does not hide, in seconds.
 
-    The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding: that
-    of a tied table is ready at the end of the backward pass only.
+    The exchange runs during the backward pass of the last micro-batch, with fsdp of each one, except for the gradients
+    of the embedding: that of a tied table is ready at the end of the backward pass only.
     """
     train = run.settings.train
     in_backward = 1.0
     if train.parallel == "zero":
         in_backward = GRADIENT_BYTES[train.exchange_precision] / _sent_bytes(train)  # then come the weights
     late_share = parameters_by_part(run.settings.model, run.vocab_size)["embedding"] / run.parameters
-    backward_s = BACKWARD_SHARE * compute_s / train.accumulate
+    backward_s = BACKWARD_SHARE * compute_s
+    if train.parallel != "fsdp":
+        backward_s /= train.accumulate
     return exchange_s - min((1 - late_share) * in_backward * exchange_s, backward_s)
