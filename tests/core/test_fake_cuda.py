@@ -121,6 +121,7 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
     }
 
 
+@pytest.mark.slow
 def test_a_part_of_the_fast_path_that_fails_is_left_out_and_training_goes_on(outcomes_of):
     outcomes = outcomes_of("failures")
     assert {failure: path for failure, (path, *_) in outcomes.items()} == {

@@ -128,9 +128,6 @@ def sampled_checks():
     yield from captures(list(CAPTURED)[::2])
     for failing in ("capture", "rehearsal"):
         yield f"failing {failing}", "captured", {**CAPTURED["ddp"], "failing": failing}
-    short_memory = {**PLAIN, "mem_len": 5}  # full in the second segment of each epoch
-    yield "short memory", "trained", short_memory
-    yield "failing compiled layers", "captured", {**short_memory, "failing": "compiled layers"}
 
 
 def other_checks():
@@ -148,6 +145,9 @@ def other_checks():
     for parallel in ("ddp", "zero"):
         yield from lifetimes(parallel, ARCHITECTURES)
     yield from captures(list(CAPTURED)[1::2])
+    short_memory = {**PLAIN, "mem_len": 5}  # full in the second segment of each epoch
+    yield "short memory", "trained", short_memory
+    yield "failing compiled layers", "captured", {**short_memory, "failing": "compiled layers"}
 
 
 def captures(names):
@@ -357,6 +357,7 @@ def test_all_processes_run_eagerly_if_one_cannot_capture_a_step(two, failing, wo
     assert_trained_alike(found, two["eager ddp"])
 
 
+@pytest.mark.slow
 def test_all_processes_leave_out_compiled_layers_if_one_cannot_compute_them(two):
     found = two["failing compiled layers"]
     assert found["path"] == "tiles, not compiled, captured"
