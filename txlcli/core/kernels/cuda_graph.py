@@ -4,8 +4,9 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -107,6 +108,22 @@ class GraphPool:
         self._handle = pool
         self._graphs.add(graph)
         return graph, out
+
+
+@dataclass(frozen=True)
+class Replay(Generic[Result]):
+    """A captured function, and the tensors that its kernels read."""
+
+    launch: Callable[[], Result]
+    """Replays the kernels."""
+    inputs: Sequence[Tensor]
+
+    def __call__(self, given: Sequence[Tensor]) -> Result:
+        """Copy tensors to the inputs, unless they are these, and return the result, which the next call overwrites."""
+        for own, tensor in zip(self.inputs, given, strict=True):
+            if own is not tensor:
+                own.copy_(tensor)
+        return self.launch()
 
 
 def _cannot_capture(error: RuntimeError) -> UsageError:

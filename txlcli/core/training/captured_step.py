@@ -7,12 +7,13 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, GraphPool, Result
+from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, GraphPool, Replay, Result
 from txlcli.core.kernels.device import forked_generators, product_dtype, send
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import Memory
@@ -24,8 +25,18 @@ from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
 from txlcli.errors import TrainingError, UsageError
 
-Gradients = tuple[Tensor, Tensor, list[Tensor | None]]
-"""Results of the first graph: losses (2,), norm (0-d), the gradient of each parameter."""
+
+class Gradients(NamedTuple):
+    """Results of the first graph."""
+
+    losses: Tensor
+    """As `Step.gradients` returns them, (2,)."""
+    norm: Tensor
+    """Norm of all gradients (0-d)."""
+    of_parameters: list[Tensor | None]
+    """Gradient of each parameter."""
+    memories: list[Memory]
+    """Memory of each micro-batch after the segment, where the graph also reads it."""
 
 
 class CapturedStep(Step):
@@ -44,11 +55,7 @@ class CapturedStep(Step):
         self._tail_shares = tail_shares
         self._parameters = list(self.model.parameters())
         self._seg_len = torch.zeros((), dtype=torch.int64, device=self.model.device)
-        self._gradient_graph: Callable[[], Gradients] | None = None
-        self._memories: list[Memory] = []
-        """Memories that the first graph reads and writes."""
-        self._inputs: list[Tensor] = []
-        """All tensors that the first graph reads."""
+        self._gradient_graph: Replay[Gradients] | None = None
         self._update_graph: Callable[[], None] | None = None
         self._may_capture_gradients = True
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
@@ -71,15 +78,13 @@ class CapturedStep(Step):
         self._is_replayed = replayed is not None and self._gradient_graph is not None
         if replayed is None or self._gradient_graph is None:
             return super().gradients(batches, memories)
-        for own, given in zip(self._inputs, _tensors(replayed, memories), strict=True):
-            if own is not given:
-                own.copy_(given)
-        losses, self.grad_norm, gradients = self._gradient_graph()
-        for memory, after in zip(memories, self._memories, strict=True):
+        computed = self._gradient_graph(_tensors(replayed, memories))
+        self.grad_norm = computed.norm
+        for memory, after in zip(memories, computed.memories, strict=True):
             memory[:] = after
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+        for parameter, gradient in zip(self._parameters, computed.of_parameters, strict=True):
             parameter.grad = gradient
-        return losses.clone()
+        return computed.losses.clone()
 
     def norm(self) -> Tensor:
         if self._is_replayed and not self.scaler.is_enabled():
@@ -165,18 +170,19 @@ class CapturedStep(Step):
 
     def _capture_gradients(self, batches: list[Batch], memories: list[Memory]) -> None:
         """Capture the first graph, on copies of these tensors."""
-        own = list(map(_copied, batches))
-        self._memories = []
+        own_batches = list(map(_copied, batches))
+        own_memories = []
         for memory in memories:
-            self._memories.append([tensor.clone() for tensor in memory])
-        self._inputs = _tensors(own, self._memories)
-        compute = functools.partial(self._compute, own, self._memories)
+            own_memories.append([tensor.clone() for tensor in memory])
+        compute = functools.partial(self._compute, own_batches, own_memories)
         with forked_generators(self.model.device):
             if isinstance(self.weights, Exchange):
-                self._gradient_graph = self._capture_with_exchange(self.weights, compute)
+                launch = self._capture_with_exchange(self.weights, compute)
             else:
-                self._gradient_graph = self._capture(compute, warm_up=WARM_UP)
-        self._may_capture_gradients = self._gradient_graph is not None
+                launch = self._capture(compute, warm_up=WARM_UP)
+        self._may_capture_gradients = launch is not None
+        if launch is not None:
+            self._gradient_graph = Replay(launch, _tensors(own_batches, own_memories))
         self.model.forget_gradients()
 
     def _compute(self, batches: list[Batch], memories: list[Memory]) -> Gradients:
@@ -189,7 +195,7 @@ class CapturedStep(Step):
             foreach.copy_(own, new)
         # In fp16 the norm is computed after the graph, by the scaler; the loss stands in its place and is not read.
         norm = losses[0] if self.scaler.is_enabled() else super().norm()
-        return losses, norm, [parameter.grad for parameter in self._parameters]
+        return Gradients(losses, norm, [parameter.grad for parameter in self._parameters], memories)
 
     def _capture_with_exchange(
         self, exchange: Exchange, compute: Callable[[], Gradients]
