@@ -214,7 +214,8 @@ def test_a_prompt_that_is_not_utf8_is_rejected(here):
 def test_only_a_passage_needs_the_store_and_its_test_split(here):
     (here / "novel/test.txt").unlink()
     done("prepare", "novel", "--force")
-    assert "no test split" in refusal("generate", "byte", code=1)
+    message = refusal("generate", "byte", code=1)
+    assert message.endswith("has no test split, which a text continues by default; give a --prompt")
     (here / "data/novel.h5").unlink()
     assert "no token store" in refusal("generate", "byte", code=1)
     done("generate", "byte", "--prompt", "the", "--tokens", 1)

@@ -99,7 +99,9 @@ def lm1b_directory(tmp_path) -> Path:
 
 
 def test_lm1b_keeps_its_vocabulary_and_sentence_starts_and_released_validates_on_test(tmp_path):
-    done("prepare", "lm1b", "--source", lm1b_directory(tmp_path))
+    plain = "--set 'model.cutoffs=[]' --set model.tie_projections=none"  # V is small
+    told = done("prepare", "lm1b", "--source", lm1b_directory(tmp_path)).stdout
+    assert told.splitlines()[-1] == f"next: txl train lm1b {plain}"
     lm1b = store("lm1b")
     assert lm1b.vocab.symbols == ["</S>", "<S>", "<UNK>", "The", "cat", "."]
     assert lm1b.ids("train").tolist() == [3, 4, 5, 1, 3, 2, 1]
@@ -107,7 +109,8 @@ def test_lm1b_keeps_its_vocabulary_and_sentence_starts_and_released_validates_on
     assert lm1b.info("train").unknown == 1
     assert lm1b.vocab.boundary == 1
     assert lm1b.vocab.decode(lm1b.ids("valid")) == ". .\n"
-    done("prepare", "lm1b", "--source", tmp_path / "lm1b-source", "--released-convention")
+    told = done("prepare", "lm1b", "--source", tmp_path / "lm1b-source", "--released-convention").stdout
+    assert told.splitlines()[-1] == f"next: txl train lm1b --set corpus.store=lm1b-released {plain}"
     released = store("lm1b-released")
     assert released.ids("valid").tolist() == released.ids("test").tolist() == [4, 3, 1]
 

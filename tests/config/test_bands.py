@@ -3,7 +3,8 @@
 import pytest
 
 from tests.core.builders import model_settings
-from txlcli.config.bands import Band, bands
+from txlcli.config import recipe
+from txlcli.config.bands import Band, bands, plain_softmax
 from txlcli.errors import RecipeError
 
 V, CUTOFFS = 19, (5, 11)  # bands of 5, 6 and 8 ids
@@ -49,6 +50,16 @@ def test_a_cutoff_beyond_the_vocabulary_is_rejected(vocab_size):
     with pytest.raises(RecipeError) as caught:
         make_bands(vocab_size)
     assert f"beyond the vocabulary of {vocab_size}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["wt103", "lm1b", "wt103-large-tf", "adaptive-input-wt103"])
+def test_every_recipe_with_bands_takes_the_overrides_that_its_error_suggests(name):
+    _, text = recipe.packaged(name)
+    with pytest.raises(RecipeError) as caught:
+        bands(recipe.resolve_text(text, name).model, V)
+    overrides = plain_softmax(recipe.resolve_text(text, name).model)
+    assert all(f"`overrides` {override}" in str(caught.value) for override in overrides)
+    assert len(bands(recipe.resolve_text(text, name, overrides).model, V)) == 1
 
 
 def test_the_last_band_may_hold_one_id():

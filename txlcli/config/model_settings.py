@@ -115,7 +115,7 @@ class ModelSettings(Section):
         bands = len(self.cutoffs) + 1
         self.require(bands <= MAX_PARTS, "cutoffs", f"fewer than {MAX_PARTS} ids")
         if self.tie_projections is not None:
-            self.require(len(self.tie_projections) == bands, "tie_projections", f"as many as bands ({bands})")
+            self.require(len(self.tie_projections) == bands, "tie_projections", f"as many as bands ({bands}), or none")
         narrowest = self.embed_width // self.div_val ** (bands - 1)
         self.require(narrowest > 0, "div_val", f"small enough to leave band {bands} a width")
 

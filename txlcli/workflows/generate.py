@@ -15,7 +15,7 @@ from txlcli import corpora
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.sampling import Sampling, continue_text, generate, reader_of_one_text
 from txlcli.corpora.corpus import unchanged
-from txlcli.errors import UsageError
+from txlcli.errors import StoreError, UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import write_text
 from txlcli.system.input_files import check_regular
@@ -239,6 +239,8 @@ def check_ids(opened: OpenRun, ids: Iterable[int]) -> list[int]:
 def _after_passage(opened: OpenRun, options: GenerateOptions, workspace: Workspace) -> Generation:
     """Continue a passage of the test split, at `options.at` or a random token."""
     store = opened.store(workspace.data_dir)
+    if "test" not in store.splits:
+        raise StoreError(f"{store.path} has no test split, which a text continues by default; give a `prompt`")
     warn_if_trained_on(opened, "test", workspace)
     ids = store.ids("test")
     length = options.context or DEFAULT_CONTEXT

@@ -8,6 +8,7 @@ from typing import Any
 
 from txlcli import corpora
 from txlcli.config import recipe
+from txlcli.config.bands import plain_softmax
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
 from txlcli.data.sentencepiece_model import FIXED, train
 from txlcli.data.token_store import BENCHMARKS, SplitCounts, TokenStore, corpus_name, writing
@@ -53,19 +54,17 @@ class PreparedStore(TokenStore, Result):
         if "train" not in self.splits:
             return None
         corpus = corpus_name(self.name)
-        if self.name == f"{corpus}-released" and corpus in BENCHMARKS:
-            return command_line("train", corpus, overrides=(f"corpus.store={self.name}",), data_dir=self.path.parent)
+        name = self.name
         overrides: tuple[str, ...] = ()
-        if self.name in recipe.packaged_names() and not self._has_all_bands:
-            overrides = ("model.cutoffs=[]",)
-        return command_line("train", self.name, overrides=overrides, data_dir=self.path.parent)
-
-    @property
-    def _has_all_bands(self) -> bool:
-        """True if the vocabulary reaches beyond the cutoffs of the recipe of this name; that of a part may not."""
-        _, text = recipe.packaged(self.name)
-        cutoffs = recipe.resolve_text(text, self.name).model.cutoffs
-        return max(cutoffs, default=0) < self.vocab.size
+        if self.name == f"{corpus}-released" and corpus in BENCHMARKS:
+            name = corpus
+            overrides = (f"corpus.store={self.name}",)
+        if name in recipe.packaged_names():
+            _, text = recipe.packaged(name)
+            model = recipe.resolve_text(text, name).model
+            if max(model.cutoffs, default=0) >= self.vocab.size:  # as that of a part of the corpus may be
+                overrides += plain_softmax(model)
+        return command_line("train", name, overrides=overrides, data_dir=self.path.parent)
 
     def excerpt(self, split: str) -> str:
         """Return the beginning of a split as one line."""
