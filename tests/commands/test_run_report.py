@@ -85,6 +85,7 @@ def test_a_report_says_what_a_run_lacks_and_replaces_no_file_of_the_user(here):
     assert 'runs/lstm has no attention to single tokens (arch = "lstm")' in markdown
     assert "no token store at none/novel.h5" in markdown
     assert "| novel test | recurrent state, L = " in markdown
+    assert "same_length" not in markdown
     (row,) = (line for line in markdown.splitlines() if "| recurrent state, temperature 1.25, L = " in line)
     assert row.endswith(" | - |")  # its time was measured on a busy machine
     assert "![Losses of training and validation by step.](curves.png)" in markdown

@@ -211,7 +211,9 @@ def describe_protocol(result: Record) -> str:
     """Return how the text of an evaluation was read, and what else its loss depends on."""
     parts = [describe_setting(result)]
     if not result.get("stride"):
-        parts.append(f"L = {result.get('seg_len')}, same_length = {result.get('same_length')}")
+        parts.append(f"L = {result.get('seg_len')}")
+        if result.get("same_length") is not None:  # a recurrent state has no keys to limit
+            parts.append(f"same_length = {result['same_length']}")
         if result.get("documents"):
             parts.append("each document from an empty memory")
         elif result.get("lanes", 1) > 1:
