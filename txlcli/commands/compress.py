@@ -27,7 +27,7 @@ def compress(
 ) -> None:
     """Compress a file with a run's predictions.
 
-    Arithmetic coding, on the CPU in fp32. Any file can be compressed; text like the training data becomes smallest.
+    Arithmetic coding, on the CPU in fp32. Any text can be compressed; text like the training data becomes smallest.
     "txl decompress" restores every byte, with the same run, releases, and kind of processor; with --portable, on any.
 
     Example: txl compress runs/stdlib notes.py notes.txlz
