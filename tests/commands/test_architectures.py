@@ -1,7 +1,9 @@
 """Commands with runs of other architectures: LSTM, QRNN, the Compressive and the Recurrent Memory Transformer."""
 
+import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -43,6 +45,14 @@ def recurrent(recurrent_novel, tmp_path, monkeypatch):
     shutil.copytree(recurrent_novel, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_the_bits_of_words_with_a_recurrent_state_have_no_memory_length(recurrent):
+    Path("story.txt").write_text("the fox and the owl\n")
+    (told,) = json_of("eval", "lstm", "--text", "story.txt", "--words", "words.tsv")["rows"]
+    with Path("words.tsv").open(newline="") as file:
+        total = sum(float(row["bits_state"]) for row in csv.DictReader(file, delimiter="\t"))
+    assert total == pytest.approx(told["bpc"] * told["tokens"], abs=1e-4)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -313,6 +313,11 @@ def test_models_with_different_tokens_are_compared_word_by_word(here):
     output = json_of("runs", "difference", "a.tsv", "b.tsv")
     assert output["difference_nats"] == pytest.approx((second - first).mean() * np.log(2))
     assert (output["unit"], output["tokens"], output["second"]["evaluation"]) == ("word", 3001, "attn_len_64")
+    write_words("state.tsv", WORDS, second, column="bits_state")
+    assert (
+        json_of("runs", "difference", "a.tsv", "state.tsv", "--mem-len", 5)["second"]["evaluation"] == "recurrent state"
+    )
+    assert "leave out --mem-len" in refusal("runs", "difference", "state.tsv", "state.tsv", "--mem-len", 5)
     lines = Path("b.tsv").read_text().splitlines(keepends=True)
     Path("b.tsv").write_text("".join(lines[:5] + lines[6:]))  # whose tokens cover two words
     assert json_of("runs", "difference", "a.tsv", "b.tsv")["tokens"] == 3000

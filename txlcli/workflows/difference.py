@@ -105,7 +105,7 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
     if options.mem_len is None:
         _check_lengths(first, second, workspace)
     elif _has_state(first, workspace) and _has_state(second, workspace):
-        raise UsageError(f"{first} and {second} have recurrent states; leave out `mem_len`")
+        raise _have_no_length(first, second)
     lengths = options.mem_len or (None,)
     first_source, first_tokens, first_losses = _evaluate(first, lengths[0], options, workspace)
     second_source, second_tokens, second_losses = _evaluate(second, lengths[-1], options, workspace)
@@ -113,6 +113,11 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
         raise UsageError(f"{first} and {second} have losses of different tokens; evaluate both runs on the same text")
     differences = second_losses.astype(np.float64) - first_losses.astype(np.float64)
     return _summarize(first_source, second_source, differences, unit="token")
+
+
+def _have_no_length(first: object, second: object) -> UsageError:
+    """Return the error for a memory length that neither evaluation has."""
+    return UsageError(f"{first} and {second} have recurrent states; leave out `mem_len`")
 
 
 def _summarize(first: LossSource, second: LossSource, differences: NDArray[np.float64], *, unit: str) -> LossDifference:
@@ -145,6 +150,8 @@ def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> Los
             f"{first} and {second} have words of different texts; evaluate both models on the same text, with the same "
             "names of documents"
         )
+    if options.mem_len and first_file.has_state and second_file.has_state:
+        raise _have_no_length(first, second)
     lengths = options.mem_len or (None,)
     first_source, first_losses, first_ends = _losses_of_shared(first, first_file, shared, lengths[0])
     second_source, second_losses, second_ends = _losses_of_shared(second, second_file, shared, lengths[-1])
@@ -170,7 +177,7 @@ def _losses_of_shared(
     document are left out. A line end does not move the end of a document.
     """
     _check_unknown(path, file)
-    evaluation = _chosen_evaluation(path, file.losses_nats, mem_len)
+    evaluation = _chosen_evaluation(path, file.losses_nats, None if file.has_state else mem_len)
     nats = file.losses_nats[evaluation]
     sums: list[float] = []
     ends: dict[str, int] = {}
@@ -266,7 +273,7 @@ def _evaluate(
         temperature = row.temperature
         run_name = str(result.scoring.opened.subject)
     if has_state:
-        evaluation = "recurrent state"
+        evaluation = words_file.RECURRENT_STATE
     source = LossSource(
         file=file_name,
         run=run_name,

@@ -240,7 +240,8 @@ def _after_passage(opened: OpenRun, options: GenerateOptions, workspace: Workspa
     """Continue a passage of the test split, at `options.at` or a random token."""
     store = opened.store(workspace.data_dir)
     if "test" not in store.splits:
-        raise StoreError(f"{store.path} has no test split, which a text continues by default; give a `prompt`")
+        start = "`prompt_ids`" if opened.vocab.tokenizer == "ids" else "`prompt`"
+        raise StoreError(f"{store.path} has no test split, which a text continues by default; give a {start}")
     warn_if_trained_on(opened, "test", workspace)
     ids = store.ids("test")
     length = options.context or DEFAULT_CONTEXT

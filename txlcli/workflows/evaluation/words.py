@@ -36,7 +36,7 @@ from txlcli.system.atomic_files import errors_of_writing, replacing
 from txlcli.workflows.evaluation.rows import EvalRow
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.texts import ScoredText
-from txlcli.workflows.evaluation.words_file import COLUMNS, DOCUMENT
+from txlcli.workflows.evaluation.words_file import BITS_OF_STATE, COLUMNS, DOCUMENT
 
 LINE_END = r"\r\n|\r|\n"
 SCRIPT_WITHOUT_BLANKS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
@@ -276,8 +276,7 @@ def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
     headings = list(COLUMNS)
     if scoring.text.documents:
         headings.append(DOCUMENT)
-    for row in rows:
-        headings.append(f"bits_M{row.mem_len}" if row.attn_len is None else f"bits_N{row.attn_len}")
+    headings += map(_heading, rows)
     with errors_of_writing(path), replacing(path) as draft, Path(draft).open("w", encoding="utf-8", newline="") as file:
         file.write("\t".join(headings) + "\n")
         for same_word in zip(*words_by_row, strict=True):
@@ -290,6 +289,15 @@ def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
     scoring.reporter.say(f"the bits of {len(words_by_row[0]):,} words written to {path}")
     if any(part.by_character for part in parts):
         scoring.reporter.say("the text is written without blanks between words: the rows are characters")
+
+
+def _heading(row: EvalRow) -> str:
+    """Return the heading of the bits in a row."""
+    if row.attn_len is not None:
+        return f"bits_N{row.attn_len}"
+    if row.attn_len_max is None:  # a recurrent state has no length
+        return BITS_OF_STATE
+    return f"bits_M{row.mem_len}"
 
 
 def _quoted(text: str) -> str:

@@ -17,6 +17,10 @@ COLUMNS = ("word", "start", "end", "tokens", "unknown")
 """First columns; `start` and `end` are offsets in characters. Those of bits follow, one for each evaluation."""
 DOCUMENT = "document"
 """Column before those of bits with the name of the document, if the text has several."""
+BITS_OF_STATE = "bits_state"
+"""Column of the bits with a recurrent state."""
+RECURRENT_STATE = "recurrent state"
+"""Name of its evaluation in a comparison."""
 SIGNATURE = "\t".join(COLUMNS)
 """Beginning of a file of words."""
 
@@ -33,7 +37,12 @@ class WordLosses:
     unknown: NDArray[np.bool_]
     """True for words with a token that is not in the vocabulary, (W,)."""
     losses_nats: dict[str, NDArray[np.float64]]
-    """Loss of each word, (W,), by evaluation: mem_len_M or attn_len_N."""
+    """Loss of each word, (W,), by evaluation: mem_len_M, attn_len_N or `RECURRENT_STATE`."""
+
+    @property
+    def has_state(self) -> bool:
+        """True for a recurrent state, which has no memory length."""
+        return RECURRENT_STATE in self.losses_nats
 
     @property
     def documents(self) -> set[str]:
@@ -66,6 +75,8 @@ def read(path: Path) -> WordLosses:
 
 def _evaluation(column: str) -> str:
     """Return the evaluation of a column, as in a file of losses: bits_M64 is mem_len_64."""
+    if column == BITS_OF_STATE:
+        return RECURRENT_STATE
     label = column.removeprefix("bits_")
     length = int(label[1:])
     if label.startswith("N"):
