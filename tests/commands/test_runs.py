@@ -242,7 +242,7 @@ def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
     assert "mean +- deviation: valid " in done("runs", "compare", *names).stdout
     done("train", "tiny.toml", "--name", "stopped", "--seed", 8, "--max-steps", 5)
     assert json_of("runs", "compare", *names, "stopped")["seeds"] == output["seeds"]
-    for name, mem_lens in zip(names, ("0", "5", "0,5"), strict=True):
+    for name, mem_lens in zip(names, ("0", "5", "0,3"), strict=True):
         done("eval", name, "--mem-len", mem_lens)
     compared = done("runs", "compare", *names)
     rows = {row[0]: row[1:] for row in cells(compared)}
@@ -474,6 +474,7 @@ def test_a_validation_on_part_of_the_split_is_marked(here):
     assert listed()["part"]["valid_tokens"] == 30
     assert listed()["byte"]["valid_tokens"] is None
     assert shown("part")["best valid"].endswith(" at step 2, on 30 tokens")
+    assert " bpc on 30 " in done("runs").stdout
     done("train", "tiny.toml", "--name", "all", "--set", "train.valid_tokens=1_000_000", "--set", "train.max_steps=2")
     assert listed()["all"]["valid_tokens"] is None
 

@@ -117,6 +117,15 @@ def memory(loss, mem_len, effective=None, **more):
 
 
 VALID, WIDE, HALF = {"split": "valid"}, {"batch_size": 64}, {"batch_size": 10, "precision": "bf16"}
+
+
+def of_recipe(loss_nats, **changed):
+    """An evaluation with the recipe's settings."""
+    settings = SETTINGS.evaluation_settings()
+    keys = ("mem_len", "seg_len", "same_length", "max_distance", "batch_size")
+    return evaluated(loss_nats, **{key: getattr(settings, key) for key in keys}, temperature=1.0) | changed
+
+
 TEN, ON_VALID = {"batch_size": 10}, ((1.9, 64), (1.8, 128), (1.7, 512))
 CHOSEN = {  # results, the loss of the test result, the number of results that it was chosen from
     "chosen on valid, where test was evaluated with the same settings": (
@@ -139,7 +148,11 @@ CHOSEN = {  # results, the loss of the test result, the number of results that i
         (memory(1.6, 50, chosen_on_valid=True), memory(1.5, 64), memory(1.7, 64, **VALID)),
         (1.6, 1),
     ),
-    "the best of all without results on valid": (
+    "the recipe's settings without results on valid, in any precision": (
+        (of_recipe(1.5), of_recipe(1.45, **HALF), of_recipe(1.3, mem_len=9), of_recipe(1.2, temperature=1.25)),
+        (1.45, 1),
+    ),
+    "the best of all without these and without results on valid": (
         (memory(1.5, 64), memory(1.4, 128), memory(1.4, 128), memory(1.8, 256)),
         (1.4, 3),
     ),

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from txlcli.workflows.difference import LossDifference
 
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
-LIST_NOTE = "valid: best in training; test: chosen on valid, else the best score. Details: txl runs show RUN"
+LIST_NOTES = (
+    "valid: best in training; test: chosen on valid, or with the recipe's settings, or else the best score.",
+    "Details: txl runs show RUN",
+)
 SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "The texts or vocabularies differ: only bits/byte of the same text can be compared."
 CURVES = "curves.png"
@@ -63,7 +66,7 @@ def list_(where: RunsDir, json: Json = False) -> None:
     if json:
         console.show_json({"runs_dir": str(where.runs_dir), "runs": entries})
         return
-    console.show_table(f"runs in {where.runs_dir}", LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
+    console.show_table(f"runs in {where.runs_dir}", LIST_COLUMNS, [_list_row(entry) for entry in entries], LIST_NOTES)
 
 
 def _list_row(entry: RunSummary) -> list[str]:
@@ -71,7 +74,10 @@ def _list_row(entry: RunSummary) -> list[str]:
     state = entry.state
     if state in ("unfinished", "interrupted") and entry.step is not None and entry.max_steps:
         state += f" {entry.step / entry.max_steps:.0%}"
-    return [entry.name, state, with_metric(entry, entry.best_valid), with_metric(entry, entry.test), saved]
+    valid = with_metric(entry, entry.best_valid)
+    if entry.valid_tokens:
+        valid += f" on {entry.valid_tokens:,}"
+    return [entry.name, state, valid, with_metric(entry, entry.test), saved]
 
 
 @app.command("show")

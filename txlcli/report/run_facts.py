@@ -28,7 +28,7 @@ def describe(entry: RunSummary) -> list[list[str]]:
     if entry.test_setting is not None:
         test += f" with {entry.test_setting}"
     if entry.test_readings is not None and entry.test_readings > 1:
-        test += f", the best of {entry.test_readings} (valid was not evaluated)"
+        test += f", the best of {entry.test_readings} (none was chosen on valid)"
     rows = [
         ["folder", entry.folder],
         ["saved", entry.saved[:16].replace("T", " ")],

@@ -132,8 +132,9 @@ class History:
         """The test result to quote, and the number of test results that it was chosen from.
 
         It is the newest result with a length that was searched for on valid, or the result of the settings that scored
-        best on valid, if test was evaluated with the same settings (the count is then 1), otherwise the best result on
-        test. Of several results of the same settings the newest counts.
+        best on valid, if test was evaluated with the same settings, or else the result of the recipe's settings. The
+        count is then 1, since none of them was chosen on test. Otherwise it is the best result on test. Of several
+        results of the same settings the newest counts.
         """
         results = self.evals_of("test")
         searched = [result for result in results if result.get("chosen_on_valid")]
@@ -145,7 +146,18 @@ class History:
         if on_both:
             best = min(on_both, key=lambda settings: on_valid[settings]["loss_nats"])
             return on_test[best], 1
+        of_recipe = [result for result in results if self._has_settings_of_recipe(result)]
+        if of_recipe:
+            return of_recipe[-1], 1
         return lowest(on_test.values()), len(on_test)
+
+    def _has_settings_of_recipe(self, result: Record) -> bool:
+        """Return True for an evaluation with the lengths and the temperature of the recipe, in any precision."""
+        recipe = self.run.settings.evaluation_settings()
+        if result.get("attn_len") is not None or recipe.temperature not in ("auto", result.get("temperature", 1)):
+            return False
+        keys = ("mem_len", "seg_len", "same_length", "max_distance", "batch_size")
+        return all(result.get(key) == getattr(recipe, key) for key in keys)
 
     def in_metric(self, report: Record | None) -> float | None:
         """Return the loss of a report in the run's metric; None without a report."""

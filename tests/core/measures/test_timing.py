@@ -5,6 +5,7 @@ import itertools
 import math
 import time
 from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures import timing
 from txlcli.core.measures.timing import Repetitions, Timing
+from txlcli.core.training.distributed import SINGLE_PROCESS
+from txlcli.workflows.evaluation import rows
+from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
 
 CPU = torch.device("cpu")
 B, L, M = 2, 5, 7
@@ -134,6 +138,22 @@ def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(attn_len)
     assert {call.rows for call in calls} == {3}
     assert sum(call.tokens for call in calls) == 3 * attn_len
     assert {call.distances for call in calls} == {5}  # as with memory
+
+
+@pytest.mark.parametrize(("same_length", "keys"), [("m", M), ("m_plus_one", M + 1), ("off", M + L)])
+def test_the_slowdown_of_an_evaluation_compares_one_lane_with_windows_of_as_many_keys(same_length, keys):
+    model, calls = observed_model()
+    settings = EvalSettings(seg_len=L, mem_len=M, batch_size=B, same_length=same_length)
+    text = SimpleNamespace(targets=range(100))
+    scoring = SimpleNamespace(opened=SimpleNamespace(model=model), text=text, world=SINGLE_PROCESS)
+    row = SimpleNamespace(settings=settings)
+    rows.add_times(scoring, row)
+    assert {call.rows for call in calls} == {1}
+    reading = sizes(calls).count((1, L, M))
+    assert reading > SLOWDOWN_WINDOWS
+    vanilla = calls[-1 - SLOWDOWN_WINDOWS :]  # the warm-up and the repetitions, each a window from its start
+    assert sizes(vanilla) == [(1, keys, 0)] * len(vanilla)
+    assert row.slowdown == row.vanilla_ms_per_token / row.one_lane_ms_per_token
 
 
 SLOWEST, FASTEST = Timing((1e9,)), Timing((1e-9,))
