@@ -110,8 +110,9 @@ def test_losses_that_are_not_finite_are_rejected(here):
     ("arguments", "code", "message"),
     [
         (["byte", "runs/byte"], 2, "named twice"),
-        (["byte", "word"], 2, "different texts (novel, word) or vocabularies"),
-        (["byte", "other"], 2, "different texts (novel, novel) or vocabularies"),
+        (["byte", "word"], 2, "different stores (novel, word) or vocabularies"),
+        (["byte", "other"], 2, "different stores (novel, novel) or vocabularies"),
+        (["byte", "--plot", "a.svg", "--plot-ppl", "a.svg"], 2, "are both a.svg"),
         (["byte", "young"], 1, "no such checkpoint"),
     ],
 )

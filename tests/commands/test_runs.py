@@ -218,6 +218,14 @@ def test_notes_report_the_same_settings_and_different_texts(here):
     assert json_of("runs", "compare", "byte", "word")["same_text"] is False
 
 
+def test_runs_on_two_texts_of_one_store_are_not_averaged(here):
+    Path("novel/valid.txt").write_text("the lazy owl jumps over the fox\n" * 9)
+    done("prepare", "novel", "--force")
+    done("train", "tiny.toml", "--name", "other", "--seed", 5)
+    output = json_of("runs", "compare", "byte", "other")
+    assert (output["same_text"], output["seeds"]) == (False, [])
+
+
 def test_runs_of_one_name_are_compared_by_their_folders(here):
     done("train", "tiny.toml", "--name", "byte", "--runs-dir", "other", "--seed", 5, "--set", "published.parameters=1")
     result = done("runs", "compare", "byte", "other/byte", "char")
@@ -364,7 +372,7 @@ def test_a_difference_of_runs_is_that_of_their_evaluations(here):
     assert mixed["difference_nats"] == pytest.approx(0, abs=1e-6)
     assert (mixed["first"]["file"], mixed["second"]["file"]) == (None, "byte.hdf5")
     assert "runs/byte" in done("runs", "difference", "byte", "byte.h5", "--mem-len", 5, *TRAIN_SPLIT).stdout
-    assert "different texts" in refusal("runs", "difference", "byte", "char")
+    assert "different stores" in refusal("runs", "difference", "byte", "char")
     assert "no losses with mem_len_7" in refusal("runs", "difference", "byte.h5", "byte", "--mem-len", 7)
     assert "two, one for each" in refusal("runs", "difference", "byte", "byte", "--mem-len", "1,2,3")
 

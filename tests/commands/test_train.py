@@ -227,6 +227,13 @@ def test_a_wrong_argument_is_rejected_before_anything_is_written(here, words, te
     assert sorted(here.rglob("*")) == before
 
 
+def test_many_stores_are_listed_by_their_own_command(here):
+    assert "stores in data: char, novel, sentencepiece, word" in refusal("train", "nosuch")
+    for number in range(10):
+        shutil.copy("data/novel.h5", f"data/copy{number}.h5")
+    assert 'stores in data: see "txl prepare --list"' in refusal("train", "nosuch")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

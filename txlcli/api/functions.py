@@ -203,7 +203,7 @@ def recl(
 
     Raises:
         RunError, UnknownNameError: a run does not exist or cannot be opened.
-        UsageError: the runs have different texts, or the options do not fit them.
+        UsageError: the runs have different stores, or the options do not fit them.
     """
     given = options or ReclOptions()
     workspace = _workspace(runs_dir, data_dir, device, on_progress)

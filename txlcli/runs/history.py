@@ -159,6 +159,11 @@ class History:
         keys = ("mem_len", "seg_len", "same_length", "max_distance", "batch_size")
         return all(result.get(key) == getattr(recipe, key) for key in keys)
 
+    @property
+    def text_digest(self) -> str | None:
+        """Digest of the text whose losses were reported: of valid if there is one; None for an imported run."""
+        return self.saved.get("valid_sha256") or self.saved.get("train_sha256")
+
     def in_metric(self, report: Record | None) -> float | None:
         """Return the loss of a report in the run's metric; None without a report."""
         if report is None:

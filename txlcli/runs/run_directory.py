@@ -130,7 +130,7 @@ class Run:
 
     @property
     def text(self) -> tuple[str, str]:
-        """Store and vocabulary; the losses of runs can be compared if both are the same."""
+        """Store and vocabulary; evaluations of runs can be compared if both are the same."""
         return self.settings.corpus.store, self.vocab_fingerprint
 
     @property
@@ -254,12 +254,12 @@ def check_distinct(paths: Sequence[Path]) -> None:
 
 
 def check_same_text(runs: Sequence[Run]) -> None:
-    """Reject runs with different texts or vocabularies, before any is evaluated."""
+    """Reject runs with different stores or vocabularies, before any is evaluated."""
     if len({run.text for run in runs}) > 1:
         directories = " and ".join(str(run.directory) for run in runs)
         stores = ", ".join(run.settings.corpus.store for run in runs)
         raise UsageError(
-            f"{directories} have different texts ({stores}) or vocabularies; leave one of them out, or compare two "
+            f"{directories} have different stores ({stores}) or vocabularies; leave one of them out, or compare two "
             "by the words of one text (txl eval RUN --text FILE --words A.tsv; txl runs difference A.tsv B.tsv)"
         )
 

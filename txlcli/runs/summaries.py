@@ -12,7 +12,7 @@ from txlcli.errors import MissingPackageError, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History, describe_setting
-from txlcli.runs.run_directory import Change, Origin, Run
+from txlcli.runs.run_directory import Change, Origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,23 +147,29 @@ def compare(histories: Sequence[History]) -> Comparison:
         raise UsageError('compare needs two or more runs; "txl runs" lists all')
     runs = [past.run for past in histories]
     summaries = tuple(map(summarize, histories))
-    texts = {run.text for run in runs}
+    texts = [past.text_digest for past in histories]  # a store may have been prepared again with another text
+    if not all(texts):
+        texts = [run.settings.corpus.store for run in runs]
+    vocabularies = {run.vocab_fingerprint for run in runs}
     labels = run_directory.short_names([Path(run.path_to_open) for run in runs])
     return Comparison(
         runs=summaries,
         labels=tuple(labels),
         settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),
-        same_text=len(texts) == 1,
-        seeds=tuple(_seed_groups(runs, summaries, labels)),
+        same_text=len(set(texts)) == len(vocabularies) == 1,
+        seeds=tuple(_seed_groups(histories, summaries, labels)),
     )
 
 
-def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary], labels: Sequence[str]) -> Iterator[SeedGroup]:
+def _seed_groups(
+    histories: Sequence[History], summaries: Sequence[RunSummary], labels: Sequence[str]
+) -> Iterator[SeedGroup]:
     groups: dict[object, dict[int, tuple[str, RunSummary]]] = {}
-    for run, summary, label in zip(runs, summaries, labels, strict=True):
+    for past, summary, label in zip(histories, summaries, labels, strict=True):
+        run = past.run
         settings = run.settings.with_train(seed=0).without_log()
         step = None if summary.state == "finished" else summary.step  # stop_after ends seeds at different steps
-        by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin, step), {})
+        by_seed = groups.setdefault((settings, run.vocab_fingerprint, past.text_digest, run.origin, step), {})
         by_seed.setdefault(run.settings.train.seed, (label, summary))  # repetitions of a seed are not counted
     for by_seed in groups.values():
         if len(by_seed) < 2:

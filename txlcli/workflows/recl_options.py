@@ -37,6 +37,8 @@ class ReclOptions(PlotOptions):
     def _check(self) -> None:
         if self.longest is not None and self.longest < self.start + self.step:
             raise UsageError(f"`longest` {self.longest}: give at least `start` + `step`, {self.start + self.step}")
+        if self.plot is not None and self.plot == self.plot_ppl:
+            raise UsageError(f"`plot` and `plot_ppl` are both {self.plot}; give each its own file")
 
     @property
     def contexts(self) -> list[int]:

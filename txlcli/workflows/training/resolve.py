@@ -158,7 +158,8 @@ def _unit_of_store(source: str, data_dir: Path) -> str | None:
     if is_plain_name and store.is_file():
         return TokenStore.open(store).unit
     stores = [path.stem for path in stores_in(data_dir)]
-    listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {listed(stores[:MAX_LISTED])}"
+    in_data = listed(stores) if len(stores) <= MAX_LISTED else 'see "txl prepare --list"'
+    listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {in_data}"
     known = [*stores, *packaged]
     like = Path(source).name.removesuffix(".toml")
     if Path(f"{source}.toml").is_file():
