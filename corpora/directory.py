@@ -51,25 +51,27 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     texts = {path: text_of(path) for path in itertools.chain.from_iterable(by_split.values())}
     left_out = [path for path in listed if path not in texts and path.stat().st_size]
     notes = []
-    conventions = {}
     splits: Splits
     if "" not in by_split:
         names = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
         notes.append(f"the splits are as the folder's names say ({names}); --split cuts the whole text")
         notes += missing_note(by_split)
-        conventions = {"split": "the folder's own files"}
+        convention = "the folder's own files"
         splits = {split: list(map(texts.__getitem__, paths)) for split, paths in by_split.items()}
     else:
         pieces = list(texts.values())
         starts = options.starts(pieces) if options.starts else None
-        splits = cut(pieces, source, options.shares or SHARES, starts)
+        shares = options.shares or SHARES
+        splits = cut(pieces, source, shares, starts)
+        place = "at line ends where possible" if starts is None else "between documents"
+        convention = f"{format_shares(shares)} by position, cut {place}"
     changes = {
         "files_skipped": len(left_out),
         "hidden_files_skipped": hidden,
         "byte_order_marks_dropped": sum(text.start > 0 for text in texts.values()),
     }
     notes += _notes(source, texts, left_out, has_documents=options.starts is not None)
-    return Text(splits, tuple(notes), conventions, changes=changes)
+    return Text(splits, tuple(notes), {"split": convention}, changes=changes)
 
 
 def select_text(source: Path, listed: list[Path]) -> list[Path]:
@@ -243,6 +245,11 @@ def cut(
             fault = f"{len(boundaries):,} {unit} are too few"
         raise CorpusError(f"{source}: {fault} to split; give more text, another --split or other --documents")
     return splits
+
+
+def format_shares(shares: tuple[float, ...]) -> str:
+    """Return shares in percent as a convention has them: 90/5/5."""
+    return "/".join(f"{share:g}" for share in shares)
 
 
 def _nearest(boundaries: Sequence[int], exact: float, *, above: int, default: int) -> int:

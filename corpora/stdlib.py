@@ -13,7 +13,7 @@ import itertools
 from pathlib import Path
 
 from .corpus import SHARES, Corpus, ReadOptions, Text
-from .directory import cut
+from .directory import cut, format_shares
 from .locate import text_files, whole
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
@@ -28,7 +28,9 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     slices = [whole(source / name) for name in names]
     pieces = [piece for piece in slices if piece.size]
     starts = list(itertools.accumulate((piece.size for piece in pieces[:-1]), initial=0))
-    return Text(cut(pieces, source, options.shares or SHARES, starts))
+    shares = options.shares or SHARES
+    convention = f"{format_shares(shares)} by whole files, in the order of their names' sha256"
+    return Text(cut(pieces, source, shares, starts), conventions={"split": convention})
 
 
 def _is_source(name: Path) -> bool:

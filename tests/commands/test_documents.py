@@ -65,6 +65,7 @@ def test_documents_are_kept_whole_and_their_places_are_stored(untouched, tokeniz
         expected = [text.replace("\n \n\n", "\n\n\n") for text in expected]
     assert found == expected
     assert told["conventions"]["documents"] == unit
+    assert told["conventions"]["split"] == "60/20/20 by position, cut between documents"
     numbers = [told["splits"][split]["documents"] for split in ("train", "valid", "test")]
     assert sum(numbers) == len(DOCUMENTS)
     size = len("".join(expected).encode())

@@ -141,7 +141,7 @@ def test_every_tokenizer_counts_the_same_words(book, tokenizer):
     own = store("my-book")
     assert sum(own.info(split).words for split in own.splits) == len(BOOK.split()) + BOOK.count("\n")
     assert "".join(own.vocab.decode(own.ids(split)) for split in own.splits) == BOOK
-    assert own.conventions["split"] == "80/10/10 by --split"
+    assert own.conventions["split"] == "80/10/10 by position, cut at line ends where possible"
 
 
 def test_rare_words_are_unknown(book):

@@ -115,6 +115,7 @@ def test_documents_of_megatron_are_those_of_the_store_and_are_not_cut(untouched)
     assert {split: info["documents"] for split, info in told["splits"].items()} == {"train": 4, "valid": 1, "test": 1}
     assert store("all").sentence_starts("train").tolist() == [0, 3, 103, 105]
     assert told["conventions"]["documents"] == "as in the index"
+    assert told["conventions"]["split"] == "60/30/10 by position, cut between documents"
     assert (told["splits"]["train"]["words"], told["splits"]["train"]["bytes"]) == (None, None)
 
 
@@ -152,6 +153,7 @@ def test_a_single_file_is_cut_by_its_ids(untouched):
     assert ids_by_split("all") == {"train": ids[:900], "valid": ids[900:950], "test": ids[950:]}
     done("prepare", "all.bin", "--split", "80,20,0", "--force")
     assert ids_by_split("all") == {"train": ids[:800], "valid": ids[800:]}
+    assert store("all").conventions["split"] == "80/20/0 by position"
     np.save("long.npy", ids)
     done("prepare", "long.npy", "--ids", "--split", "80,10,10")
     assert ids_by_split("long") == {"train": ids[:800], "valid": ids[800:900], "test": ids[900:]}
@@ -376,4 +378,5 @@ def test_folders_of_pieces_are_splits_and_a_list_may_name_the_ids(untouched):
     (untouched / "names.json").write_text('["Bar", "Rest", "Pitch"]')
     told = json_of("prepare", "music", "--ids", "--vocab", "names.json", "--name", "music")
     assert [(info["tokens"], info["documents"]) for info in told["splits"].values()] == [(5, 2), (5, 2)]
+    assert told["conventions"]["split"] == "the folder's own files"
     assert told["splits"]["valid"]["begins"] == "Bar Rest Rest Pitch Bar"

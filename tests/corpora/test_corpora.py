@@ -150,6 +150,11 @@ def test_stdlib_is_split_by_whole_files(tmp_path):
     assert 0.85 < sizes["train"] / sum(sizes.values()) < 0.95
     assert min(sizes.values()) > 0
     assert texts(corpora.CORPORA["stdlib"].read(tmp_path, PLAIN)) == parts
+    by_option = corpora.CORPORA["stdlib"].read(tmp_path, ReadOptions(shares=(60, 20, 20)))
+    shares = [read.conventions["split"].split(" ", 1) for read in (text, by_option)]
+    assert shares == [
+        [share, "by whole files, in the order of their names' sha256"] for share in ("90/5/5", "60/20/20")
+    ]
 
 
 @pytest.mark.parametrize(("text", "end"), [("word " * 500, " "), ("語" * 333, "語")])
@@ -183,17 +188,19 @@ def test_a_benchmark_is_no_table_whatever_its_name(tmp_path, name, content):
 
 
 @pytest.mark.parametrize(
-    ("shares", "names"),
+    ("shares", "names", "convention"),
     [
-        ((90, 5, 5), ["train", "valid", "test"]),
-        ((0, 50, 50), ["valid", "test"]),
-        ((50, 50, 0), ["train", "valid"]),
-        ((0, 0, 100), ["test"]),
+        (None, ["train", "valid", "test"], "90/5/5"),
+        ((0, 50, 50), ["valid", "test"], "0/50/50"),
+        ((62.5, 37.5, 0), ["train", "valid"], "62.5/37.5/0"),
+        ((0, 0, 100), ["test"], "0/0/100"),
     ],
 )
-def test_a_file_is_cut_at_line_ends_and_a_share_of_zero_omits_the_split(tmp_path, shares, names):
+def test_a_file_is_cut_at_line_ends_and_a_share_of_zero_omits_the_split(tmp_path, shares, names, convention):
     (tmp_path / "book.txt").write_text("a line\n" * 99)
-    parts = texts(own.read(tmp_path / "book.txt", ReadOptions(shares=shares)))
+    text = own.read(tmp_path / "book.txt", ReadOptions(shares=shares))
+    parts = texts(text)
+    assert text.conventions == {"split": f"{convention} by position, cut at line ends where possible"}
     assert list(parts) == names
     assert b"".join(parts.values()) == (tmp_path / "book.txt").read_bytes()
     assert all(part.endswith(b"\n") for part in parts.values())

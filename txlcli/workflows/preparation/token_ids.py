@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from txlcli.corpora.corpus import SHARES, Slices, Splits, size_of
-from txlcli.corpora.directory import cut
+from txlcli.corpora.directory import cut, format_shares
 from txlcli.corpora.locate import list_names, missing_note, text_files
 from txlcli.data.token_store import SplitCounts, writing
 from txlcli.data.vocabulary import MAX_IDS, Ids, Vocab
@@ -26,7 +26,7 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> None:
     """
     source = plan.source
     assert source is not None  # own files
-    splits = _splits(plan, tokens, source)
+    splits, split_convention = _splits(plan, tokens, source)
     size = tokens.dtype.itemsize
     counts = {split: size_of(pieces) // size for split, pieces in splits.items()}
     total = sum(counts.values())
@@ -34,7 +34,7 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> None:
     if vocab is None:
         vocab = Vocab.of_ids(plan.options.vocab_size or _count_ids(plan, tokens, splits, total))
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
-    conventions = {"ids": f"as in the token files ({tokens.format})"}
+    conventions = {"split": split_convention, "ids": f"as in the token files ({tokens.format})"}
     if tokens.documents:
         conventions["documents"] = "pieces, in the order of their files" if tokens.joined else "as in the index"
     paths = tokens.joined or [piece.path for piece in itertools.chain(*splits.values())]
@@ -77,18 +77,19 @@ def _count_skipped(source: Path, paths: Sequence[Path]) -> int:
     return sum(1 for path in text_files(source) if path not in used)
 
 
-def _splits(plan: PreparationPlan, tokens: TokenFiles, source: Path) -> Splits:
-    """Return the splits; files without splits are cut together, between documents or ids."""
+def _splits(plan: PreparationPlan, tokens: TokenFiles, source: Path) -> tuple[Splits, str]:
+    """Return the splits and their convention; files without splits are cut together, between documents or ids."""
     if "" not in tokens.splits:
-        return tokens.splits
+        return tokens.splits, "the folder's own files"
     pieces = tokens.splits[""]
     shares = plan.options.split or SHARES
+    by_position = f"{format_shares(shares)} by position"
     if tokens.documents:
         starts = tokens.documents.starts(pieces)
         if starts:
-            return cut(pieces, source, shares, starts, "documents")
+            return cut(pieces, source, shares, starts, "documents"), f"{by_position}, cut between documents"
     ids = range(0, size_of(pieces), tokens.dtype.itemsize)
-    return cut(pieces, source, shares, ids, "ids")
+    return cut(pieces, source, shares, ids, "ids"), by_position
 
 
 def _ids(pieces: Slices, tokens: TokenFiles, vocab: Vocab, step: Step) -> Iterator[Ids]:

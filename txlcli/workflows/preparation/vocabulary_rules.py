@@ -43,8 +43,6 @@ def conventions_of(plan: PreparationPlan, text: Text) -> dict[str, str]:
         described["documents"] = options.documents if is_unit else f"up to each {options.documents}"
     if any(len(pieces) > 1 for pieces in text.splits.values()):
         described["files"] = "joined, with a line end after a file that ends without one"
-    if options.split:
-        described["split"] = f"{'/'.join(f'{share:g}' for share in options.split)} by --split"
     if plan.vocab is not None:
         described["vocabulary"] = "given by --vocab" if options.vocab else f"from {plan.vocab_file}"
         return described
