@@ -1,6 +1,7 @@
 """Executing a training: limits and signals, and what is saved."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -9,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.commands.novel import HERE, RecordingReporter, contents
-from txlcli.core.training.reports import StepReport
+from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.errors import Interrupted, UsageError
 from txlcli.runs import run_directory
 from txlcli.system.processors import ShareClock
+from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training.log import TrainingLog
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.run import train_recipe
@@ -125,6 +127,28 @@ def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):
     metrics = (here / "runs/word/metrics.jsonl").read_text()
     assert '"tokens_per_s"' in metrics
     assert "mfu" not in metrics  # on a CPU
+
+
+def test_progress_names_the_step_of_each_number_of_an_earlier_step(here):
+    run, shown = run_directory.find("byte", here / "runs"), []
+    reporter = Reporter(lambda text, done, _: shown.append((done, text)) if done else None)
+    with reporter.progress("training") as progress:
+        plan = SimpleNamespace(run=run, peak_tokens_per_s=None)
+        log = TrainingLog(plan=plan, reporter=reporter, progress=progress, track=lambda line: None)
+        log.show_step(1)
+        log.record(StepReport(1200, 1.0, 2 * math.log(2), 0.1, 1.0, tokens_per_s=2571.0))
+        log.show_step(1201)
+        log.record(ValidReport(1201, 1.0, 3 * math.log(2), tokens=9, seconds=1.0, best=True, averaged=False))
+        log.show_step(1202)
+        log.record(StepReport(1203, 1.0, math.log(2), 0.1, 1.0, tokens_per_s=13.0))
+    assert shown == [
+        (1, "training"),
+        (1200, "training: train 2.000 bpc (2,571 tokens/s, lr 0.1)"),
+        (1201, "training: train 2.000 bpc at step 1,200 (2,571 tokens/s, lr 0.1)"),
+        (1201, "training: train 2.000 bpc at step 1,200 (2,571 tokens/s, lr 0.1), valid 3.000"),
+        (1202, "training: train 2.000 bpc at step 1,200 (2,571 tokens/s, lr 0.1), valid 3.000 at step 1,201"),
+        (1203, "training: train 1.000 bpc (13 tokens/s, lr 0.1), valid 3.000 at step 1,201"),
+    ]
 
 
 @pytest.mark.parametrize(("cpu_share", "hints"), [(0.4, 1), (0.6, 0)], ids=["shared", "idle"])

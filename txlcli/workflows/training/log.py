@@ -37,10 +37,10 @@ class TrainingLog:
     """See `TrainingResult`."""
     path: str = ""
     """How the steps of the last report were computed."""
-    detail: str = ""
-    """Last report of training in words."""
-    valid: str = ""
-    """Last validation in words."""
+    steps: StepReport | None = None
+    """Last report of training steps."""
+    validation: ValidReport | None = None
+    """Last validation."""
 
     def record(self, report: Report) -> None:
         """Write a report to metrics.jsonl, pass it on, and show it."""
@@ -58,22 +58,17 @@ class TrainingLog:
         self.track(line)
         if self.on_report:
             self.on_report(line)
-        value = metrics.format_measure(metrics.in_metric(report.loss_nats, run.metric))
         if isinstance(report, StepReport):
-            self._show_steps(report, value)
+            self.steps = report
+            if report.skipped_steps:
+                self.reporter.say(f"skipped {report.skipped_steps} of the steps up to {report.step:,}: not finite")
         else:
-            self._show_validation(report, value)
+            self.validation = report
+            self._say_validation(report)
         self.show_step(report.step)
 
-    def _show_steps(self, report: StepReport, value: str) -> None:
-        if report.skipped_steps:
-            self.reporter.say(f"skipped {report.skipped_steps} of the steps up to {report.step:,}: not finite")
-        rate = f"{report.tokens_per_s:,.0f} tokens/s"
-        self.detail = f"train {value} {self.plan.run.metric}, {rate}{self.valid}, lr {report.lr:.2g}"
-
-    def _show_validation(self, report: ValidReport, value: str) -> None:
-        self.valid = f", valid {value} at step {report.step:,}"
-        message = f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {self.plan.run.metric}"
+    def _say_validation(self, report: ValidReport) -> None:
+        message = f"step {report.step:,}, epoch {report.epoch:.2f}: valid {self._loss(report)} {self.plan.run.metric}"
         if report.averaged:
             message += " with averaged weights"
         if report.best:
@@ -81,8 +76,8 @@ class TrainingLog:
         self.reporter.say(message)
 
     def show_step(self, step: int) -> None:
-        """Show a step with what the last report says, and say once if other programs slow the steps down."""
-        self.progress.reach(step, self.detail)
+        """Show a step with the last reports, and say once if other programs slow the steps down."""
+        self.progress.reach(step, self._describe_reports(step))
         if self.clock is None or self.clock.seconds <= FIRST_HINT_S:
             return
         share = self.clock.share()
@@ -91,9 +86,27 @@ class TrainingLog:
             ratio = f"{1 / max(share, 1e-9):.1f} times its CPU time"
             self.reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
 
+    def _describe_reports(self, step: int) -> str:
+        """Return the last numbers of training and validation; those of an earlier step have their step."""
+        parts = []
+        if self.steps is not None:
+            loss = f"train {self._loss(self.steps)} {self.plan.run.metric}{_at_earlier(self.steps, step)}"
+            parts.append(f"{loss} ({self.steps.tokens_per_s:,.0f} tokens/s, lr {self.steps.lr:.2g})")
+        if self.validation is not None:
+            parts.append(f"valid {self._loss(self.validation)}{_at_earlier(self.validation, step)}")
+        return ", ".join(parts)
+
+    def _loss(self, report: Report) -> str:
+        return metrics.format_measure(metrics.in_metric(report.loss_nats, self.plan.run.metric))
+
     def show_scored(self, tokens: int) -> None:
         """Show how many tokens a validation has scored so far."""
         self.progress.advance(0, f"validating, {tokens:,} tokens")
+
+
+def _at_earlier(report: Report, step: int) -> str:
+    """Return the step of a report in words if it is not the present one."""
+    return "" if report.step == step else f" at step {report.step:,}"
 
 
 def as_line(report: Report, metric: str) -> Line:
