@@ -67,7 +67,8 @@ def test_a_time_limit_covers_the_evaluation_too(small):
     for path in (small / "library").iterdir():
         path.write_text(path.read_text() * 9)
     result = done("quickstart", "--max-minutes", 0)
-    assert 'runs/quickstart/last.safetensors at step 0 of 7; continue with "txl quickstart"' in result.stderr
+    assert 'runs/quickstart/last.safetensors at step 0 of 7; resume with "txl quickstart"' in result.stderr
+    assert re.search(r"next +│ +txl quickstart │", result.stdout)
     assert commands_in(result.stderr)[2][-2:] == ["--positions", "1000"]
     assert "runs/quickstart on stdlib test, 1,000 tokens scored" in result.stdout
     assert "trained for 0 of 7 steps only" in result.stdout

@@ -159,10 +159,11 @@ def test_missing_runs_are_counted_and_trained_once_and_their_commands_give_the_s
 
 def test_an_interrupt_says_how_to_continue(state, monkeypatch):
     scale, reporter = novel_scale(sentences_valid_every=1), RecordingReporter()
-    with monkeypatch.context() as patches:
-        interrupt_at_save(patches)
-        with pytest.raises(Interrupted, match="repeat the same command to continue"):
-            reproduced("table7", scale=scale)
+    for items, words in ((PAPER_ITEMS, "all"), (["table7"], "table7")):
+        with monkeypatch.context() as patches:
+            interrupt_at_save(patches)
+            with pytest.raises(Interrupted, match=f'resume with "txl reproduce {words} --out report --device cpu"$'):
+                reproduced(*items, scale=scale)
     reproduced("table7", scale=scale, reporter=reporter)
     assert any("resuming runs/tiny-short-xl-1111 at step 1 of 3" in line for line in reporter.messages)
 

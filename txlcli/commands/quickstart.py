@@ -139,15 +139,15 @@ def _train(minutes: float | None, workspace: Workspace) -> str:
     from txlcli.workflows.training.run import train_recipe
 
     directory = workspace.runs_dir / RUN
-    hint = f'continue with "{_again(workspace)}"'
+    again = _again(workspace)
     recipe_source = None
     words: list[str] = []
     if not directory.exists():
         recipe_source = CORPUS
         words = [CORPUS]
-        options = TrainOptions(name=RUN, overrides=SETTINGS, max_minutes=minutes, resume_hint=hint)
+        options = TrainOptions(name=RUN, overrides=SETTINGS, max_minutes=minutes, resume_command=again)
     elif _check_earlier(directory).state != "finished":
-        options = TrainOptions(resume=str(directory), max_minutes=minutes, resume_hint=hint)
+        options = TrainOptions(resume=str(directory), max_minutes=minutes, resume_command=again)
     else:
         console.say(f"using {directory}, which is finished; delete this folder to train it again")
         return str(directory)

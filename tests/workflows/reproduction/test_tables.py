@@ -25,7 +25,7 @@ class FakeRunner(Runner):
 
     def __init__(self, numbers, *, scale=PAPER, loss_at_300=0.0):
         options, workspace = ReproduceOptions(seeds=2, out=Path("report")), SimpleNamespace(device="cpu")
-        super().__init__(options=options, scale=scale, workspace=workspace, report=None, machine="")
+        super().__init__(options=options, scale=scale, workspace=workspace, report=None, machine="", resume_command="")
         self.numbers, self.loss_at_300 = numbers, loss_at_300
 
     def run(self, part, seed=FIRST_SEED):

@@ -40,15 +40,14 @@ def interrupted(workflow, *arguments, **options):
 
 
 @pytest.mark.parametrize(
-    ("given", "hint"),
-    [(None, 'resume with "txl train --resume runs/byte"'), ("repeat the same command", "repeat the same command")],
+    ("given", "command"), [(None, "txl train --resume runs/byte"), ("txl reproduce table7", "txl reproduce table7")]
 )
-def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, given, hint):
+def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, given, command):
     before = (here / "runs/byte/last.safetensors").read_bytes()
-    options = TrainOptions(resume="byte", overrides=("train.max_steps=90",), log_every=1, resume_hint=given)
+    options = TrainOptions(resume="byte", overrides=("train.max_steps=90",), log_every=1, resume_command=given)
     error, message = interrupted(train_recipe, None, options, on_report=send_twice(signal.SIGINT))
     assert message == "stopping after this step; saving"
-    assert str(error).endswith(f"the last checkpoint is kept; {hint}")
+    assert str(error).endswith(f'the last checkpoint is kept; resume with "{command}"')
     assert error.exit_code == 130
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
 

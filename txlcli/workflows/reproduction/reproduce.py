@@ -15,10 +15,11 @@ from txlcli.paper import published
 from txlcli.runs import history, run_directory
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
+from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import as_json, parse_json
 from txlcli.workflows.reproduction.items import ITEMS
-from txlcli.workflows.reproduction.options import ReproduceOptions
+from txlcli.workflows.reproduction.options import ALL_ITEMS, PAPER_ITEMS, ReproduceOptions
 from txlcli.workflows.reproduction.runner import ReclResults, ReportWriter, Runner, seeds_of, settings_of
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, ReportSection, parts
@@ -101,6 +102,7 @@ def run(
     directory = options.directory
     machine = describe_machine(pick_device(workspace.device))
     recl_results: ReclResults = {}
+    resume_command = _command(names, options, workspace)
     _make_directory(directory)
     message = f"another process writes to {directory}; wait for it, or give another `out`"
     with locks.exclusive(directory / LOCK, message):
@@ -114,11 +116,20 @@ def run(
                 workspace=workspace,
                 report=report,
                 machine=machine,
+                resume_command=resume_command,
                 recl_results=recl_results,
             )
             stored[name] = _make(name, runner)
             _write(stored, options, report)  # after each item: an interruption loses only one
     return ReproduceResult(report=files, sections={name: stored[name] for name in names})
+
+
+def _command(names: Sequence[str], options: ReproduceOptions, workspace: Workspace) -> str:
+    """Return the command line that reproduces items."""
+    words = [ALL_ITEMS] if tuple(names) == PAPER_ITEMS else names
+    device = None if workspace.device == "auto" else workspace.device
+    directories = {"data_dir": workspace.data_dir, "runs_dir": workspace.runs_dir}
+    return command_line("reproduce", *words, **options.changed(), **directories, device=device)
 
 
 def _make(name: str, runner: Runner) -> ReportSection:

@@ -28,7 +28,6 @@ from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111
 ReclResults = dict[tuple[str, ...], ReclResult]
-RESUME_HINT = "repeat the same command to continue"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,8 @@ class Runner:
     report: ReportWriter
     machine: str
     """Hardware, in words."""
+    resume_command: str
+    """Command that reproduces the same items, with the runs that are there."""
     recl_results: ReclResults = field(default_factory=dict)
     """Results of `txl recl` by group, which several items share."""
 
@@ -90,7 +91,7 @@ class Runner:
         """Return the finished run of a model; train or resume it if necessary."""
         model = self.scale.models[part]
         name = self.scale.run_name(part, seed)
-        options = TrainOptions(name=name, seed=seed, overrides=model.changes, resume_hint=RESUME_HINT)
+        options = TrainOptions(name=name, seed=seed, overrides=model.changes, resume_command=self.resume_command)
         settings = settings_of(model, seed)
         directory = self.workspace.runs_dir / name
         self._prepare(settings.corpus.store)
@@ -108,7 +109,7 @@ class Runner:
         if run.settings != settings:
             raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
         if history.read(run).state != "finished":
-            train_recipe(None, TrainOptions(resume=str(directory), resume_hint=RESUME_HINT), self.workspace)
+            train_recipe(None, TrainOptions(resume=str(directory), resume_command=self.resume_command), self.workspace)
 
     def evaluate(self, run: Run, options: EvalOptions) -> EvalResult:
         """Return the result of `txl eval` on as many positions as the scale has."""

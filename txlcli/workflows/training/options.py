@@ -38,8 +38,8 @@ class TrainOptions(Options):
         "Record the kernels of N steps after the warm-up: a table, and a trace in the run folder."
     )
     force: bool = force_option()
-    resume_hint: str | None = None
-    """Advice on resuming after a stop; None for `txl train --resume`."""
+    resume_command: str | None = None
+    """Command that resumes the run after a stop; None for `txl train --resume`."""
 
     def _check(self) -> None:
         if self.resume is not None:

@@ -75,9 +75,9 @@ def train(request: Request, workspace: Workspace, *, on_report: OnReport | None 
     reporter = workspace.reporter
     with built(request, workspace) as job:
         training = job.training
-        resume_hint = options.resume_hint or f'resume with "{_resume_command(job, workspace)}"'
+        resume_command = options.resume_command or _resume_command(job, workspace)
         with (
-            _collect_signals(reporter, training, resume_hint) as caught,
+            _collect_signals(reporter, training, resume_command) as caught,
             out_of_memory.explained(job.plan, training=training),
             deterministic_kernels(training.device, enabled=training.settings.deterministic),
         ):
@@ -85,8 +85,8 @@ def train(request: Request, workspace: Workspace, *, on_report: OnReport | None 
             if profile and on_report:
                 on_report({"kind": "profile", **dataclasses.asdict(profile)})
             (stopped_by,) = training.world.max_of(caught[0] if caught else 0)
-        _check_interrupted(job, stopped_by, resume_hint)
-        next_command = _conclude(job, workspace, resume_hint)
+        _check_interrupted(job, stopped_by, resume_command)
+        next_command = _conclude(job, workspace, resume_command)
         return TrainingResult(
             run=job.plan.run,
             step=training.step,
@@ -204,7 +204,7 @@ def _say_notes(training: Training, reporter: Reporter) -> None:
 
 
 @contextmanager
-def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -> Iterator[list[int]]:
+def _collect_signals(reporter: Reporter, training: Training, resume_command: str) -> Iterator[list[int]]:
     """Collect the signals that end a command while the block runs.
 
     After one that is not a warning, another such signal stops at once, without waiting for the save.
@@ -224,12 +224,14 @@ def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -
             yield caught
     except KeyboardInterrupt:
         is_saved = training.saver.last_path.exists()
-        kept = f"the last checkpoint is kept; {resume_hint}" if is_saved else "there is no checkpoint"
+        kept = "there is no checkpoint"
+        if is_saved:
+            kept = f'the last checkpoint is kept; resume with "{resume_command}"'
         number = caught[0] if caught else signal.SIGINT  # without a signal, a callback of the user has raised it
         raise Interrupted(f"stopped at once, without saving; {kept}", 128 + number) from None
 
 
-def _check_interrupted(job: Job, stopped_by: int, resume_hint: str) -> None:
+def _check_interrupted(job: Job, stopped_by: int, resume_command: str) -> None:
     """Raise an Interrupted if a signal stopped the training, or if no step replaced an earlier run."""
     training = job.training
     directory = job.plan.run.directory
@@ -242,17 +244,17 @@ def _check_interrupted(job: Job, stopped_by: int, resume_hint: str) -> None:
         return
     if training.has_ended:
         raise Interrupted(f"stopped; {directory} has finished its {training.step:,} steps", code)
-    raise Interrupted(f"stopped; {_saved(training)}; {resume_hint}", code)
+    raise Interrupted(f'stopped; {_saved(training)}; resume with "{resume_command}"', code)
 
 
-def _conclude(job: Job, workspace: Workspace, resume_hint: str) -> str:
+def _conclude(job: Job, workspace: Workspace, resume_command: str) -> str:
     """Say how far the training is, and return the next command."""
     training = job.training
     run = job.plan.run
     last_step = run.settings.train.max_steps
     if not training.has_ended:
-        workspace.reporter.say(f"{_saved(training)} of {last_step:,}; {resume_hint}")
-        return _resume_command(job, workspace)
+        workspace.reporter.say(f'{_saved(training)} of {last_step:,}; resume with "{resume_command}"')
+        return resume_command
     if training.step < last_step:
         stale = training.validations.stale
         workspace.reporter.say(
