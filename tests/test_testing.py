@@ -34,7 +34,7 @@ from txlcli.core.model.encodings import Encoding, SinusoidEncoding, TiedRelative
 from txlcli.core.model.layer import update_memory
 from txlcli.core.model.softmax import AdaptiveSoftmax
 from txlcli.core.model.sublayers import GatedFeedForward, ReluFeedForward
-from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.model.transformer_xl import TransformerXL, declares
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.testing import ContractError, check_architecture, check_encoding
@@ -188,13 +188,17 @@ class CountsCalls(EverySecondState):
 class KeepsPadding(EverySecondState):
     """A memory that keeps padding but declares to skip it."""
 
-    memory_skips_padding = True
+    @declares(skips_padding=True)
+    def remember(self, pasts, outputs, goal):
+        return super().remember(pasts, outputs, goal)
 
 
 class Resets(EverySecondState):
     """A memory without distances that declares a reset."""
 
-    supports_reset = True
+    @declares(supports_reset=True)
+    def remember(self, pasts, outputs, goal):
+        return super().remember(pasts, outputs, goal)
 
 
 class AlternatingLength(TransformerXL):
@@ -491,11 +495,27 @@ class Remembers:
         return [output.kept for output in outputs]
 
 
-@pytest.mark.parametrize("bases", [(EverySecondState,), (EverySecondState, TransformerXL), (Remembers, TransformerXL)])
-@pytest.mark.parametrize("trait", ["memory_skips_padding", "supports_reset"])
-def test_a_rule_of_memory_is_not_taken_to_skip_padding_or_to_reset_unless_it_says_so(bases, trait):
-    assert getattr(TransformerXL, trait)
-    assert not getattr(type("Inherits", bases, {}), trait)
+@pytest.mark.parametrize(
+    ("declaring", "trait"),
+    [
+        (TransformerXL, "memory_skips_padding"),
+        (TransformerXL, "supports_reset"),
+        (KeepsPadding, "memory_skips_padding"),
+    ],
+)
+def test_a_rule_of_memory_is_not_taken_to_skip_padding_or_to_reset_unless_it_says_so(declaring, trait):
+    class Inherits(declaring):
+        pass
+
+    class Overrides(declaring):
+        def remember(self, pasts, outputs, goal):
+            return super().remember(pasts, outputs, goal)
+
+    class OverridesByMixin(Remembers, declaring):
+        pass
+
+    cases = {declaring: True, Inherits: True, Overrides: False, OverridesByMixin: False}
+    assert {cls: getattr(cls(model_settings(), V), trait) for cls in cases} == cases
 
 
 def test_an_error_of_a_rule_names_the_architecture_and_keeps_its_cause():

@@ -52,13 +52,6 @@ class LanguageModel(nn.Module, ABC):
 
     backend: Backend = FAST
     """How the model computes; its modules have the same value."""
-    memory_skips_padding: ClassVar[bool] = False
-    """True if the memory leaves out the padding of a segment, which CUDA graphs add with train.seg_len_jitter. Training
-    steps of other models run without graphs then."""
-
-    supports_reset: ClassVar[bool] = False
-    """True if `objective` begins anew within a segment, at `Objective.since_reset` (train.reset_at_documents)."""
-
     own_reader: ClassVar[Callable[..., Any] | None] = None
     """Makes the reader of a model that is not in the table of architectures; None for all others."""
     hidden_are_logits: ClassVar[bool] = False
@@ -227,6 +220,19 @@ class LanguageModel(nn.Module, ABC):
         else:
             std = self.settings.proj_init_std if ".projections." in name else self.settings.init_std
             nn.init.normal_(parameter, 0.0, std)
+
+    @property
+    def memory_skips_padding(self) -> bool:
+        """True if the memory leaves out the padding of a segment, which CUDA graphs add with train.seg_len_jitter.
+
+        Training steps of other models run without graphs then.
+        """
+        return False
+
+    @property
+    def supports_reset(self) -> bool:
+        """True if `objective` begins anew within a segment, at `Objective.since_reset` (train.reset_at_documents)."""
+        return False
 
     @property
     def device(self) -> torch.device:

@@ -11,8 +11,9 @@ import contextlib
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,23 @@ from txlcli.core.model.losses import AuxiliaryLosses, Objective
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.sublayers import make_norm
 
+Rule = TypeVar("Rule", bound=Callable[..., Memory])
+
+
+def declares(*, skips_padding: bool = False, supports_reset: bool = False) -> Callable[[Rule], Rule]:
+    """Declare properties of a rule of memory (`remember`). A class that overrides the rule loses them.
+
+    Args:
+        skips_padding: the rule leaves out the padding of a segment, see `TransformerXL.remember`.
+        supports_reset: the memory has the keys that `Objective.since_reset` counts, each at its token's distance.
+    """
+
+    def declared(remember: Rule) -> Rule:
+        vars(remember).update(skips_padding=skips_padding, supports_reset=supports_reset)
+        return remember
+
+    return declared
+
 
 class TransformerXL(LanguageModel):
     """The model of section 3: an encoding of positions, layers, and as memory the layer inputs of the past.
@@ -43,26 +61,14 @@ class TransformerXL(LanguageModel):
 
     settings: TransformerSettings
     layer_class: type[Layer] = Layer
-    memory_skips_padding = True
-    """A class with a `remember` of its own has False, unless it declares True next to it."""
-    supports_reset = True
-    """Likewise: queries see tokens of their own document by distance, which a key of another memory may not have."""
     reads_padded_rows = True
-    """True if all methods read hidden states that end in zeros; a subclass has False, unless it declares True."""
-
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        owner = next(base for base in cls.__mro__ if "remember" in vars(base))
-        if owner is cls or not issubclass(owner, TransformerXL):  # a mixin, too, has a rule of its own
-            declared = {**vars(owner), **vars(cls)}
-            cls.memory_skips_padding = declared.get("memory_skips_padding", False)
-            cls.supports_reset = declared.get("supports_reset", False)
-        cls.reads_padded_rows = vars(cls).get("reads_padded_rows", False)
+    """True if all methods read hidden states that end in zeros. Not inherited, since a subclass may override any of
+    them: each class declares it for itself."""
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
-        self.can_pad_rows = type(self).reads_padded_rows
-        """Asked here, because `fully_shard` replaces the class of a model."""
+        # What the class itself declares; asked once, because `fully_shard` replaces the class of a model.
+        self.reads_padded_rows = vars(type(self)).get("reads_padded_rows", False)
         self.encoding = ENCODINGS[settings.position](settings)
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = ScoreBuffers()
@@ -183,6 +189,14 @@ class TransformerXL(LanguageModel):
         return [torch.zeros(shape, dtype=self.memory_dtype, device=self.device) for _ in self.layers]
 
     @property
+    def memory_skips_padding(self) -> bool:
+        return getattr(self.remember, "skips_padding", False)
+
+    @property
+    def supports_reset(self) -> bool:
+        return getattr(self.remember, "supports_reset", False)
+
+    @property
     def memory_starts_full(self) -> bool:
         return self.settings.memory_start == "zeros"
 
@@ -215,6 +229,7 @@ class TransformerXL(LanguageModel):
             whole.append(output._replace(kept=kept))
         return self.remember(pasts, whole, goal)
 
+    @declares(skips_padding=True, supports_reset=True)
     def remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
         """Return the memory after a segment: the last M positions of each layer.
 
@@ -226,9 +241,9 @@ class TransformerXL(LanguageModel):
             pasts: of the N layers, before the segment.
             outputs: of the N layers; `kept`, (B, L, d), is what each has read since the segment began. Positions that
                 the next segment reads again are left out.
-            goal: `mem_len` is M. `seg_len` is given only if the segment is padded, for a full memory, in a class that
-                declares `memory_skips_padding = True`. Then it is L, and `kept` has more than L positions: after the
-                first L come those that the next segment reads again, and the padding.
+            goal: `mem_len` is M. `seg_len` is given only if the segment is padded, for a full memory, to a rule that
+                declares `skips_padding`. Then it is L, and `kept` has more than L positions: after the first L come
+                those that the next segment reads again, and the padding.
         """
         mem_len = self.settings.visible_memory(goal.mem_len)
         pairs = [(past.hidden, output.kept) for past, output in zip(pasts, outputs, strict=True)]
@@ -350,7 +365,7 @@ class TransformerXL(LanguageModel):
         The layers and the methods of a subclass do, and so do gates, norms of heads, encodings that change the input
         of layers, and feed-forward sublayers that do not declare otherwise.
         """
-        if not self.can_pad_rows or self.encoding.changes_layers:
+        if not self.reads_padded_rows or self.encoding.changes_layers:
             return False
         if self.settings.gating != "residual" or self.settings.parts.qk_norm != "none":
             return False
