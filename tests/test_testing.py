@@ -252,6 +252,13 @@ class HalvesInEvaluation(EverySecondState):
         return super().final_hidden(hidden) / 2
 
 
+class HalvesLastStates(TransformerXL):
+    """A model that halves its last hidden states."""
+
+    def undropped_hidden(self, hidden):
+        return super().undropped_hidden(hidden) / 2
+
+
 class DropsTokens(TransformerXL):
     """A model that replaces tokens of its caller."""
 
@@ -479,6 +486,12 @@ BROKEN = [  # model, settings, a telling word of the error
     (AlternatingLength, EverySecondSettings, "memory_keeps_length"),
     (ForgetsParts, EverySecondSettings, "contract of memory"),
 ]
+
+
+@pytest.mark.parametrize("reader", ["keys", "states"])
+def test_a_model_may_change_its_last_hidden_states(reader):
+    with registered_architecture("own", model=HalvesLastStates, settings=TransformerSettings, reader=reader):
+        check_architecture("own")
 
 
 @pytest.mark.parametrize(("model", "settings", "word"), BROKEN)

@@ -113,7 +113,7 @@ class RecurrentMemoryTransformer(TransformerXL):
         terms = rotated(self.score_terms(rows, max_distance=None), self.encoding.rotation(positions))
         empty = HiddenMemory(hidden=embedded[:, :0].detach())
         outputs = self.run_layers(hidden, [empty] * len(self.layers), terms, positions)
-        hidden = self.final_norm(last_output(outputs))
+        hidden = self.undropped_hidden(last_output(outputs))
         return hidden[:, count : rows - count], hidden[:, rows - count :]
 
 

@@ -171,8 +171,13 @@ class TransformerXL(LanguageModel):
 
     def final_hidden(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
-        dropped: Tensor = self.output_dropout(self.final_norm(hidden)[..., : self.settings.d_model])
+        dropped: Tensor = self.output_dropout(self.undropped_hidden(hidden))
         return dropped
+
+    def undropped_hidden(self, hidden: Tensor) -> Tensor:
+        """Return the final hidden states before their dropout, (B, L, d), from the output of a layer."""
+        normed: Tensor = self.final_norm(hidden)
+        return normed[..., : self.settings.d_model]  # without the zeros of padded rows
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, for each layer: (B, 0, d), or (B, M, d) visible zeros."""
@@ -405,9 +410,9 @@ def final_states(
     model: TransformerXL, hidden: Tensor, first: int, end: int, goal: Objective
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the final hidden states (B, x, d) at some positions of a layer's output, with dropout, and penalties."""
-    normed = model.final_norm(hidden)[..., : model.settings.d_model]
-    states = model.output_dropout(normed)[:, first:end].contiguous()
-    return states, goal.penalties(normed[:, first:end])
+    undropped = model.undropped_hidden(hidden)
+    states = model.output_dropout(undropped)[:, first:end].contiguous()
+    return states, goal.penalties(undropped[:, first:end])
 
 
 def last_output(layers: Iterator[LayerOutput]) -> Tensor:

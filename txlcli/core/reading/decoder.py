@@ -325,8 +325,7 @@ class Decoder(Reader):
         terms = rotated(terms, self.model.encoding.rotation(stream))
         embedded = self.model.embed(tokens, positions)
         outputs = self.model.run_layers(embedded, pasts, terms, positions, count=count)
-        normed: Tensor = self.model.final_norm(last_output(outputs))
-        return normed
+        return self.model.final_hidden(last_output(outputs))
 
     def _positions(self, stream: Tensor, offsets: Tensor) -> Tensor:
         """Return positions (l,) in the segment, given those in the stream and in this call.
