@@ -9,7 +9,7 @@ key of their own.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -175,62 +175,3 @@ class Drop(Protocol):
 
         Variational: one mask for all positions, the axis before the last.
         """
-
-
-AttentionBackend = Literal["auto", "reference"]
-Compile = Literal["auto", "on", "off"]
-Recomputation = bool | Literal["layers"]
-
-
-class Choices(TypedDict, total=False):
-    """The fields of `Backend` that a caller chooses; a model adds what follows from them."""
-
-    attention: AttentionBackend
-    precision: str
-    compiles: bool
-    reading_compile: Compile
-    recompute: Recomputation
-    gradient_of_rows: bool
-    temperature: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Backend:
-    """How a model computes. At temperature 1, all backends compute the same function.
-
-    A model and its modules share one of these, which never changes. Another way to compute is another view of the same
-    parameters, see `LanguageModel.on` and `LanguageModel.for_reading`.
-    """
-
-    attention: AttentionBackend = "auto"
-    """Name of the attention backend: the fast path of the device, or the definition."""
-    precision: str = "fp32"
-    """Of matrix products, and of what a reader keeps of the past; the caller of the model autocasts to it."""
-    compiles: bool = False
-    """True to compile the functions of a training step."""
-    reading_compile: Compile = "auto"
-    """If a reader is to compile; auto: on a GPU, for long texts. `compiles_reading` is what follows from it."""
-    recompute: Recomputation = False
-    """Let backward passes compute attention probabilities again without keeping them, or whole layers."""
-    gradient_of_rows: bool = False
-    """True if `backward` adds the gradient of the embedded rows, in place, to the softmax's of the same table.
-
-    Autograd would add two whole tables into a third, although one of them is nearly all zeros: on a CPU that is a fifth
-    of a training step with the vocabulary of WikiText-103.
-    """
-    temperature: float = 1.0
-    """Number that divides all logits, of the bands of the vocabulary and of the clusters."""
-    only_reads: bool = False
-    """True for a view whose matrices are packed for reading."""
-    compiles_reading: bool = False
-    """True for a view that compiles what a reader computes between two attentions: no shape in it depends on the past.
-    """
-    attend: Attend
-    linear: Linear
-    dropout: Drop
-    relu_dropout: Drop
-    """Dropout of relu(hidden); it may overwrite its input."""
-    attend_context: AttendContext | None = None
-    """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""
-    multiple: int = 1
-    """Rows of hidden states have a multiple of so many numbers, with zeros at the end."""

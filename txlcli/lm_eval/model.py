@@ -18,6 +18,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from txlcli.config.train_settings import Precision
 from txlcli.core.reading import sampling
 from txlcli.core.reading.documents import Document, DocumentScore, score_documents, score_in_windows
 from txlcli.core.reading.scoring import scored_stream
@@ -51,7 +52,7 @@ class HarnessModel(LM):
         run: object = None,
         *,
         runs_dir: object = "runs",
-        precision: str | None = None,
+        precision: Precision | None = None,
         device: str | None = None,
         batch_size: int | str = 1,
         mem_len: int | None = None,

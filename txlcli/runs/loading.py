@@ -6,8 +6,9 @@ from typing import Any, Self, Unpack
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
-from txlcli.core.backend import Choices
+from txlcli.config.train_settings import Precision
 from txlcli.core.kernels.device import check_precision, pick_device
+from txlcli.core.model.backends import Choices
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training import checkpoint
@@ -32,7 +33,7 @@ class OpenModel:
     """Settings that apply where the options of an evaluation change nothing."""
     model: LanguageModel
     vocab: Vocab
-    precision: str
+    precision: Precision
     weights_title: str
     """Name of the weights, in a few words."""
     facts: dict[str, Any]
@@ -122,7 +123,7 @@ def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
         )
 
 
-def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:
+def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: Precision | None) -> OpenRun:
     """Open a run by directory or name, or the most recent one, with its best weights on the device."""
     run = run_directory.find(run_name, runs_dir)
     torch_device = pick_device(device)

@@ -14,7 +14,7 @@ from txlcli.core.kernels.private import add_to_rows
 
 
 def rows_of_table(table: nn.Parameter, ids: Tensor) -> Tensor:
-    """Return F.embedding(ids, table), (..., w); see `core.backend.Backend.gradient_of_rows`."""
+    """Return F.embedding(ids, table), (..., w); see `core.model.backends.Backend.gradient_of_rows`."""
     if table.device.type == "cpu":
         return F.embedding(ids, _with_gradient_of_rows(table), sparse=True)
     rows: Tensor = RowsOfTable.apply(table.detach().requires_grad_(), ids, [table])

@@ -1,11 +1,14 @@
 """The choice of a backend: the definition of attention in `core.model.attention`, or faster implementations."""
 
 import dataclasses
+from dataclasses import dataclass
+from typing import TypedDict
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, AttendContext, Backend, Linear, ScoreTerms, pad_to
+from txlcli.config.train_settings import AttentionBackend, Compile, Precision, Recompute
+from txlcli.core.backend import Attend, AttendContext, Drop, Linear, ScoreTerms, pad_to
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.compiled_layers import aligned_linear, fused_linear, fused_relu_dropout, plain_dropout
@@ -14,6 +17,61 @@ from txlcli.core.kernels.dropout import drop, relu_dropout
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import ScoreBuffers
 from txlcli.core.model import attention
+
+
+class Choices(TypedDict, total=False):
+    """The fields of `Backend` that a caller chooses; a model adds what follows from them."""
+
+    attention: AttentionBackend
+    precision: Precision
+    compiles: bool
+    reading_compile: Compile
+    recompute: Recompute
+    gradient_of_rows: bool
+    temperature: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """How a model computes. At temperature 1, all backends compute the same function.
+
+    A model and its modules share one of these, which never changes. Another way to compute is another view of the same
+    parameters, see `LanguageModel.on` and `LanguageModel.for_reading`.
+    """
+
+    attention: AttentionBackend = "auto"
+    """Name of the attention backend: the fast path of the device, or the definition."""
+    precision: Precision = "fp32"
+    """Of matrix products, and of what a reader keeps of the past; the caller of the model autocasts to it."""
+    compiles: bool = False
+    """True to compile the functions of a training step."""
+    reading_compile: Compile = "auto"
+    """If a reader is to compile; auto: on a GPU, for long texts. `compiles_reading` is what follows from it."""
+    recompute: Recompute = False
+    """Let backward passes compute attention probabilities again without keeping them, or whole layers."""
+    gradient_of_rows: bool = False
+    """True if `backward` adds the gradient of the embedded rows, in place, to the softmax's of the same table.
+
+    Autograd would add two whole tables into a third, although one of them is nearly all zeros: on a CPU that is a fifth
+    of a training step with the vocabulary of WikiText-103.
+    """
+    temperature: float = 1.0
+    """Number that divides all logits, of the bands of the vocabulary and of the clusters."""
+    only_reads: bool = False
+    """True for a view whose matrices are packed for reading."""
+    compiles_reading: bool = False
+    """True for a view that compiles what a reader computes between two attentions: no shape in it depends on the past.
+    """
+    attend: Attend
+    linear: Linear
+    dropout: Drop
+    relu_dropout: Drop
+    """Dropout of relu(hidden); it may overwrite its input."""
+    attend_context: AttendContext | None = None
+    """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""
+    multiple: int = 1
+    """Rows of hidden states have a multiple of so many numbers, with zeros at the end."""
+
 
 FAST = Backend(attend=TiledAttention(), linear=linear, dropout=drop, relu_dropout=relu_dropout)
 """The fast path, before a model shares its score buffers."""

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.train_settings import AttentionBackend
-from txlcli.core.backend import Backend, Choices
 from txlcli.core.kernels.compilation import compiled, runs_triton
 from txlcli.core.kernels.cuda_graph import is_capturing
 from txlcli.core.kernels.device import product_dtype
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.kernels.recomputation import recomputed
-from txlcli.core.model.backends import FAST
+from txlcli.core.model.backends import FAST, Backend, Choices
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.linear import Linear

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.bands import Band
-from txlcli.core.backend import Backend
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.table_rows import rows_of_table
-from txlcli.core.model.backends import FAST
+from txlcli.core.model.backends import FAST, Backend
 from txlcli.core.model.dropout import WordDropout
 
 

@@ -25,12 +25,12 @@ from torch.nn import functional as F
 from txlcli.config import traits as config
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.traits import EncodingTraits
-from txlcli.core.backend import Backend, Rotation, ScoreTerms, pad_to, round_up
+from txlcli.core.backend import Rotation, ScoreTerms, pad_to, round_up
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.compiled_layers import joined_heads
 from txlcli.core.kernels.device import cast_for_products, float64_device, row_multiple
 from txlcli.core.model.attention import distance_encoding, split_heads
-from txlcli.core.model.backends import FAST
+from txlcli.core.model.backends import FAST, Backend
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
 from txlcli.core.model.module_list import ModuleList

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.core.backend import Attend, Backend, Rotation, ScoreTerms, pad_to
+from txlcli.core.backend import Attend, Rotation, ScoreTerms, pad_to
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.compiled_layers import ContextProducts, joined_heads
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.attention import Attention, split_heads
-from txlcli.core.model.backends import FAST
+from txlcli.core.model.backends import FAST, Backend
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
 from txlcli.core.model.sublayers import FeedForward, GruGate, make_feed_forward, make_norm

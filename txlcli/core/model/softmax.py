@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.bands import Band
-from txlcli.core.backend import Backend
 from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, send
 from txlcli.core.kernels.linear import linear, pad_columns
 from txlcli.core.kernels.normalizer import SpareGradient, token_losses, total_loss
-from txlcli.core.model.backends import FAST
+from txlcli.core.model.backends import FAST, Backend
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.train_settings import AttentionBackend
-from txlcli.core.backend import Backend, ScoreTerms, pad_to, round_up
+from txlcli.core.backend import ScoreTerms, pad_to, round_up
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn, linear
 from txlcli.core.kernels.score_buffer import ScoreBuffers
 from txlcli.core.model import backends
+from txlcli.core.model.backends import Backend
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS

@@ -93,7 +93,7 @@ class EvalResult:
         """Return the settings of a row in one sentence, with the temperatures of all rows of a sweep."""
         settings = self.scoring.settings
         model = self.scoring.opened.model.settings
-        details = [self.scoring.opened.precision]
+        details: list[str] = [self.scoring.opened.precision]
         if model.limits_distance:
             details.insert(0, f"max_distance = {settings.max_distance or 'none'}")
         temperature = self._describe_temperature(row)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.ranges import PositiveInt
-from txlcli.core.backend import Backend
+from txlcli.core.model.backends import Backend
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader
 from txlcli.errors import ExternalModelError, UsageError, reason_of

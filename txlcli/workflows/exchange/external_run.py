@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config.settings import CorpusSettings, EvalSettings, SameLength, Settings
-from txlcli.config.train_settings import TrainSettings
+from txlcli.config.train_settings import Precision, TrainSettings
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.kernels.modes import DTYPES
 from txlcli.data.vocabulary import count_words
@@ -74,7 +74,7 @@ class OpenExternal(OpenModel):
         return tuple(remarks)
 
 
-def open_external(name: str, *, device: str, precision: str | None, trust_remote_code: bool) -> OpenExternal:
+def open_external(name: str, *, device: str, precision: Precision | None, trust_remote_code: bool) -> OpenExternal:
     """Open the model in hf:FOLDER, or of a GGUF file, with its weights on the device, in fp32 by default.
 
     Raises:
@@ -115,7 +115,7 @@ def open_external(name: str, *, device: str, precision: str | None, trust_remote
     )
 
 
-def _load(path: Path, precision: str, *, trust_remote_code: bool) -> tuple[Any, Any, list[str]]:
+def _load(path: Path, precision: Precision, *, trust_remote_code: bool) -> tuple[Any, Any, list[str]]:
     """Return the tokenizer, the model, and the names of weights that are not part of it."""
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     directory = path
