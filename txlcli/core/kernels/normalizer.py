@@ -69,7 +69,7 @@ class SpareGradient:
         return SpareGradient()
 
 
-RowLosses = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, tuple[Tensor, Tensor] | None]]
+RowLosses = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]]
 """`row_losses`, or another function that does the same."""
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """Of hidden states (T, w), a table (n, w), its bias (n,), and log normalizers of other logits (T,)."""
@@ -141,30 +141,31 @@ def _work(hidden: Tensor, spare: SpareGradient, size: PartSize | None) -> "_Work
 
 
 def row_losses(
-    logits: Tensor, chosen: Tensor, total: Tensor, weights: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    logits: Tensor, chosen: Tensor, others: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Return the cross entropy of each token, (t,), and gradients of its weighted sum; the logits are overwritten.
 
     Args:
         logits: (t, n).
         chosen: (t,) ids of the targets; -1, or any other id without a logit, for a logit of 0.
-        total: (t,) log normalizers of other logits; those of all logits afterwards.
+        others: (t,) log normalizers of other logits, in the dtype of the sums.
         weights: (t,) of the tokens; None, if no gradient is needed.
     Returns:
-        The losses, and the gradients of the logits (t, n) in their dtype, and their sums over tokens (n,).
+        The losses, the log normalizers of all logits (t,), and the gradients: those of the logits (t, n) in their
+        dtype, and their sums over tokens (n,).
     """
     inside = (chosen >= 0) & (chosen < logits.shape[1])
     column = torch.where(inside, chosen, 0)[:, None]
-    of_chosen = torch.where(inside, logits.gather(1, column)[:, 0], 0.0).to(total.dtype)
-    largest = logits.amax(dim=-1, keepdim=True).to(total.dtype)
-    exponentials = torch.sub(logits, largest, out=logits if logits.dtype == total.dtype else None).exp_()
-    torch.logaddexp(total, exponentials.sum(dim=-1).log_().add_(largest[:, 0]), out=total)
+    of_chosen = torch.where(inside, logits.gather(1, column)[:, 0], 0.0).to(others.dtype)
+    largest = logits.amax(dim=-1, keepdim=True).to(others.dtype)
+    exponentials = torch.sub(logits, largest, out=logits if logits.dtype == others.dtype else None).exp_()
+    total = torch.logaddexp(others, exponentials.sum(dim=-1).log_().add_(largest[:, 0]))
     losses = total - of_chosen
     if weights is None:
-        return losses, None
+        return losses, total, None
     grad = exponentials.mul_(weights[:, None] * (largest - total[:, None]).exp_())
     grad.scatter_add_(1, column, torch.where(inside, -weights, 0.0)[:, None])
-    return losses, (grad.to(logits.dtype), grad.sum(dim=0))
+    return losses, total, (grad.to(logits.dtype), grad.sum(dim=0))
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,8 @@ class _Work:
         """Return the losses (T,) and, if these have weights (T,), the gradients of their weighted sum."""
         exact = torch.promote_types(self.dtype, torch.float32)
         losses = torch.empty(len(hidden), dtype=exact, device=hidden.device)
-        total = torch.full_like(losses, -torch.inf) if others is None else others.to(exact, copy=True)
+        total = torch.empty_like(losses)
+        other_normalizers = torch.full_like(losses, -torch.inf) if others is None else others.to(exact)
         parts = self.size.parts(hidden, len(table))
         gradients = None
         if weights is not None:
@@ -201,7 +203,7 @@ class _Work:
             read = hidden[part].to(self.dtype)
             logits = linear(read, weight, added)
             of_part = None if weights is None else weights[part]
-            losses[part], of_logits = self.rows(logits, chosen[part], total[part], of_part)
+            losses[part], total[part], of_logits = self.rows(logits, chosen[part], other_normalizers[part], of_part)
             if gradients is not None and of_logits is not None:
                 grad, sums = of_logits
                 grad_hidden, grad_table, grad_bias = gradients

@@ -33,7 +33,7 @@ def _load(row, columns, ids, ALIGN: constexpr):
 
 @triton.jit(do_not_specialize=("ids",))
 def accumulate_kernel(
-    logits_base, total_base, losses_base, chosen_base, ids, stride, IDS: constexpr, ALIGN: constexpr,
+    logits_base, others_base, total_base, losses_base, chosen_base, ids, stride, IDS: constexpr, ALIGN: constexpr,
 ):  # fmt: skip
     """Add the logits of one token to its log normalizer, and compute its loss."""
     token = tl.program_id(0)
@@ -47,7 +47,7 @@ def accumulate_kernel(
         shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         total = total * tl.exp2(largest - shift) + tl.exp2(logit - shift)
         largest = new_largest
-    others = tl.load(total_base + token) * LOG2_E
+    others = tl.load(others_base + token) * LOG2_E
     top = tl.maximum(tl.max(largest, 0), others)
     total_of_all = tl.sum(total * tl.exp2(largest - top), 0) + tl.exp2(others - top)
     log_total = (top + tl.log2(total_of_all)) * LN_2
@@ -87,19 +87,20 @@ IDS_OF_TILE = 1024
 """Ids of a program's part of the gradient."""
 
 
-@torch.library.custom_op("txl::accumulate", mutates_args=("total",))
-def accumulate(logits: Tensor, chosen: Tensor, total: Tensor) -> Tensor:
-    """Add logits to the log normalizers, and return the losses (t,); see `normalizer.row_losses`."""
-    losses = torch.empty_like(total)
+@torch.library.custom_op("txl::accumulate", mutates_args=())
+def accumulate(logits: Tensor, chosen: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses (t,) and the log normalizers of all logits (t,); see `normalizer.row_losses`."""
+    losses = torch.empty_like(others)
+    total = torch.empty_like(others)
     if logits.numel():
         accumulate_kernel[len(logits),](
-            logits, total, losses, chosen, logits.shape[1], logits.stride(0),
+            logits, others, total, losses, chosen, logits.shape[1], logits.stride(0),
             IDS=IDS_OF_ROW, ALIGN=alignment_of(logits.stride(0)), num_warps=8,
         )  # fmt: skip
-    return losses
+    return losses, total
 
 
-accumulate.register_fake(lambda _, __, total: torch.empty_like(total))
+accumulate.register_fake(lambda _, __, others: (torch.empty_like(others), torch.empty_like(others)))
 
 
 @torch.library.custom_op("txl::logits_backward", mutates_args=("logits",))
@@ -124,10 +125,10 @@ logits_backward.register_fake(_sums)
 
 
 def row_losses(
-    logits: Tensor, chosen: Tensor, total: Tensor, weights: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    logits: Tensor, chosen: Tensor, others: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Do what `normalizer.row_losses` does; sums are in float32."""
-    losses = accumulate(logits, chosen, total)
+    losses, total = accumulate(logits, chosen, others)
     if weights is None:
-        return losses, None
-    return losses, (logits, logits_backward(logits, chosen, total, weights).sum(dim=0))
+        return losses, total, None
+    return losses, total, (logits, logits_backward(logits, chosen, total, weights).sum(dim=0))
