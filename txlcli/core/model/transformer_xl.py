@@ -48,7 +48,8 @@ def declares(*, skips_padding: bool = False, supports_reset: bool = False) -> Ca
     """
 
     def declared(remember: Rule) -> Rule:
-        vars(remember).update(skips_padding=skips_padding, supports_reset=supports_reset)
+        remember.skips_padding = skips_padding  # type: ignore[attr-defined]
+        remember.supports_reset = supports_reset  # type: ignore[attr-defined]
         return remember
 
     return declared
