@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
     norm: Tensor
     """Norm of all gradients (0-d)."""
     of_parameters: list[Tensor | None]
-    """Gradient of each parameter."""
+    """Gradient of each parameter; `StepWeights.clip` may write the values of matrices."""
     memories: list[Memory]
     """Memory of each micro-batch after the segment, where the graph also reads it."""
 

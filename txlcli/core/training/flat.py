@@ -155,7 +155,10 @@ class FlatMatrices(StepWeights):
 
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
-        """Let the model read the copies inside this block, and then give the matrices the gradients of the copies."""
+        """Let the model read the copies inside this block, and then give the matrices the gradients of the copies.
+
+        With `_casts_late`, `parameter.grad` has the values of an earlier step until `clip` writes those of this one.
+        """
         for matrix in self._matrices:
             matrix.leaf.grad = None  # a step that has failed leaves some
         with swapped_in(self._model, {matrix.parameter: matrix.leaf for matrix in self._matrices}):
@@ -164,11 +167,9 @@ class FlatMatrices(StepWeights):
         if len(given) < len(self._matrices):  # some weights take no part in some steps
             self._gradients_of_copies.zero_()
         foreach.copy_([matrix.gradient_of_copy for matrix in given], [matrix.leaf.grad for matrix in given])
-        if self._casts_late:
-            pass  # the values follow with `clip`
-        elif is_first:
+        if is_first and not self._casts_late:
             self._gradients.copy_(self._gradients_of_copies)
-        else:
+        elif not self._casts_late:
             self._gradients.add_(self._gradients_of_copies)
         for matrix in given:
             matrix.leaf.grad = None
