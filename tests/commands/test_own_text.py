@@ -21,9 +21,8 @@ def test_a_store_is_trained_with_the_small_recipe_of_its_unit(untouched, tokeniz
     prepared = done("prepare", "novel", "--tokenizer", tokenizer, *size)
     assert prepared.stdout.splitlines()[-1].startswith("next: txl train novel")
     name = prepared.stdout.splitlines()[-1].split()[-1]
-    assert (
-        f'training the recipe "{recipe_name}" on it' in done("train", f"{name}/", *SHORT).stderr
-    )  # as a shell completes
+    trained = done("train", f"{name}/", *SHORT)  # as a shell completes the name
+    assert f'with the settings of the recipe "{recipe_name}"' in trained.stderr
     settings = json_of("runs")["runs"][0]
     assert (settings["name"], settings["recipe"]) == (name, recipe_name)
     assert json_of("eval", name, "--mem-len", 7, "--positions", 30)["rows"][0]["tokens"] == 30

@@ -103,8 +103,9 @@ def _of_store(store: str, unit: str, options: TrainOptions, workspace: Workspace
     if options.begin_from:
         workspace.reporter.say(f"{explanation}: training with the settings of {options.begin_from} on it")
         return _of_run(changes, options, workspace.runs_dir, new_name=store)
-    workspace.reporter.say(f'{explanation}: training the recipe "{RECIPES[unit]}" on it')
-    return _of_recipe(RECIPES[unit], changes, options, new_name=store)
+    name = RECIPES[unit]
+    workspace.reporter.say(f'{explanation}: training a small model on it, with the settings of the recipe "{name}"')
+    return _of_recipe(name, changes, options, new_name=store)
 
 
 def _of_recipe(source: str, changes: list[str], options: TrainOptions, new_name: str | None = None) -> Request:
