@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 CORPUS = "stdlib"
 RUN = "quickstart"
-SETTINGS = ("model.norm=pre_released",)
-"""Change of the recipe: Hugging Face's former class holds this norm, so that the model can also be exported as hf."""
+SETTINGS = ("model.norm=post",)
+"""Change of the recipe: norms after the sublayers, as in the paper."""
 MEM_LENS = (0, 32, 64, 128, 256)
 PROMPT = "    def __init__(self, "
 TOKENS = 600
