@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.commands.novel import RecordingReporter
 from tests.core.builders import cut, small_model, small_rnn
+from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.core.measures import timing
@@ -18,6 +20,7 @@ from txlcli.core.measures.timing import Repetitions, Timing
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.workflows.evaluation import rows
 from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
+from txlcli.workflows.speed import Bench
 
 CPU = torch.device("cpu")
 B, L, M = 2, 5, 7
@@ -154,6 +157,17 @@ def test_the_slowdown_of_an_evaluation_compares_one_lane_with_windows_of_as_many
     vanilla = calls[-1 - SLOWDOWN_WINDOWS :]  # the warm-up and the repetitions, each a window from its start
     assert sizes(vanilla) == [(1, keys, 0)] * len(vanilla)
     assert row.slowdown == row.vanilla_ms_per_token / row.one_lane_ms_per_token
+
+
+def test_table_9_compares_one_lane_with_windows_as_long_as_its_memory():
+    model, calls = observed_model()
+    settings = dataclasses.replace(recipe.load("stdlib", [f"eval.seg_len={L}"]), model=model.settings)
+    bench = Bench(model, settings, RecordingReporter(), repeat=1, peak=1e9)
+    row = bench.slowdown(M)
+    assert sizes(calls).count((1, L, M)) >= 2  # the warm-up and a repetition
+    assert sizes(calls).count((1, M, 0)) == 2
+    assert {call.tokens for call in calls if call.rows > 1} == {M}  # batched windows
+    assert row.slowdown == row.vanilla_ms_per_token / row.xl_ms_per_token
 
 
 SLOWEST, FASTEST = Timing((1e9,)), Timing((1e-9,))
