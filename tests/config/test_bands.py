@@ -4,7 +4,7 @@ import pytest
 
 from tests.core.builders import model_settings
 from txlcli.config import recipe
-from txlcli.config.bands import Band, bands, plain_softmax
+from txlcli.config.bands import Band, bands, plain_softmax_overrides
 from txlcli.errors import RecipeError
 
 V, CUTOFFS = 19, (5, 11)  # bands of 5, 6 and 8 ids
@@ -57,7 +57,7 @@ def test_every_recipe_with_bands_takes_the_overrides_that_its_error_suggests(nam
     _, text = recipe.packaged(name)
     with pytest.raises(RecipeError) as caught:
         bands(recipe.resolve_text(text, name).model, V)
-    overrides = plain_softmax(recipe.resolve_text(text, name).model)
+    overrides = plain_softmax_overrides(recipe.resolve_text(text, name).model)
     assert all(f"`overrides` {override}" in str(caught.value) for override in overrides)
     assert len(bands(recipe.resolve_text(text, name, overrides).model, V)) == 1
 

@@ -25,7 +25,7 @@ class Band:
         return self.end - self.first
 
 
-def plain_softmax(settings: ModelSettings) -> tuple[str, ...]:
+def plain_softmax_overrides(settings: ModelSettings) -> tuple[str, ...]:
     """Return the overrides that give a model one band, for a vocabulary that is too small for its cutoffs."""
     if settings.tie_projections is None:
         return ("model.cutoffs=[]",)
@@ -35,7 +35,7 @@ def plain_softmax(settings: ModelSettings) -> tuple[str, ...]:
 def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
     """Return the bands of a vocabulary, the head first."""
     if settings.cutoffs and settings.cutoffs[-1] >= vocab_size:
-        options = " ".join(f"`overrides` {override}" for override in plain_softmax(settings))
+        options = " ".join(f"`overrides` {override}" for override in plain_softmax_overrides(settings))
         raise RecipeError(
             f"[model] cutoffs {list(settings.cutoffs)} reach beyond the vocabulary of {vocab_size:,}; "
             f"each must be less, or none: {options}",

@@ -105,7 +105,7 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
     if options.mem_len is None:
         _check_lengths(first, second, workspace)
     elif _has_state(first, workspace) and _has_state(second, workspace):
-        raise _have_no_length(first, second)
+        raise _length_error(first, second)
     lengths = options.mem_len or (None,)
     first_source, first_tokens, first_losses = _evaluate(first, lengths[0], options, workspace)
     second_source, second_tokens, second_losses = _evaluate(second, lengths[-1], options, workspace)
@@ -115,7 +115,7 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
     return _summarize(first_source, second_source, differences, unit="token")
 
 
-def _have_no_length(first: object, second: object) -> UsageError:
+def _length_error(first: object, second: object) -> UsageError:
     """Return the error for a memory length that neither evaluation has."""
     return UsageError(f"{first} and {second} have recurrent states; leave out `mem_len`")
 
@@ -151,7 +151,7 @@ def _compare_words(first: Path, second: Path, options: DifferenceOptions) -> Los
             "names of documents"
         )
     if options.mem_len and first_file.has_state and second_file.has_state:
-        raise _have_no_length(first, second)
+        raise _length_error(first, second)
     lengths = options.mem_len or (None,)
     first_source, first_losses, first_ends = _losses_of_shared(first, first_file, shared, lengths[0])
     second_source, second_losses, second_ends = _losses_of_shared(second, second_file, shared, lengths[-1])

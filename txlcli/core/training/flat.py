@@ -167,10 +167,11 @@ class FlatMatrices(StepWeights):
         if len(given) < len(self._matrices):  # some weights take no part in some steps
             self._gradients_of_copies.zero_()
         foreach.copy_([matrix.gradient_of_copy for matrix in given], [matrix.leaf.grad for matrix in given])
-        if is_first and not self._casts_late:
-            self._gradients.copy_(self._gradients_of_copies)
-        elif not self._casts_late:
-            self._gradients.add_(self._gradients_of_copies)
+        if not self._casts_late:
+            if is_first:
+                self._gradients.copy_(self._gradients_of_copies)
+            else:
+                self._gradients.add_(self._gradients_of_copies)
         for matrix in given:
             matrix.leaf.grad = None
             matrix.parameter.grad = matrix.gradient

@@ -8,7 +8,7 @@ from typing import Any
 
 from txlcli import corpora
 from txlcli.config import recipe
-from txlcli.config.bands import plain_softmax
+from txlcli.config.bands import plain_softmax_overrides
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
 from txlcli.data.sentencepiece_model import FIXED, train
 from txlcli.data.token_store import BENCHMARKS, SplitCounts, TokenStore, corpus_name, writing
@@ -63,7 +63,7 @@ class PreparedStore(TokenStore, Result):
             _, text = recipe.packaged(name)
             model = recipe.resolve_text(text, name).model
             if max(model.cutoffs, default=0) >= self.vocab.size:  # as that of a part of the corpus may be
-                overrides += plain_softmax(model)
+                overrides += plain_softmax_overrides(model)
         return command_line("train", name, overrides=overrides, data_dir=self.path.parent)
 
     def excerpt(self, split: str) -> str:
