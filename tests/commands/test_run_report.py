@@ -79,6 +79,10 @@ def test_a_report_says_what_a_run_lacks_and_replaces_no_file_of_the_user(here):
     Path("runs/lstm/report").mkdir()
     Path("runs/lstm/report/notes.txt").touch()
     assert "runs/lstm/report has files" in refusal("runs", "report", "lstm", code=1)
+    Path("runs/lstm/report/notes.txt").unlink()
+    Path("runs/lstm/report/curves.png").touch()  # as an interrupted report leaves it
+    done("runs", "report", "lstm", "--samples", 1)
+    Path("runs/lstm/report/notes.txt").touch()
     done("runs", "report", "lstm", "--data-dir", "none", "--force")
     assert Path("runs/lstm/report/notes.txt").is_file()
     markdown = Path("runs/lstm/report/report.md").read_text(encoding="utf-8")

@@ -104,6 +104,14 @@ def test_set_accepts_numbers_words_booleans_and_none(tiny, override, section, ke
 
 
 @pytest.mark.parametrize(
+    ("value", "words"),
+    [((True, False), "[true, false]"), ((2000, 5), "[2000, 5]"), ((), "[]"), (None, "-"), (True, "true")],
+)
+def test_a_value_in_a_table_is_written_as_in_a_recipe(value, words):
+    assert recipe.format_value(value) == words
+
+
+@pytest.mark.parametrize(
     ("changes", "telling"),
     [
         *((change, "section.key=value") for change in ("train.lr", "zebra=0.5", "=0.5", ".lr=0.5", "train.=0.5", "")),
@@ -111,6 +119,7 @@ def test_set_accepts_numbers_words_booleans_and_none(tiny, override, section, ke
         ("trian.lr=0.5", 'no section "trian"; did you mean "train"?'),
         ("train.lr=0", "with train.lr=0: [train] lr must be greater than 0, not 0.0"),
         ("train.lr=0.5|model.n_head=3", 'with train.lr=0.5, model.n_head=3: [model] has no key "n_head"'),
+        ("train.lr=0.5|train.lr = 0.5", "train.lr is given twice"),
         ("model.arch=gru", "not 'gru'"),
         ("model.arch=[1]", "not [1]"),
     ],

@@ -116,7 +116,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             if isinstance(options, Workspace):
                 options.use_threads()
             values[name] = options
-            check_settings(given.get("overrides", ()))
             if isinstance(options, RunsDir) and launcher.is_main():
                 lifecycle.recover(options.runs_dir, console.say)
                 if "run_name" in values:  # a wrong name is reported before PyTorch is imported
@@ -141,16 +140,6 @@ def _pop_options(cls: type[Options], values: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             given[field.name] = value
     return given
-
-
-def check_settings(changes: Iterable[str]) -> None:
-    """Reject a setting that the command line gives twice: a recipe would take the last value."""
-    names = set()
-    for change in changes:
-        name = change.partition("=")[0].strip()
-        if name in names:
-            raise UsageError(f"{name} is given twice, and takes one value; leave out one of them")
-        names.add(name)
 
 
 def _parameter(field: Field[Any]) -> Parameter:

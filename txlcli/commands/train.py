@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from txlcli import console
-from txlcli.commands.options import Json, argument, check_settings
+from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
 from txlcli.runs import lifecycle
 from txlcli.system import launcher, signals
@@ -98,7 +98,6 @@ def _train_each(requests: Sequence[Request], workspace: Workspace, json: bool) -
 
 def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
     """Reject options that contradict each other, or the program which started this process."""
-    check_settings(options.changes)  # --seed 3 is --set train.seed=3
     if launch.measure and not launch.dry_run:
         raise UsageError("`measure` belongs to `dry_run`; add it, or leave out `measure`")
     if launch.dry_run:

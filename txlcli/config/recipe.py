@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,8 +104,9 @@ def _next_step(path: Path) -> str:
 
 
 def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of the sections in which each `section.key=value` is set, the last one of a key."""
+    """Return a copy of the sections in which each `section.key=value` is set, none of them twice."""
     result = dict(table)
+    given = set()
     for text in overrides:
         name, equals, value = (part.strip() for part in text.partition("="))
         section, dot, key = name.partition(".")
@@ -114,6 +116,9 @@ def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
                 meant = meant_setting("", name, setting_names())
                 hint = f'; did you mean "{meant}={value}"?' if meant else hint
             raise RecipeError(f"`overrides` {text}: write it as section.key=value{hint}")
+        if name in given:
+            raise RecipeError(f"{name} is given twice, and takes one value; leave out one of them", setting=name)
+        given.add(name)
         keys = result.get(section, {})
         if isinstance(keys, Mapping):  # `resolve` rejects anything else
             result[section] = {**keys, key: _parse_value(name, value)}
@@ -267,6 +272,8 @@ def format_value(value: Any, *, off: str = NO_VALUE) -> str:
         return str(value).lower()
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return json.dumps(value)
     return str(value)
 
 

@@ -26,8 +26,9 @@ from txlcli.workflows.result import Result
 from txlcli.workflows.workspace import Workspace
 
 SAMPLE_TOKENS = 300
-REPLACED = re.compile(r"report\.(html|md)|(curves|figure\d)\.png")
-"""Files of an earlier report."""
+FIGURE = re.compile(r"(curves|figure\d)\.png")
+"""A figure of a report, which is written before the page."""
+PAGE = re.compile(r"report\.(html|md)")
 MADE = "Made by txl"
 """Beginning of the last line of a report."""
 CAPTIONS = {
@@ -97,13 +98,17 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
 
 
 def _make_directory(directory: Path, *, force: bool) -> Path:
-    """Make the directory of a report, which may have files only if `force` may overwrite them."""
+    """Make the directory of a report, which may have files only if `force` may overwrite them.
+
+    Figures without a page are left of a report that was interrupted; they are replaced.
+    """
     with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()) and not force:
+        names = [path.name for path in directory.iterdir()]
+        if not (force or all(map(FIGURE.fullmatch, names))):
             raise RunError(f"{directory} has files; give another `out`, or overwrite them with `force`")
     for path in directory.iterdir():
-        if REPLACED.fullmatch(path.name):
+        if FIGURE.fullmatch(path.name) or PAGE.fullmatch(path.name):
             check_replaceable(path, MADE if path.suffix == ".md" else MARK)
     return directory
 

@@ -282,8 +282,7 @@ class Bench:
     def evaluation(self, lanes: int) -> ThroughputRow:
         """Time segments of this many lanes with a full memory, with the other settings of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=lanes)
-        unit = "lanes" if lanes > 1 else "lane"
-        work = f"evaluation, {lanes} {unit}, L {settings.seg_len}{self._memory(settings)}"
+        work = f"evaluation, {_lanes(lanes)}, L {settings.seg_len}{self._memory(settings)}"
         return self._timed(work, partial(time_evaluation, self.model, settings), self._evaluation_flops(settings))
 
     def single_tokens(self) -> ThroughputRow:
@@ -303,8 +302,10 @@ class Bench:
         train = self._train
         full = self.settings.train.batch_size
         flops = step_flops_per_token(self.settings.model, self.model.vocab_size, train)
-        lanes = f"{train.batch_size} of {full}" if train.batch_size < full else f"{full}"
-        work = f"training, {lanes} lanes, L {train.seg_len}{self._memory(train)}"
+        lanes = _lanes(full)
+        if train.batch_size < full:
+            lanes = f"{train.batch_size} of {lanes}"
+        work = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
         return self._timed(work, partial(time_training, self.model, train), flops)
 
     def _evaluation_flops(self, settings: EvalSettings) -> float:
@@ -339,3 +340,8 @@ class Bench:
             times_trusted=is_trusted(share),
             path=timing.path,
         )
+
+
+def _lanes(count: int) -> str:
+    """Return a number of lanes in words."""
+    return "1 lane" if count == 1 else f"{count} lanes"
