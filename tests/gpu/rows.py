@@ -138,8 +138,8 @@ def filling_steps(train):
 
 def path_of(training, captures):
     """Return which path the steps take, and why it is not the default one."""
-    facts = {"path": training.stepper.path, "graphs": captures.captured, "replays": captures.replays}
-    fell_back = [*training.stepper.notes, *captures.failures]
+    facts = {"path": training.path, "graphs": captures.captured, "replays": captures.replays}
+    fell_back = [*training.notes, *captures.failures]
     return facts | ({"fell_back": fell_back} if fell_back else {})
 
 

@@ -42,5 +42,5 @@ def losses(device, *changes, dtype=torch.float32, seed=5, steps=STEPS, path=(), 
     """Return the losses of the first steps (steps,), which must have taken the path that these words name."""
     training = start(device, *changes, dtype=dtype, seed=seed, **how)
     found = torch.stack([training.update().loss for _ in range(steps)]).double().cpu()
-    assert set(path) <= set(training.stepper.path.split(", ")), training.stepper.path
+    assert set(path) <= set(training.path.split(", ")), training.path
     return found

@@ -175,7 +175,7 @@ def resumed(precision):
     with pretending():
         training = _resumed("averaged", load("averaged", f"train.precision={precision}"), saved)
         training.update()
-    states = [value for state in training.stepper.optimizer.state.values() for value in state.values()]
+    states = [value for state in training.eager.optimizer.state.values() for value in state.values()]
     tensors = [*training.memories[0], *training.average.weights.values(), *states]
     return sorted({str(tensor.device) for tensor in tensors})
 
@@ -268,7 +268,7 @@ def captured_updates(case, *changes):
         for _ in range(5):
             training.update()
     assert graphs.DEVICE.is_clean
-    return training.stepper.notes
+    return training.notes
 
 
 def path_after_failure(*, compiles="on", operator=None, captured_operator=None, kernels_of_compiler=None):
@@ -293,7 +293,7 @@ def path_after_failure(*, compiles="on", operator=None, captured_operator=None, 
             training.update()
     triton_device.failures.clear()
     assert graphs.DEVICE.is_clean
-    return [training.stepper.path, *training.stepper.notes]
+    return [training.path, *training.notes]
 
 
 def captured_updates_of_two(mode):
@@ -304,7 +304,7 @@ def captured_updates_of_two(mode):
         for _ in range(5):
             training.update()
     assert graphs.DEVICE.is_clean
-    return [training.stepper.notes, training.stepper.path]
+    return [training.notes, training.path]
 
 
 def _each(check, combinations):

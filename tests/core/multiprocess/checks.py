@@ -74,8 +74,8 @@ def captured(directory, failing=None, **changed):
         "losses": [report.loss_nats for report in steps_of(reports)],
         "weights": _flat_weights(training).tolist(),
         "difference": _difference_of_weights(training),
-        "path": training.stepper.path,
-        "notes": training.stepper.notes,
+        "path": training.path,
+        "notes": training.notes,
     }
 
 
@@ -175,7 +175,7 @@ def state_bytes(directory, **changed):
     """Return the bytes of optimizer state that each process holds after a step, without step counters."""
     training = _training(directory, **changed)
     run(training, until=1)
-    state = training.stepper.optimizer.state
+    state = training.eager.optimizer.state
     kept = [tensor for tensors in state.values() for tensor in tensors.values() if tensor.dim()]
     own = sum(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().nbytes for tensor in kept)
     of_all = [None] * WORLD.size

@@ -204,7 +204,7 @@ def test_a_rule_of_memory_that_may_keep_padding_is_captured_without_jitter_only(
     for _ in range(7):
         training.update()
     assert graphs.captured == expected
-    assert any("FirstOfEachSegment" in note for note in training.stepper.notes) == jitters
+    assert any("FirstOfEachSegment" in note for note in training.notes) == jitters
 
 
 class OneMoreInTurn(ModelAsOnCuda):

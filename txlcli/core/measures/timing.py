@@ -217,7 +217,7 @@ def time_training(
         steps=times.min_steps,
         warm_up=warm_up,
         seconds=seconds,
-        path=lambda: training.stepper.path,
+        path=lambda: training.path,
     )
 
 

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from txlcli.core.kernels.cuda_graph import WARM_UP, CaptureGraph, GraphPool, Replay, Result
 from txlcli.core.kernels.device import forked_generators, product_dtype, send
 from txlcli.core.kernels.private import foreach
-from txlcli.core.model.base import Memory
+from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import tail_capacity
 from txlcli.core.training.exchange import Exchange
-from txlcli.core.training.optimizer import OPTIMIZERS
+from txlcli.core.training.optimizer import OPTIMIZERS, set_rates
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
 from txlcli.errors import TrainingError, UsageError
@@ -39,18 +39,23 @@ class Gradients(NamedTuple):
     """Memory of each micro-batch after the segment, where the graph also reads it."""
 
 
-class CapturedStep(Step):
+class CapturedStep:
     """Takes steps by replaying two graphs, if they launch the same kernels on the same memory.
 
-    Other steps run eagerly, as do all if CUDA cannot capture them; then `notes` say why. Jittered segments are padded
-    to one length. An adaptive softmax has a fixed number of rows for each tail band, given its share of the tokens of
-    the text in `tail_shares`.
+    `as_replayed` says which steps these are. Others run eagerly, as do all if CUDA cannot capture them; then the notes
+    of the fast path say why. Jittered segments are padded to one length. An adaptive softmax has a fixed number of rows
+    for each tail band, given its share of the tokens of the text in `tail_shares`.
+
+    Args:
+        eager: what takes the steps that are not replayed; the graphs replay its kernels.
+        capture_graph: makes the graphs.
+        tail_shares: see above.
     """
 
-    def __init__(self, parallel: DataParallel, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
-        dtype = product_dtype(parallel.settings.precision, parallel.model.dtype)
-        super().__init__(parallel, dtype if dtype != parallel.model.dtype else None)
-        self._world = parallel.world
+    def __init__(self, eager: Step, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
+        self.eager = eager
+        self.settings = eager.settings
+        self._world = eager.parallel.world
         self._capture_graph = capture_graph
         self._tail_shares = tail_shares
         self._parameters = list(self.model.parameters())
@@ -60,26 +65,32 @@ class CapturedStep(Step):
         self._may_capture_gradients = True
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
         is_capturable = OPTIMIZERS[self.settings.optimizer].capturable
-        self._may_capture_update = is_capturable and not self.scaler.is_enabled()
+        self._may_capture_update = is_capturable and not eager.scaler.is_enabled()
         self._is_replayed = False
         """True if the gradients of the step at work come from the graph."""
         self._has_updated = False
         """True if an update after a replay has run eagerly."""
         if self._may_capture_update:
-            for group in self.optimizer.param_groups:
+            for group in eager.optimizer.param_groups:
                 group["lr"] = torch.zeros((), device=self.model.device)
 
+    @property
+    def model(self) -> LanguageModel:
+        """The view of the model that computes."""
+        return self.eager.model
+
     def gradients(self, batches: Sequence[Batch], memories: list[Memory]) -> Tensor:
-        replayed = self._replayable(batches, memories)
+        """See `Step.gradients`; the first graph is captured before its first replay."""
+        replayed = self.as_replayed(batches, memories)
         if self._may_capture_gradients and self._gradient_graph is None:
             is_delayed = self._world.any_of(replayed is None)  # all processes capture their graphs in the same step
             if replayed is not None and not is_delayed:
                 self._capture_gradients(replayed, memories)
         self._is_replayed = replayed is not None and self._gradient_graph is not None
         if replayed is None or self._gradient_graph is None:
-            return super().gradients(batches, memories)
+            return self.eager.gradients(batches, memories)
         computed = self._gradient_graph(_tensors(replayed, memories))
-        self.grad_norm = computed.norm
+        self.eager.grad_norm = computed.norm
         for memory, after in zip(memories, computed.memories, strict=True):
             memory[:] = after
         for parameter, gradient in zip(self._parameters, computed.of_parameters, strict=True):
@@ -87,29 +98,34 @@ class CapturedStep(Step):
         return computed.losses.clone()
 
     def norm(self) -> Tensor:
-        if self._is_replayed and not self.scaler.is_enabled():
-            return self.grad_norm.clone()
-        return super().norm()
+        """See `Step.norm`; the first graph has computed it, except in fp16."""
+        if self._is_replayed and not self.eager.scaler.is_enabled():
+            return self.eager.grad_norm.clone()
+        return self.eager.norm()
 
-    def _clip_and_update(self) -> None:
-        """Clip and update as the second graph does, which reads the norm and the gradients where the first left them.
+    def update(self, rate_of: Callable[[float], float]) -> None:
+        """See `Step.update`. The second graph reads the norm and the gradients where the first left them.
 
         The first update after a replay runs eagerly, so that libraries initialize themselves.
         """
-        update = super()._clip_and_update
-        if self._is_replayed and self._may_capture_update:
-            if self._has_updated and self._update_graph is None:
-                self._update_graph = self._capture(update, warm_up=0)
-                self._may_capture_update = self._update_graph is not None
-            self._has_updated = True
-            update = self._update_graph or update
+        if not (self._is_replayed and self._may_capture_update):
+            self.eager.update(rate_of)
+            return
+        set_rates(self.eager.optimizer, rate_of)
+        if self._has_updated and self._update_graph is None:
+            self._update_graph = self._capture(self.eager.clip_and_update, warm_up=0)
+            self._may_capture_update = self._update_graph is not None
+        self._has_updated = True
+        update = self._update_graph or self.eager.clip_and_update
         update()
+        self.model.forget_gradients()
 
     def rehearse(self, batches: Sequence[Batch], memories: list[Memory]) -> None:
-        if not self.is_captured:  # a step that has been captured works
-            super().rehearse(batches, memories)
+        """See `Step.rehearse`; a step that has been captured works."""
+        if not self.is_captured:
+            self.eager.rehearse(batches, memories)
 
-    def _replayable(self, batches: Sequence[Batch], memories: list[Memory]) -> list[Batch] | None:
+    def as_replayed(self, batches: Sequence[Batch], memories: list[Memory]) -> list[Batch] | None:
         """Return micro-batches as the graph reads them; None for a step that is not replayed.
 
         That is one at the beginning of an epoch, where memories are not full, a shorter segment at its end, a jittered
@@ -121,7 +137,7 @@ class CapturedStep(Step):
         if settings.seg_len_jitter:
             is_whole = length <= settings.padded_segment
         is_reread = batches[0].inputs.shape[1] == settings.reread_len + length
-        is_full = all(self.memory_is_full(memory) for memory in memories)
+        is_full = all(self.model.memory_is_full(memory, settings.mem_len) for memory in memories)
         if not (self._may_capture_gradients and is_whole and is_reread and is_full):
             return None
         replayed = []
@@ -176,8 +192,8 @@ class CapturedStep(Step):
             own_memories.append([tensor.clone() for tensor in memory])
         compute = functools.partial(self._compute, own_batches, own_memories)
         with forked_generators(self.model.device):
-            if isinstance(self.weights, Exchange):
-                launch = self._capture_with_exchange(self.weights, compute)
+            if isinstance(self.eager.weights, Exchange):
+                launch = self._capture_with_exchange(self.eager.weights, compute)
             else:
                 launch = self._capture(compute, warm_up=WARM_UP)
         self._may_capture_gradients = launch is not None
@@ -189,12 +205,12 @@ class CapturedStep(Step):
         """Compute what the first graph does; the memories become those after the segment."""
         self.model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
         new_memories = [list(memory) for memory in memories]
-        losses = super().gradients(batches, new_memories)
+        losses = self.eager.gradients(batches, new_memories)
         for own, new in zip(memories, new_memories, strict=True):
             self._check_shapes(own, new)
             foreach.copy_(own, new)
         # In fp16 the norm is computed after the graph, by the scaler; the loss stands in its place and is not read.
-        norm = losses[0] if self.scaler.is_enabled() else super().norm()
+        norm = losses[0] if self.eager.scaler.is_enabled() else self.eager.norm()
         return Gradients(losses, norm, [parameter.grad for parameter in self._parameters], memories)
 
     def _capture_with_exchange(
@@ -206,7 +222,7 @@ class CapturedStep(Step):
         """
         reason = exchange.rehearse("rehearsal", functools.partial(self._capture_graph, compute, self.model.device))
         if reason is not None:
-            self.notes.append(reason)
+            self.eager.fast_path.notes.append(reason)
             return None
         exchange.connect()
         return self._capture(compute, warm_up=0)
@@ -231,26 +247,33 @@ class CapturedStep(Step):
         reason = self._world.first_reason(reason)
         if reason is None:
             return graph
-        self.notes.append(reason)
+        self.eager.fast_path.notes.append(reason)
         return None
 
     @property
     def is_captured(self) -> bool:
+        """True if steps are replayed."""
         return self._gradient_graph is not None
 
     @property
     def may_step_down(self) -> bool:
-        return super().may_step_down or (self.is_captured and self._world.size == 1)
+        """See `Step.may_step_down`; graphs may be dropped, too."""
+        return self.eager.may_step_down or (self.is_captured and self._world.size == 1)
 
     def step_down(self, error: Exception) -> None:
         """See `Step.step_down`. If memory ran out, graphs are dropped: they hold the memory of another step."""
         if not (self.is_captured and self._world.size == 1 and isinstance(error, torch.OutOfMemoryError)):
-            super().step_down(error)  # raises the error if nothing can be left out
+            self.eager.step_down(error)  # raises the error if nothing can be left out
         self._gradient_graph = None
         self._update_graph = None
         self._has_updated = False
         self.model.forget_gradients()
         torch.cuda.empty_cache()
+
+    @property
+    def path(self) -> str:
+        """See `Step.path`."""
+        return self.eager.fast_path.in_words(captured=self.is_captured)
 
 
 def _tensors(batches: list[Batch], memories: list[Memory]) -> list[Tensor]:
@@ -276,23 +299,26 @@ def _copied(batch: Batch) -> Batch:
     return Batch(batch.inputs.clone(), batch.targets.clone(), goal)
 
 
-def make_step(
+def make_steps(
     parallel: DataParallel, capture_graph: CaptureGraph | None = None, tail_shares: Sequence[float] = ()
-) -> Step:
-    """Return what takes the steps of a training run: by graphs on CUDA, if its kernels are the same every time.
+) -> tuple[Step, Step | CapturedStep]:
+    """Return what takes steps eagerly, and what takes those of a training run: by graphs on CUDA where it can.
 
     `capture_graph` makes the graphs; by default CUDA's, on CUDA.
     """
     if capture_graph is None and parallel.model.device.type == "cuda":
         capture_graph = GraphPool()
     if capture_graph is None:
-        return Step(parallel)
+        eager = Step(parallel)
+        return eager, eager
     reason = _eager_reason(parallel)
-    if reason is None:
-        return CapturedStep(parallel, capture_graph, tail_shares)
-    step = Step(parallel)
-    step.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
-    return step
+    if reason is not None:
+        eager = Step(parallel)
+        eager.fast_path.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
+        return eager, eager
+    dtype = product_dtype(parallel.settings.precision, parallel.model.dtype)
+    eager = Step(parallel, copies=dtype if dtype != parallel.model.dtype else None)
+    return eager, CapturedStep(eager, capture_graph, tail_shares)
 
 
 def _eager_reason(parallel: DataParallel) -> str | None:

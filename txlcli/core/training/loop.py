@@ -23,7 +23,7 @@ from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average
-from txlcli.core.training.captured_step import make_step
+from txlcli.core.training.captured_step import make_steps
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
 from txlcli.core.training.parallel import DataParallel, ZeroParallel
@@ -92,8 +92,8 @@ class Training:
         self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
         self.parallel = _parallel(_view_for_training(model, settings, world), settings, world)
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
-        self.stepper = make_step(self.parallel, capture_graph, tail_shares)
-        """Takes the steps, by replaying CUDA graphs or without."""
+        self.eager, self.stepper = make_steps(self.parallel, capture_graph, tail_shares)
+        """Take steps: without CUDA graphs, and by replaying them where that is possible."""
         self.average = Average(self.parallel.own_weights(), settings)
         self.validations = Validations(settings)
         self.step = 0
@@ -111,6 +111,16 @@ class Training:
     def model(self) -> LanguageModel:
         """The view of the model that is trained."""
         return self.parallel.model
+
+    @property
+    def path(self) -> str:
+        """How steps have been computed up to now, as "triton, compiled, captured"."""
+        return self.stepper.path
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the user about paths that could not be taken."""
+        return self.eager.fast_path.notes
 
     def run(
         self,
@@ -190,7 +200,7 @@ class Training:
             self._skip("loss")
             return None
         grad_norm = self.stepper.norm()
-        if checks and not self.stepper.scaler.is_enabled() and not grad_norm.isfinite():
+        if checks and not self.eager.scaler.is_enabled() and not grad_norm.isfinite():
             self._skip("gradient")
             return None
         self._skipped_in_a_row = 0
@@ -294,7 +304,7 @@ class Training:
             tokens_per_s=tokens_per_s,
             skipped_steps=interval.skipped,
             penalty=penalty,
-            path=self.stepper.path,
+            path=self.path,
             after=interval.after,
         )
         interval.restart_clock()
@@ -307,13 +317,13 @@ class Training:
         if not math.isfinite(means[0]):
             raise self._failed(f"the loss is not finite at step {self.step}")
         self._check_scale()
-        if not self.stepper.scaler.is_enabled() and not self._interval.max_grad_norm.isfinite():
+        if not self.eager.scaler.is_enabled() and not self._interval.max_grad_norm.isfinite():
             raise self._failed(f"the gradient is not finite at a step up to {self.step}")
         return means
 
     def _check_scale(self) -> None:
         """Raise if gradients overflow in fp16 at any scale of the loss."""
-        if self.stepper.is_stuck:
+        if self.eager.is_stuck:
             raise self._failed(
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with `precision` bf16 or fp32",
@@ -419,12 +429,25 @@ class Training:
                 memories = self.empty_memories()  # as `update` does
             memory = [layer[:1] for layer in memories[0]]
             inputs, targets = self._read(slice(first_lane, first_lane + 1), position)
-            loss = self._on_fast_path(functools.partial(self.stepper.loss, inputs, targets, memory))
+            loss = self._on_fast_path(functools.partial(self._loss, inputs, targets, memory))
             if not self.world.any_of(not loss.isfinite()):
                 return True
             position = self.segments.next_position(position)
             memories = self.empty_memories()  # as `_skip` does
         return False
+
+    @torch.no_grad()
+    def _loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
+        """Return the mean loss (0-d) of inputs (B, E + L), targets (B, L) with the current weights, without dropout.
+
+        Documents do not begin anew: this tells if the loss is finite. All processes must call this with as many tokens.
+        """
+        self.parallel.receive_updates()
+        model = self.model.eval()
+        with autocast(model.device, self.settings.precision), model.uncompiled():
+            read = self.parallel.with_all_weights(model)
+            hidden, _ = read(inputs, memory, mem_len=self.settings.mem_len)
+            return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
 
     @property
     def epoch(self) -> float:
@@ -455,11 +478,11 @@ class Training:
             "place": self.position._asdict(),
             **self.validations.state(),
             "average": {"kind": self.settings.average, **self.average.state()},
-            "scaler": self.stepper.scaler.state_dict(),
+            "scaler": self.eager.scaler.state_dict(),
             "interval": self._interval.state(),
         }
         if self.device.type == "cuda":
-            state["compiled"] = self.stepper.compiles
+            state["compiled"] = self.eager.fast_path.compiles
         return state
 
     def restore(self, saved: Checkpoint) -> None:
@@ -483,12 +506,12 @@ class Training:
             raise ValueError(f"its epoch has no segment {self.position.segment}")
         interval = state.get("interval", {"after": self.step})  # checkpoints of earlier versions have none
         self._interval = Interval(self.device, self._clock, **interval)
-        if state["scaler"] and self.stepper.scaler.is_enabled():  # another precision begins with its own scale
-            self.stepper.scaler.load_state_dict(state["scaler"])
+        if state["scaler"] and self.eager.scaler.is_enabled():  # another precision begins with its own scale
+            self.eager.scaler.load_state_dict(state["scaler"])
         averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}
         self.average.restore(state["average"], averages, step=self.step)
         self.parallel.restore_optimizer(saved.group("optimizer"))
-        self.stepper.weights.refresh()
+        self.eager.weights.refresh()
         with autocast(self.device, self.model.backend.precision):
             first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
         self.memories = checkpoint.restored_memories(saved.group("memory"), first, self._parts, self.device)

@@ -199,8 +199,8 @@ def _profiler(plan: Plan, training: Training, steps: int) -> StepProfiler:
 
 def _say_notes(training: Training, reporter: Reporter) -> None:
     """Tell the user what a step could not do, once."""
-    while training.stepper.notes:
-        reporter.say(training.stepper.notes.pop(0))
+    while training.notes:
+        reporter.say(training.notes.pop(0))
 
 
 @contextmanager
