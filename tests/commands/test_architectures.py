@@ -77,6 +77,9 @@ def test_evaluation_has_one_row_without_memory_length_or_slowdown(recurrent, arc
     assert "The recurrent state is carried along the text. L = 5, fp32; 3 lanes" in table.stdout
     assert (row["attn_len_min"], row["attn_len_max"], row["slowdown"]) == (None, None, None)
     assert (told["max_distance"], told["same_length"]) == (None, None)
+    done("eval", arch, "--temperature", 1.25, "--batch-size", 2)
+    shown = json_of("runs", "show", arch)
+    assert (shown["test"], shown["test_readings"]) == (pytest.approx(row["bpc"]), 1)  # of the recipe's settings
 
 
 def test_speed_measures_all_but_table_9(recurrent):

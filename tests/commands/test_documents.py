@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.cards import read_log
 from tests.commands.novel import TOKENIZERS, done, json_of, refusal, reports, store, train
 from tests.samples import sampled
 from txlcli.corpora.documents import Documents, text_of
@@ -110,6 +111,16 @@ def test_documents_that_marks_end_have_the_tokens_of_the_split(here, mark):
     split = json_of("prepare", *marked, "--tokenizer", "word", "--split", "100,0,0")["splits"]["train"]
     (row,) = json_of("eval", "word", "--text", *marked)["rows"]
     assert (row["documents"], row["tokens"]) == (3, split["tokens"])
+
+
+@pytest.mark.parametrize(("positions", "whole"), [(14, False), (15, False), (16, False), (22, True)])
+def test_texts_of_which_a_part_is_scored_are_marked_also_if_it_ends_with_a_document(here, positions, whole):
+    (here / "one.txt").write_text("the lazy dogs !\n")
+    (here / "two.txt").write_text("the cats")
+    texts = ("--text", "one.txt", "--text", "two.txt", "--positions", positions)
+    (row,) = json_of("eval", "byte", *texts)["rows"]
+    assert row["tokens"] == positions
+    assert read_log("runs/byte/evals.jsonl")[-1]["whole"] == whole
 
 
 @pytest.mark.parametrize("shuffled", ["true", "false"])

@@ -78,6 +78,16 @@ def test_a_row_shows_the_best_validation_and_the_last_losses(here):
     assert row[:4] == ["byte", "finished", f"{entry['best_valid']:.3f} bpc", "-"]
 
 
+@pytest.mark.parametrize("searched", [True, False])
+def test_the_test_result_to_quote_is_that_of_the_settings_of_the_recipe(here, searched):
+    train("eval.temperature=auto" if searched else "eval.temperature=1.25", name="own")
+    (row,) = json_of("eval", "own")["rows"]
+    done("eval", "own", "--temperature", 0.75)
+    done("eval", "own", "--seg-len", 3)
+    assert listed()["own"]["test"] == pytest.approx(row["bpc"])
+    assert (listed()["own"]["test_readings"], "temperature 0.75" in shown("own")["test"]) == (1, False)
+
+
 def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 3)
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("unfinished", 3)

@@ -117,15 +117,7 @@ def memory(loss, mem_len, effective=None, **more):
 
 
 VALID, WIDE, HALF = {"split": "valid"}, {"batch_size": 64}, {"batch_size": 10, "precision": "bf16"}
-
-
-def of_recipe(loss_nats, **changed):
-    """An evaluation with the recipe's settings."""
-    settings = SETTINGS.evaluation_settings()
-    keys = ("mem_len", "seg_len", "same_length", "max_distance", "batch_size")
-    return evaluated(loss_nats, **{key: getattr(settings, key) for key in keys}, temperature=1.0) | changed
-
-
+OF_RECIPE = {"of_recipe": True}
 TEN, ON_VALID = {"batch_size": 10}, ((1.9, 64), (1.8, 128), (1.7, 512))
 CHOSEN = {  # results, the loss of the test result, the number of results that it was chosen from
     "chosen on valid, where test was evaluated with the same settings": (
@@ -148,8 +140,8 @@ CHOSEN = {  # results, the loss of the test result, the number of results that i
         (memory(1.6, 50, chosen_on_valid=True), memory(1.5, 64), memory(1.7, 64, **VALID)),
         (1.6, 1),
     ),
-    "the recipe's settings without results on valid, in any precision": (
-        (of_recipe(1.5), of_recipe(1.45, **HALF), of_recipe(1.3, mem_len=9), of_recipe(1.2, temperature=1.25)),
+    "the newest of the recipe's settings without results on valid": (
+        (memory(1.5, 7, **OF_RECIPE), memory(1.45, 7, **HALF, **OF_RECIPE), memory(1.3, 9, of_recipe=False)),
         (1.45, 1),
     ),
     "the best of all without these and without results on valid": (
@@ -185,10 +177,11 @@ def test_a_test_result_has_its_setting(run, result, setting):
     [
         (memory(1.5, 64, seg_len=32, same_length="m", max_distance=96, precision="fp32", lanes=10), [
             {"mem_len": 65}, {"seg_len": 31}, {"same_length": "off"}, {"max_distance": 97}, {"max_distance": None},
-            {"precision": "bf16"}, {"batch_size": 1, "lanes": 1}, {"temperature": 1.25},
+            {"precision": "bf16"}, {"batch_size": 1, "lanes": 1}, {"temperature": 1.25}, {"documents": 3},
         ]),
         (window(1.5, 400, 400, max_distance=96, precision="fp32"), [
             {"attn_len": 401}, {"stride": 2}, {"max_distance": 97}, {"precision": "bf16"}, {"temperature": 1.25},
+            {"documents": 3},
         ]),
     ],
     ids=["memory", "windows"],
@@ -196,7 +189,7 @@ def test_a_test_result_has_its_setting(run, result, setting):
 def test_the_protocol_tells_settings_apart(result, changes):
     described = [history.describe_protocol(result | change) for change in [{}, *changes]]
     assert len(set(described)) == len(described)
-    varied = set().union(*changes) - {"lanes"}
+    varied = set().union(*changes) - {"lanes", "documents"}
     assert varied <= set(history.SETTINGS)
 
 

@@ -32,7 +32,7 @@ from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.evaluation.rows import EvalRow, EvalRows, with_memory
+from txlcli.workflows.evaluation.rows import EvalRow, EvalRows, score_with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.search import with_temperature
 from txlcli.workflows.evaluation.texts import read_user_text
@@ -232,7 +232,7 @@ class LoadedRun:
         encoded = read_user_text(self._opened, options, self._workspace.reporter)
         settings = one_lane(self._opened.run, mem_len=mem_len, temperature=self.settings.eval.temperature)
         scoring = Scoring(self._opened, encoded, settings, self._workspace)
-        read = partial(with_memory, mem_len=settings.mem_len)
+        read = partial(score_with_memory, mem_len=settings.mem_len)
         scoring = with_temperature(scoring, read)
         row = read(scoring)
         return TextScore(

@@ -158,14 +158,14 @@ def _label(row: "EvalRow") -> tuple[str, str]:
         return "protocol", f"{row.protocol}, {describe_setting(row.to_json())}"
     if row.method:
         return "method", row.method
-    if row.stride:
+    if row.in_windows:
         return "N", str(row.attn_len)
-    return "M", "-" if row.attn_len_max is None else str(row.mem_len)
+    return "M", "-" if row.has_state else str(row.mem_len)
 
 
 def _attention(row: "EvalRow") -> str:
     """Return the number of keys per query; a recurrent state has none."""
-    if row.attn_len_max is None:
+    if row.has_state:
         return "state"
     if row.attn_len_min == row.attn_len_max:
         return str(row.attn_len_max)
@@ -218,7 +218,7 @@ def _notes(result: "EvalResult") -> list[str]:
 def _notes_on_protocols(result: "EvalResult") -> list[str]:
     """Return what the protocols in windows do, and the settings of recurrence."""
     notes = []
-    with_memory = [row for row in result.rows if not row.stride]
+    with_memory = [row for row in result.rows if not row.in_windows]
     if len(with_memory) < len(result.rows):
         notes.append(WINDOWS)
     if with_memory:

@@ -31,7 +31,7 @@ def plot_evaluation(path: Path, result: "EvalResult") -> None:
     from txlcli.report import plots
 
     opened = result.scoring.opened
-    in_windows = result.rows[0].stride is not None
+    in_windows = result.rows[0].in_windows
     rows = sorted(result.rows, key=lambda row: row.attn_len or row.mem_len)
     lengths = [row.attn_len or row.mem_len for row in rows]
     losses = [row.measures[opened.metric] for row in rows]

@@ -146,18 +146,10 @@ class History:
         if on_both:
             best = min(on_both, key=lambda settings: on_valid[settings]["loss_nats"])
             return on_test[best], 1
-        of_recipe = [result for result in results if self._has_settings_of_recipe(result)]
+        of_recipe = [result for result in results if result.get("of_recipe")]
         if of_recipe:
             return of_recipe[-1], 1
         return lowest(on_test.values()), len(on_test)
-
-    def _has_settings_of_recipe(self, result: Record) -> bool:
-        """Return True for an evaluation with the lengths and the temperature of the recipe, in any precision."""
-        recipe = self.run.settings.evaluation_settings()
-        if result.get("attn_len") is not None or recipe.temperature not in ("auto", result.get("temperature", 1)):
-            return False
-        keys = ("mem_len", "seg_len", "same_length", "max_distance", "batch_size")
-        return all(result.get(key) == getattr(recipe, key) for key in keys)
 
     @property
     def text_digest(self) -> str | None:
@@ -227,14 +219,17 @@ def describe_setting(result: Record) -> str:
 def describe_protocol(result: Record) -> str:
     """Return how the text of an evaluation was read, and what else its loss depends on."""
     parts = [describe_setting(result)]
-    if not result.get("stride"):
+    if result.get("stride"):
+        documents = "no window has tokens of two documents"
+    else:
+        documents = "each document from an empty memory"
         parts.append(f"L = {result.get('seg_len')}")
         if result.get("same_length") is not None:  # a recurrent state has no keys to limit
             parts.append(f"same_length = {result['same_length']}")
-        if result.get("documents"):
-            parts.append("each document from an empty memory")
-        elif result.get("lanes", 1) > 1:
-            parts.append(f"{result['lanes']} lanes")
+    if result.get("documents"):
+        parts.append(documents)
+    elif not result.get("stride") and result.get("lanes", 1) > 1:
+        parts.append(f"{result['lanes']} lanes")
     if result.get("max_distance") is not None:
         parts.append(f"max_distance = {result['max_distance']}")
     if result.get("precision"):

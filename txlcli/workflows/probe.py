@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
 from txlcli.workflows.evaluation.annotated import Pieces
-from txlcli.workflows.evaluation.rows import with_memory
+from txlcli.workflows.evaluation.rows import score_with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
 from txlcli.workflows.evaluation.texts import split_text
 from txlcli.workflows.probe_options import ProbeOptions
@@ -151,7 +151,7 @@ def _word_rows(scoring: Scoring, distances: list[int]) -> list[ProbeRow]:
     vocab = scoring.opened.vocab
     has_state = scoring.opened.model.settings.recurrent_state
     mem_lens = dict.fromkeys((scoring.settings.mem_len, 0))
-    evaluated = [with_memory(scoring, mem_len) for mem_len in mem_lens]
+    evaluated = [score_with_memory(scoring, mem_len) for mem_len in mem_lens]
     pieces = Pieces.of(vocab, scoring.text)
     losses = pieces.sums([row.losses_nats for row in evaluated])
     back, nats = word_losses(pieces, losses, vocab)

@@ -149,8 +149,9 @@ def test_the_slowdown_of_an_evaluation_compares_one_lane_with_windows_of_as_many
     settings = EvalSettings(seg_len=L, mem_len=M, batch_size=B, same_length=same_length)
     text = SimpleNamespace(targets=range(100))
     scoring = SimpleNamespace(opened=SimpleNamespace(model=model), text=text, world=SINGLE_PROCESS)
-    row = SimpleNamespace(settings=settings)
-    rows.add_times(scoring, row)
+    numbers = {"tokens": 100, "lanes": B, "loss_nats": 2.0, "measures": {}, "ms_per_token": 3.0, "losses_nats": ()}
+    row = rows.EvalRow(mem_len=M, attn_len_min=keys, attn_len_max=keys, settings=settings, **numbers)
+    row = rows.with_times(scoring, row)
     assert {call.rows for call in calls} == {1}
     reading = sizes(calls).count((1, L, M))
     assert reading > SLOWDOWN_WINDOWS

@@ -23,7 +23,7 @@ from txlcli.core.measures.adaptation import (
 )
 from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import UsageError
-from txlcli.workflows.evaluation.rows import EvalRow, make_row, with_memory
+from txlcli.workflows.evaluation.rows import EvalRow, make_row, score_with_memory
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.search import with_temperature
 
@@ -61,11 +61,9 @@ def adapted_rows(scoring: Scoring) -> Iterator[EvalRow]:
     if options.dynamic:
         train = scoring.opened.as_run.store(scoring.workspace.data_dir).ids("train")
         rms = gradient_rms(scoring.opened.model, train, settings, RMS_SEGMENTS)
-    score_model = partial(with_memory, mem_len=settings.mem_len)
+    score_model = partial(score_with_memory, mem_len=settings.mem_len, method="model")
     tempered = with_temperature(scoring, score_model)
-    row = score_model(tempered)
-    row.method = "model"
-    yield row
+    yield score_model(tempered)
     if cache:
         yield _with_cache(tempered, for_cache.changed(temperature=tempered.settings.temperature), cache)
     if options.dynamic:
@@ -102,17 +100,18 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterato
     def score_with_best(scoring: Scoring) -> EvalRow:
         scores = scoring.score(partial(score_dynamic, dynamic=best, rms=rms), TITLE)
         adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
-        return make_row(scoring, scores, next_step="leave out `dynamic`", method="dynamic", adaptation=adaptation)
+        method = "dynamic"
+        if scoring.settings.temperature != 1:
+            method += ", temperature"
+            adaptation["temperature"] = float(scoring.settings.temperature)
+        return make_row(scoring, scores, next_step="leave out `dynamic`", method=method, adaptation=adaptation)
 
     if not best.lr:
         scoring.reporter.say("every learning rate tried increases the loss on valid: dynamic evaluation is not applied")
     yield score_with_best(scoring.changed(temperature=1.0))
     tempered = with_temperature(scoring, score_with_best, valid)
     if tempered.settings.temperature != 1:
-        row = score_with_best(tempered)
-        row.method = "dynamic, temperature"
-        row.adaptation["temperature"] = row.temperature
-        yield row
+        yield score_with_best(tempered)
 
 
 def best_dynamic_settings(loss_on_valid: Callable[[DynamicSettings], float]) -> DynamicSettings:

@@ -18,7 +18,7 @@ from txlcli.workflows.evaluation import result
 from txlcli.workflows.evaluation.adapted import adapted_rows
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.result import EvalResult
-from txlcli.workflows.evaluation.rows import EvalRow, add_times, score_row
+from txlcli.workflows.evaluation.rows import EvalRow, score_row, with_times
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.search import search_length, with_temperature
 from txlcli.workflows.evaluation.settings import (
@@ -27,6 +27,7 @@ from txlcli.workflows.evaluation.settings import (
     eval_settings,
     lacks_recurrence,
     row_settings,
+    searched_setting,
 )
 from txlcli.workflows.evaluation.texts import read_text, text_of_split, warn_if_trained_on
 from txlcli.workflows.evaluation.words import words_of_parts
@@ -88,7 +89,6 @@ def evaluate(
 
     text = read_text(opened, options, workspace)
     settings = eval_settings(opened.settings, text, options)
-    planned = row_settings(opened.settings, options)
     scoring = Scoring(opened, text, settings, workspace, options, world)
     if options.words is not None:
         words_of_parts(scoring)  # a text without words is an error before it is scored
@@ -101,14 +101,15 @@ def evaluate(
 
     search = None
     if options.searched:
-        (setting,) = planned
+        setting = searched_setting(options)
         search = search_length(scoring, setting)
         planned = [setting.at(search.length)]
+    else:
+        planned = row_settings(opened.settings, options)
     rows, ended_by = _collect(_rows(scoring, planned), world)
-    _compare(rows, opened.metric)
     return EvalResult(
         scoring=scoring,
-        rows=tuple(rows),
+        rows=tuple(_compared(rows, opened.metric)),
         search=search,
         in_sample=chosen_on_valid and text.split == "valid",
         lacks_recurrence=lacks_recurrence(opened, options),
@@ -139,8 +140,9 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting]) -> Iterator[EvalRow]
     clock = ShareClock()
     for row in _scored_rows(scoring, settings):
         if on_cpu:
-            row.processor_share = clock.share()
-        yield row
+            yield replace(row, processor_share=clock.share())
+        else:
+            yield row
         clock = ShareClock()
 
 
@@ -156,7 +158,7 @@ def _scored_rows(scoring: Scoring, settings: Sequence[RowSetting]) -> Iterator[E
         row = score_row(tempered, setting)
         reads_stream = setting.attn_len is None and setting.protocol is None and not scoring.text.document_spans
         if scoring.options.timed and reads_stream:
-            add_times(tempered, row)
+            row = with_times(tempered, row)
         yield row
 
 
@@ -176,12 +178,13 @@ def _collect(yielded: Iterator[EvalRow], world: World) -> tuple[list[EvalRow], B
     return rows, None
 
 
-def _compare(rows: list[EvalRow], metric: str) -> None:
-    """Mark the best row, and add the relative change of the metric from the first protocol."""
+def _compared(rows: Sequence[EvalRow], metric: str) -> Iterator[EvalRow]:
+    """Yield the rows with the best one marked, and the relative change of the metric from the first protocol."""
     best = min(rows, key=lambda row: row.loss_nats)
-    best.best = True
     before = rows[0].measures[metric]
     for row in rows:
         now = row.measures[metric]
+        change = None
         if row.protocol and before and now is not None:
-            row.change = now / before - 1
+            change = now / before - 1
+        yield replace(row, best=row is best, change=change)

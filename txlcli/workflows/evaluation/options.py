@@ -116,7 +116,6 @@ class EvalOptions(PlotOptions):
                 raise UnknownNameError("protocol", name, PROTOCOLS)
         if self.protocols and 0 in self.mem_lens:
             raise UsageError("`mem_len` 0: `protocols` compare a memory with windows of its length; give 1 or more")
-        object.__setattr__(self, "protocols", tuple(name for name in PROTOCOLS if name in self.protocols))
         self._check_text()
         self._check_methods()
         if self.protocols:
@@ -178,7 +177,7 @@ class EvalOptions(PlotOptions):
             self.exclude("stride", because="strided is not among the `protocols`")
         if "recurrence" not in self.protocols:
             self.exclude("mem_len", "seg_len", "same_length", because="recurrence is not among the `protocols`")
-        if self.protocols == ("recurrence",):
+        if set(self.protocols) == {"recurrence"}:
             self.exclude("attn_len", because="recurrence has no windows")
 
     @property

@@ -74,7 +74,7 @@ class EvalResult:
             "complete": self.ended_by is None,
             "rows": [row.to_json() for row in self.rows],
         }
-        if all(row.stride for row in self.rows):  # windows have their own lengths
+        if all(row.in_windows for row in self.rows):  # windows have their own lengths
             result |= {"seg_len": None, "same_length": None}
         if not model.has_attention:
             result |= {"max_distance": None, "same_length": None}
@@ -100,7 +100,7 @@ class EvalResult:
         if temperature:
             details.append(temperature)
         described = ", ".join(details)
-        if row.stride:
+        if row.in_windows:
             predicted = f"the last {row.stride} predictions of each window"
             if row.stride == 1:
                 predicted = "one prediction per window"
@@ -113,7 +113,7 @@ class EvalResult:
         lanes = "one lane."
         if row.lanes > 1:
             lanes = f"{row.lanes} lanes, {row.lanes - 1} of them without context at the start."
-        if row.attn_len_max is None:
+        if row.has_state:
             return f"The recurrent state is carried along the text. L = {settings.seg_len}, {described}; {lanes}"
         mem_len = f"M = {row.mem_len}, " if row.method else ""
         same_length = ""
@@ -133,6 +133,12 @@ class EvalResult:
             return ""
         return f"temperature {row.temperature:g}{chosen}"
 
+    def is_of_recipe(self, row: EvalRow) -> bool:
+        """Return True for the settings of the run's recipe, in any precision, with its text read in one stream."""
+        asked = self.scoring.changed(mem_len=row.mem_len).settings
+        reads_stream = not row.in_windows and row.documents is None
+        return reads_stream and asked == self.scoring.opened.settings.evaluation_settings()
+
     def raise_pending(self) -> None:
         """Raise the exception that ended the sweep; call this after the rows have been shown."""
         if self.ended_by is not None:
@@ -141,7 +147,7 @@ class EvalResult:
 
 def _length(row: EvalRow) -> str:
     """Return the length that a row of a sweep is about."""
-    return f"N = {row.attn_len}" if row.stride else f"M = {row.mem_len}"
+    return f"N = {row.attn_len}" if row.in_windows else f"M = {row.mem_len}"
 
 
 def record(result: EvalResult) -> None:
@@ -159,8 +165,8 @@ def record(result: EvalResult) -> None:
     if result.search is not None:
         facts["chosen_on_valid"] = True
     rows = []
-    for row in facts["rows"]:
-        of_row = facts | row
+    for row in result.rows:
+        of_row = facts | row.to_json() | {"of_recipe": result.is_of_recipe(row)}
         rows.append({key: value for key, value in of_row.items() if key not in NOT_RECORDED})
     try:
         history.record(run, rows)
@@ -187,7 +193,7 @@ def write_losses(path: Path, result: EvalResult) -> None:
         facts["store"] = opened.settings.corpus.store
     losses = []
     for row in result.rows:
-        if row.attn_len:
+        if row.attn_len is not None:
             settings = {"stride": row.stride, "temperature": row.temperature}
             losses.append(TokenLosses("attn_len", row.attn_len, row.losses_nats, settings))
         else:

@@ -26,7 +26,7 @@ from txlcli.workflows.evaluation.settings import RowSetting
 from txlcli.workflows.result import Result
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvalRow(Result):
     """Result for one setting."""
 
@@ -48,8 +48,6 @@ class EvalRow(Result):
     """Time per token of one lane with memory; None if not measured."""
     vanilla_ms_per_token: float | None = None
     """Time per token of the vanilla model, which recomputes a window of as many keys; None if not measured."""
-    slowdown: float | None = None
-    """Time of the vanilla model divided by the time with memory (section 4.5)."""
     attn_len: int | None = None
     """Window length N; None with memory."""
     stride: int | None = None
@@ -86,6 +84,23 @@ class EvalRow(Result):
         return self.measures["ppl"]
 
     @property
+    def slowdown(self) -> float | None:
+        """Time of the vanilla model divided by the time with memory (section 4.5); None if not measured."""
+        if self.vanilla_ms_per_token is None or self.one_lane_ms_per_token is None:
+            return None
+        return self.vanilla_ms_per_token / self.one_lane_ms_per_token
+
+    @property
+    def in_windows(self) -> bool:
+        """True if the text was read in windows without memory."""
+        return self.attn_len is not None
+
+    @property
+    def has_state(self) -> bool:
+        """True if a recurrent state was carried along the text, instead of a memory of some length."""
+        return self.attn_len_max is None
+
+    @property
     def times_trusted(self) -> bool:
         """True unless other programs used the processors so much that times and slowdowns mean little."""
         return is_trusted(self.processor_share)
@@ -95,7 +110,7 @@ class EvalRow(Result):
         absent = {"losses_nats", "measures", "settings"}
         if self.temperature == 1:
             absent.add("temperature")
-        if self.stride is None:
+        if not self.in_windows:
             absent.update(("attn_len", "stride"))
         if self.protocol is None:
             absent.update(("protocol", "change"))
@@ -103,8 +118,8 @@ class EvalRow(Result):
             absent.add("documents")
         if self.method is None:
             absent.update(("method", "adaptation"))
-        row = vars(self) | self.measures | {"times_trusted": self.times_trusted}
-        if self.protocol and self.stride:
+        row = vars(self) | self.measures | {"slowdown": self.slowdown, "times_trusted": self.times_trusted}
+        if self.protocol and self.in_windows:
             row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
         return {key: value for key, value in row.items() if key not in absent}
 
@@ -124,17 +139,14 @@ class EvalRows(list[EvalRow], Result):
 def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
     """Score the text with one setting."""
     if setting.attn_len is not None:
-        row = in_windows(scoring, setting.attn_len, setting.stride)
-    else:
-        row = with_memory(scoring, setting.mem_len)
-    row.protocol = setting.protocol
-    return row
+        return score_in_windows(scoring, setting.attn_len, setting.stride, protocol=setting.protocol)
+    return score_with_memory(scoring, setting.mem_len, protocol=setting.protocol)
 
 
-def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
+def score_with_memory(scoring: Scoring, mem_len: int, **fields: Any) -> EvalRow:
     """Score the text with a memory length; each of its documents, if it has any, from an empty memory.
 
-    The first token of a document of a split follows the one before it alone.
+    The first token of a document of a split follows the one before it alone. `fields` are more of those of the row.
     """
     scoring = scoring.changed(mem_len=mem_len)
     title = "evaluation" if scoring.opened.model.settings.recurrent_state else f"M = {mem_len}"
@@ -143,21 +155,22 @@ def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
         scores = scoring.score(partial(score_spans, spans=spans), title)
         longest = max(end - first for first, end in spans)
         keys = _keys_seen(scoring.changed(batch_size=1), longest)
-        return make_row(scoring, scores, keys=keys, documents=len(spans))
+        return make_row(scoring, scores, keys=keys, documents=len(spans), **fields)
     check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
     scores = scoring.score(partial(score_in_processes, world=scoring.world), title)
-    return make_row(scoring, scores)
+    return make_row(scoring, scores, **fields)
 
 
-def add_times(scoring: Scoring, row: EvalRow) -> None:
-    """Add the times of one lane with memory, and of the vanilla model: rank 0 takes them."""
+def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
+    """Return the row with the times of one lane with memory, and of the vanilla model: rank 0 takes them."""
     times = scoring.world.from_rank_0(partial(_times, scoring, row.settings))
-    if times is not None:
-        row.one_lane_ms_per_token, row.vanilla_ms_per_token = times
-        row.slowdown = row.vanilla_ms_per_token / row.one_lane_ms_per_token
+    if times is None:
+        return row
+    one_lane, vanilla = times
+    return replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla)
 
 
-def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
+def score_in_windows(scoring: Scoring, length: int, stride: int, **fields: Any) -> EvalRow:
     """Score the text with a window length, without memory; by default, the device decides how many at once."""
     model = scoring.opened.model
     world = scoring.world
@@ -174,7 +187,7 @@ def in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
     longest = min(length, tokens, model.settings.attention_window or length)
     keys = (min(length - stride + 1, longest), longest)
     documents = len(text.document_spans) or None
-    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents)
+    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents, **fields)
 
 
 def _times(scoring: Scoring, settings: EvalSettings) -> tuple[float, float] | None:
@@ -212,7 +225,7 @@ def make_row(
         scores: losses of the text.
         keys: smallest and largest number of keys that a query sees; None computes them for a stream with a memory.
         next_step: advice of the error if the loss is not finite, not even in fp32.
-        fields: what another way of reading has besides.
+        fields: more fields of the row.
     """
     opened = scoring.opened
     text = scoring.text

@@ -59,7 +59,7 @@ def check_options(opened: OpenModel, options: EvalOptions) -> None:
             f"`attn_len` {longest_window}: {subject} has {model.longest_window:,} positions, so that no window "
             "is longer; use at most that"
         )
-    if options.protocols != PROTOCOLS:  # of all, it may lack one
+    if set(options.protocols) != set(PROTOCOLS):  # of all, it may lack one
         reason = lacks_recurrence(opened, options)
         if reason:
             raise UsageError(f"`protocols` recurrence: {reason}; or leave recurrence out")
@@ -93,21 +93,23 @@ def eval_settings(run_settings: Settings, text: ScoredText, options: EvalOptions
 
 
 def row_settings(run_settings: Settings, options: EvalOptions) -> list[RowSetting]:
-    """Return the setting of each row: the memory length M, the window length N, or the protocol is swept.
-
-    For a search, this is one setting without its length.
-    """
+    """Return the setting of each row: the memory length M, the window length N, or the protocol is swept."""
     if options.protocols:
         return list(_protocol_settings(run_settings, options))
-    if options.attn_len is not None:
-        return [RowSetting(attn_len=length, stride=options.stride or 1) for length in options.windows or (0,)]
+    if options.windows:
+        return [RowSetting(attn_len=length, stride=options.stride or 1) for length in options.windows]
     default = run_settings.eval.mem_len
     mem_lens = options.mem_lens or (default,)
     if options.html and default and not options.mem_lens:
         mem_lens = (0, default)  # to show what the memory gains
-    if options.searched:
-        mem_lens = (0,)
     return [RowSetting(mem_len=mem_len) for mem_len in mem_lens]
+
+
+def searched_setting(options: EvalOptions) -> RowSetting:
+    """Return the setting whose length is searched for, with a length of 0."""
+    if options.searched == "attn_len":
+        return RowSetting(attn_len=0, stride=options.stride or 1)
+    return RowSetting()
 
 
 def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator[RowSetting]:
@@ -127,7 +129,9 @@ def _protocol_settings(run_settings: Settings, options: EvalOptions) -> Iterator
         longest = model.longest_window or MAX_COUNT
         windows = tuple(dict.fromkeys(min(length, longest) for length in lengths))
     options.check_stride(windows)
-    for protocol in options.protocols:
+    for protocol in PROTOCOLS:
+        if protocol not in options.protocols:
+            continue
         if protocol == "recurrence":
             for mem_len in mem_lens:
                 yield RowSetting(mem_len=mem_len, protocol=protocol)

@@ -95,7 +95,9 @@ def read_user_text(opened: OpenModel, options: EvalOptions, reporter: Reporter) 
         raise VocabularyError(f"{title}: no token to predict; give a longer text")
     if len(texts) < len(read):
         notes.append(f"documents without a token to predict, which were left out: {len(read) - len(texts):,}")
-    text = _joined(texts, title) if options.reads_documents else texts[0]
+    text = texts[0]
+    if options.reads_documents:
+        text = _joined(texts, title, whole=len(read) == len(sources))
     tokens = len(text.targets)
     unknown = _unknown(text.targets, opened.vocab)
     if unknown:
@@ -215,8 +217,8 @@ def _read_each(sources: Sequence[UserText], opened: OpenModel, options: EvalOpti
     return texts
 
 
-def _joined(texts: Sequence[ScoredText], title: str) -> ScoredText:
-    """Return a text of several documents."""
+def _joined(texts: Sequence[ScoredText], title: str, *, whole: bool) -> ScoredText:
+    """Return a text of several documents; `whole` is true if these are all of them."""
     all_notes = itertools.chain.from_iterable(text.notes for text in texts)
     edges = itertools.accumulate((len(text.targets) for text in texts), initial=0)
     return ScoredText(
@@ -228,7 +230,7 @@ def _joined(texts: Sequence[ScoredText], title: str) -> ScoredText:
         documents=tuple(texts),
         document_spans=list(itertools.pairwise(edges)),
         unit=texts[0].unit,
-        whole=all(text.whole for text in texts),
+        whole=whole and all(text.whole for text in texts),
         notes=tuple(dict.fromkeys(all_notes)),
     )
 

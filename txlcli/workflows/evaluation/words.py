@@ -202,7 +202,7 @@ def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64]:
         return np.zeros(len(scoring.text.targets))
     is_blank = np.array([piece[:1].isspace() for piece in vocab.pieces])
     scoring = replace(scoring, settings=row.settings)
-    if row.attn_len is None:
+    if not row.in_windows:
         if scoring.text.documents:
             scoring = scoring.changed(batch_size=1)
         read = partial(_blank_losses_with_memory, is_blank=is_blank)
@@ -293,9 +293,9 @@ def write(path: Path, scoring: Scoring, rows: Sequence[EvalRow]) -> None:
 
 def _heading(row: EvalRow) -> str:
     """Return the heading of the bits in a row."""
-    if row.attn_len is not None:
+    if row.in_windows:
         return f"bits_N{row.attn_len}"
-    if row.attn_len_max is None:  # a recurrent state has no length
+    if row.has_state:
         return BITS_OF_STATE
     return f"bits_M{row.mem_len}"
 
