@@ -652,6 +652,9 @@ def test_a_folder_without_a_causal_language_model_is_rejected_with_what_to_do(fo
     assert "merge" in message_of(folder)
     shutil.copy(folders / "llama" / "config.json", folder)
     assert "no tokenizer" in message_of(folder)
+    shutil.copy(folders / "gpt2" / "config.json", folder)  # of which Transformers makes a tokenizer without symbols
+    assert "no tokenizer" in message_of(folder)
+    shutil.copy(folders / "llama" / "config.json", folder)
     bytes_tokenizer().save_pretrained(folder)
     assert "no weights" in message_of(folder)
     AutoConfig.for_model("t5", vocab_size=331).save_pretrained(folder)

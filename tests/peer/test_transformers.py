@@ -136,6 +136,39 @@ def test_padding_at_the_left_changes_nothing(tmp_path):
     assert_close(theirs(padded, attention_mask=mask).logits[:1, 3:], whole)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_loss_of_a_batch_is_that_of_its_texts_wherever_they_are_padded(tmp_path, side):
+    theirs = opened(tmp_path, small_model(), evaluation_of(M))
+    texts = [draw_tokens(1, length, seed=length)[0] for length in (3, T, 8)]
+    nats = [theirs(text[None], labels=text[None]).loss * (len(text) - 1) for text in texts]
+    rows, masks, labels = [], [], []
+    for text in texts:
+        padding = T - len(text)
+        pad = (padding, 0) if side == "left" else (0, padding)
+        rows.append(torch.nn.functional.pad(text, pad, value=1))
+        masks.append(torch.nn.functional.pad(torch.ones_like(text), pad))
+        labels.append(torch.nn.functional.pad(text, pad, value=-100))
+    loss = theirs(torch.stack(rows), attention_mask=torch.stack(masks), labels=torch.stack(labels)).loss
+    mean = sum(nats) / sum(len(text) - 1 for text in texts)
+    assert loss.item() == pytest.approx(mean.item(), rel=1e-6)  # Transformers computes it in float32
+
+
+@pytest.mark.parametrize("parts", ["post", "adaptive"])
+@pytest.mark.parametrize("id_", [-1, V])
+def test_an_id_outside_of_the_vocabulary_is_an_error(tmp_path, parts, id_):
+    theirs = opened(tmp_path, small_model(**PARTS[parts]), evaluation_of(M))
+    with pytest.raises(IndexError):
+        theirs(torch.tensor([[3, id_]]))
+
+
+def test_outputs_are_tuples_or_of_some_positions_as_those_of_other_models(tmp_path):
+    theirs, tokens = opened(tmp_path, small_model(), evaluation_of(M)), draw_tokens(B, T)
+    logits = theirs(tokens).logits
+    assert_close(theirs(tokens, return_dict=False)[0], logits)
+    assert_close(theirs(tokens, logits_to_keep=2).logits, logits[:, -2:])
+    assert_close(theirs(tokens, logits_to_keep=torch.tensor([4, 11])).logits, logits[:, [4, 11]])
+
+
 def test_half_precision_is_near(tmp_path):
     tokens = draw_tokens(B, T)
     theirs = opened(tmp_path, small_model(std=0.1), evaluation_of(M))

@@ -216,7 +216,9 @@ def test_an_unknown_run_or_another_directory_is_rejected(runs_dir):
     assert 'did you mean "enwik8"?' in str(caught.value)
     assert caught.value.exit_code == 2
     (runs_dir / "thing").mkdir()
-    assert "it has no run.json" in refusal(run_directory.find, "thing", runs_dir)
+    assert "it has no run.json; name a folder" in refusal(run_directory.find, "thing", runs_dir)
+    (runs_dir / "thing/config.json").touch()
+    assert "txl eval hf:" in refusal(run_directory.find, "thing", runs_dir)
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,10 @@ def read_run(directory: Path, *, weights: Path | None = None) -> Run:
     """
     path = directory / CARD
     if not path.is_file():
-        raise RunError(f"{directory} is not a run: it has no {CARD}; name a folder that txl train wrote")
+        next_step = "name a folder that txl train wrote"
+        if (directory / "config.json").is_file():
+            next_step = f'"txl eval hf:{directory}" evaluates a model of Transformers'
+        raise RunError(f"{directory} is not a run: it has no {CARD}; {next_step}")
     _check_regular(directory)
     with log_file.reading(path):
         table = parse_json(read_text(path, MAX_CARD))

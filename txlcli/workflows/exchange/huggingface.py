@@ -39,8 +39,8 @@ def reject_own_export(directory: Path) -> None:
         return
     if model_type == "txl":
         raise RunError(
-            f"{directory} was exported from a run for Transformers; use the run itself, or export it with `format` hf "
-            "and import that"
+            f"{directory} is a model that txl exported for Transformers, which evaluates it; txl reads the run itself, "
+            "and imports exports with `format` hf only"
         )
 
 

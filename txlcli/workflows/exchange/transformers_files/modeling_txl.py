@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """Name of the cache in an output; it was the second one in earlier releases of Transformers 5."""
@@ -417,8 +418,14 @@ class AdaptiveEmbedding(nn.Module):
     def forward(self, tokens):
         """Embed ids (B, T) -> (B, T, d), not yet scaled."""
         embedded = self.tables[0].new_zeros(*tokens.shape, self.config.d_model)
-        for table, band in zip(self.tables, self.config.bands, strict=True):
-            vectors = table[(tokens - band["first"]).clamp(0, len(table) - 1)]
+        last = len(self.tables) - 1
+        for number, (table, band) in enumerate(zip(self.tables, self.config.bands, strict=True)):
+            row = tokens - band["first"]
+            if number > 0:
+                row = row.clamp(min=0)
+            if number < last:
+                row = row.clamp(max=len(table) - 1)
+            vectors = F.embedding(row, table)  # an id outside of the vocabulary is an error
             if band["projection"] is not None:
                 vectors = F.linear(vectors, self.projections[str(band["projection"])])
             is_own = (tokens >= band["first"]) & (tokens < band["end"])
@@ -505,6 +512,7 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
     def resize_token_embeddings(self, *arguments, **options):
         raise NotImplementedError("the vocabulary is fixed: embedding and softmax are divided into bands of ids")
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -512,7 +520,7 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
         cache: Cache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         past_key_values: Cache | None = None,
         output_hidden_states: bool | None = None,
         **options,
@@ -523,9 +531,10 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
             input_ids: the tokens.
             attention_mask: (B, all tokens so far), 0 for padding at the left.
             cache: the memory; None at the beginning of a text.
-            labels: (B, T), like `input_ids`, or -100; the label of a token is predicted by the token before it.
+            labels: (B, T), like `input_ids`, or -100; the label of a token is predicted by the token before it. After
+                padding no token is before it, and it is left out of the loss.
             use_cache: return the memory.
-            logits_to_keep: number of last positions whose logits are computed; 0 for all.
+            logits_to_keep: number of last positions whose logits are computed, 0 for all, or the positions (x,).
             past_key_values: `cache`, by its earlier name.
             output_hidden_states: return the input of the first layer and the output of each, (B, T, d), the last one
                 after the final norm.
@@ -555,9 +564,12 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
             segments.append(list(states) if output_hidden_states else list(states)[-1:])
         *hidden_states, last = (torch.cat(parts, dim=1) for parts in zip(*segments, strict=True))
         last = self.final_norm(last)
-        logits = self.softmax(self.output_dropout(last)[:, -logits_to_keep:], self.embedding)
+        kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
+        logits = self.softmax(self.output_dropout(last)[:, kept], self.embedding)
         loss = None
         if labels is not None:
+            follows_token = F.pad(is_token[:, -labels.shape[1] : -1], (1, 0), value=True)
+            labels = labels.masked_fill(~follows_token, -100)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **options)
         return CausalLMOutputWithPast(
             loss=loss,
