@@ -56,6 +56,22 @@ def test_own_text_cannot_take_the_name_of_a_benchmark(name, force):
     assert make_plan(f"./{name}", PrepareOptions(name="mine"), Path("data")).store == Path("data/mine.h5")
 
 
+@pytest.mark.parametrize("store", ["ptb-small", "vanilla-stdlib"])
+def test_a_store_cannot_take_the_name_of_a_recipe_of_another_text(store):
+    Path(f"{store}.txt").write_text("text")
+    Path("book.txt").write_text("text")
+    telling = f'"txl train {store}" would train another text'
+    assert telling in refusal(f"{store}.txt")
+    assert telling in refusal("book.txt", name=store)
+    assert telling in refusal("stdlib", name=store)
+
+
+@pytest.mark.parametrize("store", ["ptb", "lm1b-released"])
+def test_a_store_can_be_given_the_name_of_a_benchmark(store):
+    Path("book.txt").write_text("text")
+    assert make_plan("book.txt", PrepareOptions(name=store), Path("data")).store == Path(f"data/{store}.h5")
+
+
 def test_a_file_given_as_data_dir_is_reported():
     Path("book.txt").write_text("text")
     Path("file").write_text("in the way")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import corpora
+from txlcli.config.recipe import packaged_names
 from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, CorpusError
 from txlcli.corpora.documents import Documents
@@ -151,6 +152,7 @@ def make_plan(
         chunk=chunk,
         reporter=reporter or Reporter(),
     )
+    _reject_name_of_recipe(plan.store.stem)
     _reject_unused(plan)
     _reject_vocabulary_in_text(plan)
     plan.check_free()
@@ -256,6 +258,16 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
         raise VocabularyError(
             f"{file}: damaged, or of a newer txl; export the ids again, or give `vocab_size` to read them without text"
         ) from error
+
+
+def _reject_name_of_recipe(store: str) -> None:
+    """Reject the name of a recipe, which `txl train` would read; that of a benchmark has the store of that name."""
+    is_benchmark = store.removesuffix("-released") in corpora.CORPORA
+    if store in packaged_names() and not is_benchmark:
+        raise UsageError(
+            f'"{store}" is the name of a recipe, so "txl train {store}" would train another text; choose another '
+            "name with `name`"
+        )
 
 
 def _reject_unused(plan: PreparationPlan) -> None:
