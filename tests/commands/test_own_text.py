@@ -28,6 +28,13 @@ def test_a_store_is_trained_with_the_small_recipe_of_its_unit(untouched, tokeniz
     assert json_of("eval", name, "--mem-len", 7, "--positions", 30)["rows"][0]["tokens"] == 30
 
 
+def test_a_text_whose_file_has_the_name_of_its_store_is_trained_next_to_it(untouched):
+    (untouched / "poem").write_text("the fox jumps over the lazy dogs\n" * 50)
+    command = json_of("prepare", "poem")["next"]
+    assert command == "txl train poem"
+    assert json_of(*command.split()[1:], *SHORT, "--dry-run")["store"] == "data/poem.h5"
+
+
 @pytest.mark.parametrize(("missing", "given", "following"), [("test", [], "valid"), ("valid", [], None)])
 def test_a_store_without_test_is_evaluated_on_valid(here, missing, given, following):
     (here / f"novel/{missing}.txt").unlink()

@@ -148,16 +148,18 @@ def _of_run(changes: list[str], options: TrainOptions, runs_dir: Path, new_name:
 
 
 def _unit_of_store(source: str, data_dir: Path) -> str | None:
-    """Return the unit of the token store of that name; None for a recipe."""
+    """Return the unit of the token store of that name, which its text may have, too; None for a recipe."""
     from txlcli.data.token_store import TokenStore, stores_in
 
     packaged = recipe.packaged_names()
-    if check_regular(Path(source)).is_file() or source.removeprefix("recipes/").removesuffix(".toml") in packaged:
+    if source.removeprefix("recipes/").removesuffix(".toml") in packaged:
         return None
     store = data_dir / f"{source}.h5"
     is_plain_name = Path(source).name == source
     if is_plain_name and store.is_file():
         return TokenStore.open(store).unit
+    if check_regular(Path(source)).is_file():
+        return None
     stores = [path.stem for path in stores_in(data_dir)]
     in_data = listed(stores) if len(stores) <= MAX_LISTED else 'see "txl prepare --list"'
     listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {in_data}"
