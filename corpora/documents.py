@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .corpus import Slice, Slices
+from .corpus import Slice, Slices, Splits
 
 UNITS = ("files", "records", "blank-lines")
 """Names of what documents can be; any other text is a mark that ends them."""
@@ -54,11 +54,12 @@ class Documents:
         return starts
 
 
-def documents_at(offsets: "dict[Path, array[int]]") -> Documents | None:
-    """Return the documents that begin at these offsets of files; None for fewer than two."""
-    if sum(map(len, offsets.values())) <= 1:
-        return None
-    return Documents("index", offsets=offsets)
+def documents_at(offsets: "dict[Path, array[int]]", splits: Splits) -> Documents | None:
+    """Return the documents that begin at these offsets of files; None if no split has more than one."""
+    for pieces in splits.values():
+        if sum(len(offsets.get(piece.path, ())) for piece in pieces) > 1:
+            return Documents("index", offsets=offsets)
+    return None
 
 
 def divide(data: bytes, unit: str) -> list[bytes]:

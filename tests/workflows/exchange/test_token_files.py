@@ -386,6 +386,19 @@ def test_ids_with_an_index_in_a_directory_need_no_names_of_splits(tmp_path):
         signatures.reject_other_than_text(tmp_path / "data.idx")
 
 
+def test_splits_of_one_document_each_are_not_divided_into_documents(tmp_path):
+    for name in ("train", "valid", "test"):
+        token_files.write("megatron", tmp_path / f"{name}.bin", np.array(IDS), 65_500)
+    assert token_files.find(tmp_path, IdType()).documents is None
+
+
+def test_files_of_one_document_each_are_the_documents_of_their_split(tmp_path):
+    for name in ("train-0", "train-1"):
+        token_files.write("megatron", tmp_path / f"{name}.bin", np.array(IDS), 65_500)
+    tokens = token_files.find(tmp_path, IdType())
+    assert tokens.documents.starts(tokens.splits["train"]).tolist() == [0, 4 * len(IDS)]
+
+
 def test_files_of_two_formats_or_without_a_split_are_rejected(tmp_path):
     (tmp_path / "train.bin").write_bytes(packed("H", IDS))
     (tmp_path / "val.bin").write_bytes(llm_c(IDS))

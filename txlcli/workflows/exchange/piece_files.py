@@ -77,7 +77,8 @@ class PieceFiles:
             splits[split] = (Slice(joined, 0, joined.stat().st_size),)
             offsets[joined] = starts
         used = tuple(itertools.chain.from_iterable(self.splits.values()))
-        return TokenFiles(FORMAT, DTYPE, splits, documents_at(offsets), joined=used, left_out=tuple(sorted(left_out)))
+        documents = documents_at(offsets, splits)
+        return TokenFiles(FORMAT, DTYPE, splits, documents, joined=used, left_out=tuple(sorted(left_out)))
 
 
 def find(source: Path) -> PieceFiles | None:

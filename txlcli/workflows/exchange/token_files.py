@@ -122,8 +122,8 @@ def find(source: Path, id_type: IdType) -> TokenFiles | None:
     types = sorted({f"{file.format} {file.dtype.name}" for file in files})
     if len(types) > 1:
         raise CorpusInputError(f"{source}: its files are of {' and '.join(types)} ids; keep one format in a folder")
-    documents = documents_at({file.ids.path: file.documents for file in files if file.documents is not None})
-    return TokenFiles(files[0].format, files[0].dtype, splits, documents)
+    offsets = {file.ids.path: file.documents for file in files if file.documents is not None}
+    return TokenFiles(files[0].format, files[0].dtype, splits, documents_at(offsets, splits))
 
 
 def has_ids(source: Path) -> bool:
