@@ -1,5 +1,6 @@
 """txl runs: the list, the comparison, curves and differences."""
 
+import csv
 import json
 import math
 import os
@@ -340,6 +341,12 @@ def test_models_with_different_tokens_are_compared_word_by_word(here):
     Path("b.tsv").write_text("".join(lines[:5] + lines[6:]))  # whose tokens cover two words
     assert json_of("runs", "difference", "a.tsv", "b.tsv")["tokens"] == 3000
     assert "bits/word" in done("runs", "difference", "a.tsv", "b.tsv").stdout
+
+
+def test_a_word_of_any_length_is_compared(here):
+    csv.field_size_limit(131_072)  # as in a new process
+    write_words("long.tsv", ["=" * 140_000, *WORDS], [1.0] * 3002)
+    assert json_of("runs", "difference", "long.tsv", "long.tsv")["tokens"] == 3002
 
 
 def test_words_of_different_parts_of_a_text_are_not_compared(here):

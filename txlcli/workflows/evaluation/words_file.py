@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.errors import UsageError
-from txlcli.system.input_files import check_regular, errors_of_reading
+from txlcli.system.input_files import MAX_TEXT, check_regular, errors_of_reading
 
 SUFFIX = ".tsv"
 
@@ -52,6 +52,7 @@ class WordLosses:
 
 def read(path: Path) -> WordLosses:
     """Read a file of words; raise a UsageError if it is none."""
+    csv.field_size_limit(MAX_TEXT)  # a word may be as long as the text
     try:
         with errors_of_reading(path), check_regular(path).open(encoding="utf-8", newline="") as file:
             header, *rows = csv.reader(file, delimiter="\t", strict=True)
