@@ -279,7 +279,14 @@ def test_a_run_continues_ids(pieces):
         result = txl_command(*seeded)
         assert result.exit_code != 0
         assert word in result.stderr
-    for others in (["--prompt", "a"], ["--at", 3], ["--reference"], ["--out", "a.json", "--stop", "a"], ["--force"]):
+    for others in (
+        ["--prompt", "a"],
+        ["--at", 3],
+        ["--reference"],
+        ["--out", "a.json", "--stop", "a"],
+        ["--force"],
+        ["--out", "a.json", "--raw"],
+    ):
         assert "leave" in refusal("generate", "--prompt-ids", "seed.json", *others)
 
 

@@ -47,6 +47,8 @@ def generate(
         options.exclude(*others, because="--interactive asks for prompts")
     if json and (interactive or raw):
         raise UsageError("--json prints one object; leave out --interactive and --raw")
+    if options.out is not None and raw:
+        raise UsageError("--out receives ids, not text; leave out --raw")
     if options.prompt is not None:
         options = replace(options, prompt=_read_prompt(options.prompt, workspace.reporter))
     from txlcli.workflows import generate as workflow
