@@ -43,6 +43,8 @@ class PreparationPlan:
     options: PrepareOptions
     vocab: Vocab | None
     """An existing vocabulary; None if it is built from the text."""
+    vocab_file: Path | None
+    """File of the existing vocabulary."""
     tokens: TokenFiles | PieceFiles | None
     """Token files, whose ids are kept; None for text."""
     id_type: IdType
@@ -59,14 +61,6 @@ class PreparationPlan:
         if self.options.documents is None:
             return None
         return Documents(self.options.documents)
-
-    @property
-    def vocab_file(self) -> Path | None:
-        """File of the existing vocabulary, if there is one."""
-        if self.vocab is None or self.options.vocab is not None:
-            return self.options.vocab
-        assert self.source is not None  # the vocabulary is next to it
-        return _vocabulary_file(self.source)
 
     @property
     def own_convention(self) -> bool:
@@ -118,6 +112,7 @@ def make_plan(
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
     vocab = _given_vocabulary(corpus, source, options)
+    vocab_file = options.vocab
     id_type = IdType(options.dtype, vocab.size if vocab else options.vocab_size)
     tokens = None
     files: tuple[TextFile, ...] = ()
@@ -126,12 +121,13 @@ def make_plan(
         if exported is not None:
             id_type = IdType(options.dtype, exported.size, is_export=True)
         tokens, files = _find_files(source, options, id_type)
-        if vocab is not None and tokens is not None and options.vocab is not None:
-            vocab = _numbered_as(tokens.format, vocab, options.vocab)
+        if vocab is not None and vocab_file is not None and tokens is not None:
+            vocab = _numbered_as(tokens.format, vocab, vocab_file)
         # Ids, and rows that are the pieces of a text, are of the vocabulary next to them; other text is not.
         has_pieces = bool(files) and all(file.is_pieces for file in files)
         if exported is not None and (tokens is not None or has_pieces):
             vocab = exported
+            vocab_file = _vocabulary_file(source)
     tokenizer: TokenizerName = options.tokenizer or corpus.unit
     if vocab is not None:
         tokenizer = vocab.tokenizer
@@ -146,6 +142,7 @@ def make_plan(
         tokenizer=tokenizer,
         options=options,
         vocab=vocab,
+        vocab_file=vocab_file,
         tokens=tokens,
         id_type=id_type,
         files=files,
