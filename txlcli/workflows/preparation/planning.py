@@ -3,7 +3,6 @@
 import re
 import sysconfig
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from txlcli import corpora
 from txlcli.config.recipe import packaged_names
 from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, CorpusError
-from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import text_files
 from txlcli.data.token_store import FORMAT, StoreFacts
 from txlcli.data.vocabulary import TokenizerName, Vocab, unit_of
@@ -54,13 +52,6 @@ class PreparationPlan:
     chunk: int
     """Bytes of text that are read at once."""
     reporter: Reporter
-
-    @cached_property
-    def documents(self) -> Documents | None:
-        """Documents of the text, if their places are to be stored."""
-        if self.options.documents is None:
-            return None
-        return Documents(self.options.documents)
 
     @property
     def own_convention(self) -> bool:

@@ -10,6 +10,7 @@ from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.config.bands import plain_softmax_overrides
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
+from txlcli.corpora.documents import Documents
 from txlcli.data.sentencepiece_model import FIXED, train
 from txlcli.data.token_store import BENCHMARKS, SplitCounts, TokenStore, corpus_name, writing
 from txlcli.data.vocabulary import Vocab
@@ -172,7 +173,7 @@ def _prepare_text(plan: PreparationPlan, work: Path) -> None:
 
     `work` is a temporary directory.
     """
-    text = locate_text(plan, work)
+    text, documents = locate_text(plan, work)
     rule = rules.rule_of(plan)
     closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
     splits = {split: _joined(plan, split, pieces, closes_lines) for split, pieces in text.splits.items()}
@@ -184,7 +185,7 @@ def _prepare_text(plan: PreparationPlan, work: Path) -> None:
         notes += sampling_notes
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
     splitter = vocab or rules.vocabulary(plan, rule, marks)
-    numbered = _number(plan, splits, splitter, work)
+    numbered = _number(plan, splits, documents, splitter, work)
     vocab = vocab or rules.build(plan, rule, text.vocabulary_file, numbered)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     counts = {split: numbered.counts(split, count_line_ends=count_line_ends) for split in splits}
@@ -261,14 +262,15 @@ def _train_sentencepiece(plan: PreparationPlan, splits: Splits) -> tuple[Vocab, 
     return Vocab.of_model(model), notes
 
 
-def _number(plan: PreparationPlan, splits: Splits, splitter: Vocab, work: Path) -> NumberedText:
+def _number(
+    plan: PreparationPlan, splits: Splits, documents: Documents | None, splitter: Vocab, work: Path
+) -> NumberedText:
     """Number the symbols of each chunk, in worker processes if there are many chunks."""
     chunks: list[tuple[str, Slices]] = []  # with their splits
     for split, pieces in splits.items():
         for chunk in cut_into_chunks(pieces, plan.chunk):
             chunks.append((split, chunk))
     workers = plan.options.workers if len(chunks) > PARALLEL_CHUNKS else 1
-    documents = plan.documents
     jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
     number = partial(number_chunk, splitter, work, sentences=plan.corpus.sentences and not documents)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}

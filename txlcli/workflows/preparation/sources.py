@@ -10,6 +10,7 @@ from txlcli import __version__
 from txlcli.corpora import OWN_TEXT
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Splits, Text
 from txlcli.corpora.directory import remarks_on_tables
+from txlcli.corpora.documents import Documents
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_files, list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text
@@ -24,15 +25,26 @@ BLANK = b" \n"
 """Line that an empty row of a mirror stands for, as in WikiText."""
 
 
-def locate_text(plan: PreparationPlan, work: Path) -> Text:
-    """Return the location of each split's text, cut between documents; archives are unpacked into `work`."""
-    starts = plan.documents.starts if plan.documents else None
+def locate_text(plan: PreparationPlan, work: Path) -> tuple[Text, Documents | None]:
+    """Return the location of each split's text, and the documents of its files, if their places are to be stored.
+
+    A text without splits is cut between documents. Archives are unpacked into `work`.
+    """
+    unit = plan.options.documents
+    documents = Documents(unit) if unit is not None else None
+    starts = documents.starts if documents else None
     options = ReadOptions(plan.options.released_convention, plan.options.split, starts)
     if plan.source is None:
-        return _download_text(plan, options, work)
-    if plan.files:
-        return _extract_text(plan, options, work / "text")
-    source = plan.source
+        text = _download_text(plan, options, work)
+    elif plan.files:
+        text = _extract_text(plan, plan.source, options, documents, work / "text")
+    else:
+        text = _read_source(plan, plan.source, options, work)
+    return text, documents
+
+
+def _read_source(plan: PreparationPlan, source: Path, options: ReadOptions, work: Path) -> Text:
+    """Find the splits in the files of the source; archives are unpacked into `work`."""
     packed = _packed_files(source, plan.corpus)
     for path in packed:
         _unpack_or_copy(path, plan, work)
@@ -55,13 +67,13 @@ def _download_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> T
     return plan.corpus.read(work, options)
 
 
-def _extract_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Text:
+def _extract_text(
+    plan: PreparationPlan, source: Path, options: ReadOptions, documents: Documents | None, work: Path
+) -> Text:
     """Write the text of files into text files of the same names in `work`, and find the splits in these."""
-    assert plan.source is not None
-    source = plan.source
     directory = source if source.is_dir() else source.parent
     extracted = work / source.relative_to(directory)
-    written = _write_text(plan, directory, work)
+    written = _write_text(plan, directory, documents, work)
     columns = ", ".join(dict.fromkeys(file.column for file in plan.files if file.column))
     if columns and not any(part.size for part in written):
         raise CorpusError(f"{source}: the column {columns} has no text; give `column` another")
@@ -90,8 +102,11 @@ def _extract_text(plan: PreparationPlan, options: ReadOptions, work: Path) -> Te
     )
 
 
-def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> list[Extracted]:
-    """Write the text of files in `directory` into files of the same names in `work`."""
+def _write_text(plan: PreparationPlan, directory: Path, documents: Documents | None, work: Path) -> list[Extracted]:
+    """Write the text of files in `directory` into files of the same names in `work`.
+
+    Records that are documents get their offsets in these files.
+    """
     with_starts = plan.options.documents == "records"
     only_utf8 = plan.tokenizer != "byte"
     written = []
@@ -103,8 +118,8 @@ def _write_text(plan: PreparationPlan, directory: Path, work: Path) -> list[Extr
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("ab") as output:
                 text = containers.extract(file, output, only_utf8=only_utf8, with_starts=with_starts)
-            if plan.documents and with_starts:
-                plan.documents.offsets[target] = text.starts
+            if documents and with_starts:
+                documents.offsets[target] = text.starts
             written.append(text)
             step.advance(1)
     return written
