@@ -62,6 +62,14 @@ def documents_at(offsets: "dict[Path, array[int]]", splits: Splits) -> Documents
     return None
 
 
+def note_on_undivided(unit: str, *, files: int, documents: int) -> str | None:
+    """Return a note if no mark, or blank line, divides any of the files into documents."""
+    if unit in ("files", "records") or documents > files:
+        return None
+    what = "blank line" if unit == "blank-lines" else f'"{unit}"'
+    return f"no {what} divides the text: each file is one document"
+
+
 def divide(data: bytes, unit: str) -> list[bytes]:
     """Return the documents of a text: those between blank lines, or those up to each mark."""
     text = data.removeprefix(codecs.BOM_UTF8)

@@ -150,6 +150,18 @@ def test_what_documents_cannot_be_used_for_is_named(here):
         assert telling in refusal(*command.split(), code=code)
 
 
+@pytest.mark.parametrize(("unit", "what"), [("<|nope|>", '"<|nope|>"'), ("blank-lines", "blank line")])
+def test_documents_that_nothing_divides_are_told(here, unit, what):
+    note = f"no {what} divides the text: each file is one document"
+    (here / "parts").mkdir()
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (here / "parts" / name).write_text("the fox\nand the owl\n")
+    assert note in json_of("prepare", "parts", "--documents", unit)["notes"]
+    assert note in json_of("eval", "word", "--text", "parts/train.txt", "--documents", unit)["notes"]
+    (here / "parts" / "valid.txt").write_text(f"the fox\n{unit}\n\nand the owl\n")
+    assert note not in json_of("prepare", "parts", "--documents", unit, "--force")["notes"]
+
+
 @pytest.mark.parametrize("block", [7, 1 << 22])
 def test_a_mark_ends_each_document(untouched, block):
     texts = ["the fox<|end|>\n", "an owl<|end|>\r\n\n", "<|end|>", "no more"]

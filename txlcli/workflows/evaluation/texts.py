@@ -12,6 +12,7 @@ from txlcli.config import recipe
 from txlcli.core.reading.documents import document_spans
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.corpora import CORPORA
+from txlcli.corpora.documents import note_on_undivided
 from txlcli.corpora.locate import printable
 from txlcli.corpora.signatures import HEAD, conversion, encoding_of
 from txlcli.data.token_store import TokenStore, corpus_name
@@ -237,14 +238,19 @@ def _joined(texts: Sequence[ScoredText], title: str, *, whole: bool) -> ScoredTe
 
 def _documents_of(options: EvalOptions) -> tuple[list[UserText], list[str]]:
     """Return the documents of the user's texts, and remarks on folders."""
+    unit = options.documents or "files"
+    files: list[UserText] = []
     documents: list[UserText] = []
     remarks: list[str] = []
     for source in options.text:
-        files = source.files(options.column, options.encoding)
-        remarks += source.remarks_on(files)
-        for file in files:
-            unit = options.documents or "files"
-            documents += file.documents(unit, column=options.column, encoding=options.encoding)
+        of_source = source.files(options.column, options.encoding)
+        remarks += source.remarks_on(of_source)
+        files += of_source
+    for file in files:
+        documents += file.documents(unit, column=options.column, encoding=options.encoding)
+    note = note_on_undivided(unit, files=len(files), documents=len(documents))
+    if note is not None:
+        remarks.append(note)
     return documents, remarks
 
 

@@ -10,7 +10,7 @@ from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.config.bands import plain_softmax_overrides
 from txlcli.corpora.corpus import CorpusError, Slices, Splits, Text, size_of
-from txlcli.corpora.documents import Documents
+from txlcli.corpora.documents import Documents, note_on_undivided
 from txlcli.data.sentencepiece_model import FIXED, train
 from txlcli.data.token_store import BENCHMARKS, SplitCounts, TokenStore, corpus_name, writing
 from txlcli.data.vocabulary import Vocab
@@ -186,6 +186,11 @@ def _prepare_text(plan: PreparationPlan, work: Path) -> None:
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
     splitter = vocab or rules.vocabulary(plan, rule, marks)
     numbered = _number(plan, splits, documents, splitter, work)
+    if documents is not None:
+        found = sum(map(len, documents.offsets.values()))
+        note = note_on_undivided(documents.unit, files=len(documents.offsets), documents=found)
+        if note is not None:
+            notes.append(note)
     vocab = vocab or rules.build(plan, rule, text.vocabulary_file, numbered)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     counts = {split: numbered.counts(split, count_line_ends=count_line_ends) for split in splits}
