@@ -77,7 +77,9 @@ def test_what_needs_the_reader_of_keys_or_the_code_of_a_part_is_rejected_for_oth
         Path(f"{name}.toml").write_text(RECIPE.replace("n_heads = 3", f"n_heads = 3\n{line}"))
     with registered_architecture("own", **own):
         done("train", "own.toml", "--max-steps", 1)
-        assert 'not read by the reader "keys"' in refusal("attention", "own")
+        message = refusal("attention", "own")
+        assert 'not read by the reader "keys"' in message
+        assert "if it keeps the memory of TransformerXL" in message
     with registered_slopes():
         done("train", "slopes.toml", "--max-steps", 1)
         assert "only --format pt2 exports" in refusal("export", "slopes", "exported", code=1)

@@ -153,7 +153,7 @@ def check_options(run: Run, options: AttentionOptions) -> None:
     if ARCHITECTURES[settings.arch].reader != "keys":
         raise UsageError(
             f'{run.directory} has arch = "{settings.arch}", which is not read by the reader "keys"; give a run of '
-            'another architecture, or register this one with reader="keys"'
+            'another architecture, or register this one with reader="keys" if it keeps the memory of TransformerXL'
         )
     layers = settings.n_layers
     heads = settings.n_heads
