@@ -500,6 +500,24 @@ def test_a_model_or_a_memory_that_is_not_as_it_declares_breaks_the_contract(mode
         check_architecture("every-second")
 
 
+class RemembersOutputs(TransformerXL):
+    """A memory of what each layer has returned, without a rule of its own for windows and segments read again."""
+
+    read_part = LanguageModel.read_part
+
+    def remember(self, pasts, outputs, goal):
+        """Keep the last M outputs."""
+        memory = []
+        for past, output in zip(pasts, outputs, strict=True):
+            memory.append(update_memory(past.hidden, output.hidden.detach(), mem_len=goal.mem_len))
+        return memory
+
+
+def test_a_memory_of_outputs_keeps_the_contract_with_a_window():
+    with every_second(model=RemembersOutputs, settings=TransformerSettings):
+        check_architecture("every-second", window=3)
+
+
 class Remembers:
     """A rule of memory for models of several classes."""
 

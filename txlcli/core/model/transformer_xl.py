@@ -228,12 +228,16 @@ class TransformerXL(LanguageModel):
 
     def memory_after(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
         """Return the memory after the last token of a segment, given the outputs of its last part."""
+        goal = dataclasses.replace(goal, mem_len=self.settings.visible_memory(goal.mem_len))
         whole = []
         for past, output in zip(pasts, outputs, strict=True):
             kept = past.whole_segment(output.kept)
+            hidden = output.hidden
             if goal.seg_len is None and goal.reread_len:
-                kept = kept[:, : max(0, kept.shape[1] - goal.reread_len)]
-            whole.append(output._replace(kept=kept))
+                end = max(0, kept.shape[1] - goal.reread_len)
+                kept = kept[:, :end]
+                hidden = hidden[:, :end]
+            whole.append(output._replace(hidden=hidden, kept=kept))
         return self.remember(pasts, whole, goal)
 
     @declares(skips_padding=True, supports_reset=True)
@@ -247,16 +251,17 @@ class TransformerXL(LanguageModel):
         Args:
             pasts: of the N layers, before the segment.
             outputs: of the N layers; `kept`, (B, L, d), is what each has read since the segment began. Positions that
-                the next segment reads again are left out.
-            goal: `mem_len` is M. `seg_len` is given only if the segment is padded, for a full memory, to a rule that
-                declares `skips_padding`. Then it is L, and `kept` has more than L positions: after the first L come
-                those that the next segment reads again, and the padding.
+                the next segment reads again are left out. `hidden` is the output for the tokens of the last call alone,
+                with a gradient: a rule that reads it needs `read_part = LanguageModel.read_part`, which reads a whole
+                segment in each call.
+            goal: `mem_len` is M, at most W - 1 with a window. `seg_len` is given only if the segment is padded, for a
+                full memory, to a rule that declares `skips_padding`. Then it is L, and `kept` has more than L
+                positions: after the first L come those that the next segment reads again, and the padding.
         """
-        mem_len = self.settings.visible_memory(goal.mem_len)
         pairs = [(past.hidden, output.kept) for past, output in zip(pasts, outputs, strict=True)]
-        if goal.seg_len is None or not mem_len:
-            return [update_memory(past, kept, mem_len=mem_len) for past, kept in pairs]
-        moved = torch.arange(mem_len, device=self.device) + goal.seg_len  # a full memory moves by as many positions
+        if goal.seg_len is None or not goal.mem_len:
+            return [update_memory(past, kept, mem_len=goal.mem_len) for past, kept in pairs]
+        moved = torch.arange(goal.mem_len, device=self.device) + goal.seg_len  # a full memory moves by as many
         return [torch.cat(pair, dim=1).index_select(1, moved) for pair in pairs]
 
     def read_part(
