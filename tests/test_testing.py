@@ -27,7 +27,7 @@ from txlcli.config.traits import ENCODING_TRAITS, EncodingTraits
 from txlcli.core.architectures.operations import MatrixProducts
 from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.architectures.transformer import TransformerProducts
-from txlcli.core.backend import ScoreTerms
+from txlcli.core.backend import Rotation, ScoreTerms
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, SinusoidEncoding, TiedRelativeEncoding
@@ -633,6 +633,25 @@ class IgnoresLimit(SlopesEncoding):
         return super().score_terms(reach, max_distance=None, like=like)
 
 
+class LimitsOneLater(SlopesEncoding):
+    """A bias by pairs of distances, whose limit is one distance farther."""
+
+    def score_terms(self, reach, *, max_distance, like):
+        distances = torch.arange(reach - 1, -1, -1, dtype=like.dtype)
+        if max_distance is not None:
+            distances = distances.clamp(max=max_distance + 1)
+        bias = self.log_factors.exp()[:, None] * (distances // 2)
+        return [ScoreTerms(reach, distance_bias=bias)] * self.settings.n_layers
+
+
+class RotatesBySquares(SlopesEncoding):
+    """A rotation whose angles grow with the square of a position."""
+
+    def rotation(self, positions):
+        angles = positions[:, None].double().square().expand(-1, self.settings.d_head // 2)
+        return Rotation(angles.cos(), angles.sin())
+
+
 class BiasOfOneAxis(Encoding):
     """A bias without the axis of heads."""
 
@@ -654,6 +673,8 @@ class Decides(SlopesEncoding):
     [
         (ShrinkingBias, "depend on .reach."),
         (IgnoresLimit, "limits_distance"),
+        (LimitsOneLater, "limits_distance"),
+        (RotatesBySquares, "differences of their positions"),
         (BiasOfOneAxis, "a bias by distance has"),
         (Decides, "exported as a program"),
     ],

@@ -23,6 +23,7 @@ class EncodingCheck(ArchitectureCheck):
         """Check all rules, those that concern encodings alone first."""
         self.attempt(self.model, "a model is made with the encoding, whose settings are its only argument")
         self.attempt(self.check_terms, "score_terms(reach, max_distance=..., like=...) returns terms of each layer")
+        self.attempt(self.check_rotation, "rotation(positions) returns a rotation of queries and keys, or None")
         self.attempt(self.check_positions, "an encoding adds to hidden states by their positions")
         self.attempt(self.check_backends, "an encoding works on the fast path and by the definition of attention")
         super().run()
@@ -50,7 +51,8 @@ class EncodingCheck(ArchitectureCheck):
             if own.distances is not None and other.distances is not None:
                 self.require_equal(own.distances[-1:], other.distances[-1:], rule)
         if ENCODING_TRAITS[self.name].limits_distance:
-            self.check_limit(far, L // 2)
+            for max_distance in range(1, reach - 1):
+                self.check_limit(far, max_distance)
 
     def score_terms(self, reach: int, max_distance: int | None = None) -> list[ScoreTerms]:
         """Return the score terms of each layer, whose shapes are right."""
@@ -92,6 +94,24 @@ class EncodingCheck(ArchitectureCheck):
                     beyond = limited[:, :-near]
                     shared = limited[:, -near:][:, :1]
                     self.require_equal(beyond, shared.expand_as(beyond), rule)
+
+    @torch.no_grad()
+    def check_rotation(self) -> None:
+        """Check that the scores of rotated queries and keys do not depend on the origin of positions."""
+        model = self.model()
+        assert isinstance(model, TransformerXL)
+        shape = (1, self.settings.n_heads, L, self.settings.d_head)
+        queries = torch.randn(shape, dtype=torch.float64)
+        keys = torch.randn(shape, dtype=torch.float64)
+        positions = torch.arange(L)
+        scores = []
+        for moved in (positions, positions + L):
+            rotation = model.encoding.rotation(moved)
+            if rotation is None:
+                return
+            scores.append(rotation.apply(queries) @ rotation.apply(keys).mT)
+        rule = "scores of rotated queries and keys depend on the differences of their positions alone"
+        self.require_equal(scores[1], scores[0], rule)
 
     @torch.no_grad()
     def check_positions(self) -> None:
