@@ -20,10 +20,11 @@ from tests.extensions import (
     registered_feed_forward,
 )
 from tests.samples import sampled
-from txlcli.config.model_settings import MODELS, TransformerSettings
+from txlcli.config.model_settings import MODELS, CompressiveSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import TrainSettings
 from txlcli.config.traits import ENCODING_TRAITS, EncodingTraits
+from txlcli.core.architectures.compressive import CompressiveTransformer
 from txlcli.core.architectures.operations import MatrixProducts
 from txlcli.core.architectures.registry import count_parameters, make_model
 from txlcli.core.architectures.transformer import TransformerProducts
@@ -130,11 +131,23 @@ class EndsInTanh(Geglu):
         return super().forward(hidden).tanh()
 
 
+class ReturnsInner(Geglu):
+    """A gate that returns its inner states (B, L, F)."""
+
+    def forward(self, hidden):
+        return self.ff_1(hidden)
+
+
 @pytest.mark.parametrize(
-    ("cls", "declared"), [(AddsOne, "reads_padded_rows"), (EndsInTanh, "output_may_be_overwritten")]
+    ("cls", "word"),
+    [
+        (AddsOne, "reads_padded_rows"),
+        (EndsInTanh, "output_may_be_overwritten"),
+        (ReturnsInner, r"\(B, L, d\) to \(B, L, d\)"),
+    ],
 )
-def test_a_gate_that_does_not_do_what_it_declares_breaks_the_contract(cls, declared):
-    with registered_feed_forward("geglu", cls, matrices=3), pytest.raises(ContractError, match=declared) as caught:
+def test_a_gate_that_does_not_do_what_it_declares_breaks_the_contract(cls, word):
+    with registered_feed_forward("geglu", cls, matrices=3), pytest.raises(ContractError, match=word) as caught:
         check_architecture("transformer", feed_forward="geglu")
     assert str(caught.value).startswith('"transformer" with feed_forward = geglu breaks a contract')
 
@@ -193,12 +206,56 @@ class KeepsPadding(EverySecondState):
         return super().remember(pasts, outputs, goal)
 
 
-class Resets(EverySecondState):
-    """A memory without distances that declares a reset."""
+class AddsLeavingStates(TransformerXL):
+    """A memory whose oldest position has what left the memory, but declares a reset."""
 
     @declares(supports_reset=True)
     def remember(self, pasts, outputs, goal):
-        return super().remember(pasts, outputs, goal)
+        """Add the mean of the positions that leave."""
+        memory = super().remember(pasts, outputs, goal)
+        for kept, past, output in zip(memory, pasts, outputs, strict=True):
+            states = torch.cat([past.hidden, output.kept], dim=1)
+            leaving = states[:, : states.shape[1] - kept.shape[1]]
+            if goal.mem_len and leaving.shape[1]:
+                kept[:, 0] += leaving.mean(1)
+        return memory
+
+
+class AddsLanes(TransformerXL):
+    """A memory whose lanes have the states of the lanes before, too."""
+
+    def remember(self, pasts, outputs, goal):
+        return [states.cumsum(0) for states in super().remember(pasts, outputs, goal)]
+
+
+class SixPositions(TransformerXL):
+    """A memory of six positions for every M above 0."""
+
+    def remember(self, pasts, outputs, goal):
+        """Keep six positions, or none."""
+        pairs = zip(pasts, outputs, strict=True)
+        return [update_memory(past.hidden, output.kept, mem_len=6 if goal.mem_len else 0) for past, output in pairs]
+
+    def full_memory(self, batch_size, mem_len):
+        return super().full_memory(batch_size, 6 if mem_len else 0)
+
+    def memory_is_full(self, memory, mem_len):
+        return super().memory_is_full(memory, 6 if mem_len else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneKeyMore(TransformerSettings):
+    """[model] of a memory that is said to have a slot in addition to M positions."""
+
+    def memory_keys(self, mem_len, compressed_len=None):
+        return mem_len + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RereadSlots(CompressiveSettings):
+    """[model] of a compressed memory that says its segments can be read again."""
+
+    supports_reread = True
 
 
 class AlternatingLength(TransformerXL):
@@ -482,7 +539,11 @@ BROKEN = [  # model, settings, a telling word of the error
     (CountsCalls, EverySecondSettings, "state of its own"),
     (EverySecondState, TransformerSettings, "keys_are_tokens"),
     (KeepsPadding, EverySecondSettings, "memory_skips_padding"),
-    (Resets, EverySecondSettings, "supports_reset"),
+    (AddsLeavingStates, TransformerSettings, "supports_reset"),
+    (AddsLanes, TransformerSettings, "no lane depends on another"),
+    (SixPositions, TransformerSettings, "depends on M"),
+    (TransformerXL, OneKeyMore, "memory_keys"),
+    (CompressiveTransformer, RereadSlots, "supports_reread"),
     (AlternatingLength, EverySecondSettings, "memory_keeps_length"),
     (ForgetsParts, EverySecondSettings, "contract of memory"),
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from txlcli.config.model_settings import ModelSettings
+from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
 from txlcli.core.architectures.registry import new_model, parameter_shapes
@@ -25,6 +25,7 @@ from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
+from txlcli.core.model.sublayers import make_feed_forward
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
@@ -66,6 +67,7 @@ class ArchitectureCheck(Rules):
         rule = "a model is made without data, on the meta device"
         self.attempt(parameter_shapes, rule, self.settings)
         self.check_layers()
+        self.attempt(self.check_feed_forward, "a feed-forward sublayer reads hidden states (B, L, d)")
         rule = (
             "a training step runs on tensors without data, whose memory `txl train` counts: it reads no value of them"
         )
@@ -74,6 +76,7 @@ class ArchitectureCheck(Rules):
         for seg_len, mem_len in itertools.product(SEGMENT_LENGTHS, self.memory_lengths):
             rule = f"forward reads one segment of {seg_len} after another, with M = {mem_len}"
             self.attempt(self.check_memory, rule, seg_len, mem_len)
+        self.attempt(self.check_memory_lengths, "a full memory is made for each M")
         self.attempt(self.check_keys, "the keys of a memory belong to tokens (keys_are_tokens)")
         self.attempt(self.check_causality, "forward reads any tokens")
         for seg_len in SEGMENT_LENGTHS:
@@ -85,6 +88,7 @@ class ArchitectureCheck(Rules):
         self.attempt(self.check_gradients, rule)
         self.attempt(self.check_padded_rows, "rows of hidden states are padded (reads_padded_rows)")
         self.attempt(self.check_resets, "documents begin within segments (train.reset_at_documents)")
+        self.attempt(self.check_rereading, "segments are read again (train.reread_len)")
         self.attempt(self.check_training, "a training run is saved and resumed")
         self.attempt(self.check_fixed_places, "a step runs on tensors of fixed places, as a CUDA graph takes it")
         self.attempt(self.check_padding, "a padded segment is trained on (train.seg_len_jitter)")
@@ -106,6 +110,15 @@ class ArchitectureCheck(Rules):
                 _, number, of_layer = name.split(".", 2)
                 layers[int(number)][of_layer] = shape
         self.require(layers[0] == layers[1] == layers[2], rule, "layers with different weights")
+
+    def check_feed_forward(self) -> None:
+        """Check the shape that the feed-forward sublayer returns."""
+        if not isinstance(self.settings, TransformerSettings):
+            return
+        hidden = torch.zeros(B, L, self.settings.d_model)
+        given = make_feed_forward(self.settings)(hidden)
+        rule = "a feed-forward sublayer maps hidden states (B, L, d) to (B, L, d)"
+        self.require(given.shape == hidden.shape, rule, f"shape {tuple(given.shape)}, not {tuple(hidden.shape)}")
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """Return a model in evaluation mode, each of whose weights is large enough to matter."""
@@ -178,6 +191,28 @@ class ArchitectureCheck(Rules):
         rule = f"full_memory has the shapes of a memory after a long text in segments of {seg_len}, with M = {mem_len}"
         self.require(full in full_shapes, rule, f"{full}, not {shapes}")
 
+    def check_memory_lengths(self) -> None:
+        """Check that the length of a full memory depends on M, and that its keys are as many as memory_keys says."""
+        if self.settings.recurrent_state:
+            return
+        model = self.model()
+        if self.settings.attention_window is None:
+            shortest = min(self.memory_lengths)
+            longest = max(self.memory_lengths)
+            shapes = []
+            for mem_len in (shortest, longest):
+                shapes.append([tuple(tensor.shape) for tensor in model.full_memory(B, mem_len)])
+            rule = "the length of the memory depends on M, or the settings have recurrent_state = True"
+            found = f"full_memory has the shapes {shapes[0]} for M = {shortest} and for M = {longest}"
+            self.require(shapes[0] != shapes[1], rule, found)
+        if not isinstance(model, TransformerXL) or self.settings.has_slots:
+            return  # positions that do not make a whole slot are further keys
+        for mem_len in self.memory_lengths:
+            given = model.pasts(model.full_memory(B, mem_len), mem_len)[0].length
+            expected = self.settings.visible_memory(self.settings.memory_keys(mem_len))
+            rule = f"memory_keys (settings) is the number of keys of a full memory, with M = {mem_len}"
+            self.require(given == expected, rule, f"{given} keys, not {expected}")
+
     @torch.no_grad()
     def check_keys(self) -> None:
         """Check that each key of a memory depends on the token at its distance, as keys_are_tokens declares."""
@@ -211,8 +246,9 @@ class ArchitectureCheck(Rules):
             hidden, _ = self.read_segments(model, changed)
             rule = "a hidden state depends on no later token"
             self.require_equal(hidden[:, :position], expected[:, :position], rule)
-        alone, _ = self.read_segments(model, tokens[:1])
-        self.require_equal(alone, expected[:1], "no lane depends on another")
+        for lane in range(B):
+            alone, _ = self.read_segments(model, tokens[lane : lane + 1])
+            self.require_equal(alone, expected[lane : lane + 1], "no lane depends on another")
 
     def check_reading(self, seg_len: int) -> None:
         """Check that readers give what `forward` gives, by segments and by parts of them."""
@@ -354,7 +390,7 @@ class ArchitectureCheck(Rules):
         model = self.model()
         if self.settings.reset_obstacle is not None or not model.supports_reset:
             return
-        count = 3 * L
+        count = 6 * L  # so that positions of the second documents leave the memory
         tokens = draw_tokens(B, count + 1)
         begins = torch.arange(B)[:, None] + L + 1  # of the second document of each lane
         position = torch.arange(count)
@@ -383,6 +419,25 @@ class ArchitectureCheck(Rules):
             total += model.losses(hidden, tokens[None, first + 1 : stop + 1]).sum()
             first = stop
         return total
+
+    @torch.no_grad()
+    def check_rereading(self) -> None:
+        """Check that a memory ends before the positions that the next segment reads again."""
+        if not self.settings.supports_reread or self.settings.absolute_positions:
+            return
+        model = self.model()
+        reread_len = L // 2
+        goal = Objective(mem_len=self.mem_len, reread_len=reread_len)
+        tokens = draw_tokens(B, 4 * L)
+        memory = model.first_memory(B, self.mem_len)
+        for first in range(0, 4 * L, L):
+            predicted = tokens[:, first : first + L]
+            read = tokens[:, max(0, first - reread_len) : first + L]
+            _, expected = model(read[:, :-reread_len], memory, mem_len=self.mem_len)
+            _, _, memory = model.objective(read, predicted, memory, goal)
+            rule = "the memory leaves out the tokens that the next segment reads again, or supports_reread is false"
+            for own, other in zip(memory, expected, strict=True):
+                self.require_equal(own, other, rule)
 
     def check_training(self) -> None:
         """Check that a resumed training run equals a whole one, and that a file has all weights."""

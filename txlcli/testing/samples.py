@@ -41,7 +41,7 @@ SMALL = {
     "d_model": 12,
     "n_heads": 3,
     "d_head": 8,
-    "d_inner": 18,
+    "d_inner": 21,  # two thirds of it, the width of a gate, are not d_model
     "n_positions": L + JITTER_MARGIN,
     "compressed_len": 3,
     "compression_rate": 2,
