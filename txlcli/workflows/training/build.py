@@ -121,9 +121,10 @@ class Builder:
         if request.options.begin_from is not None:
             weights = initial_weights.read(request.options.begin_from, request.settings.model, store, self.workspace)
         self._agree(weights.checkpoint if weights else None)
-        run = new_run(request, Path(), store, weights)  # rejects a model that cannot be made
-        segments, valid = read_splits(run.settings, store, reporter)
-        run = replace(run, directory=self._claim_directory(files))  # after all checks, since it makes a directory
+        registry.count_parameters(request.settings.model, store.vocab.size)  # rejects a model that cannot be made
+        segments, valid = read_splits(request.settings, store, reporter)
+        directory = self._claim_directory(files)  # writes the file of a lock, so that these checks come first
+        run = new_run(request, directory, store, weights)
         plan = self._plan(run, segments)
         reporter.say(f"training {plan}")
         for note in plan.notes:
