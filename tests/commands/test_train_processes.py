@@ -12,7 +12,7 @@ import pytest
 from torch import distributed
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, done, json_of, names_in, refusal, reports, start, wait_for
+from tests.commands.novel import ENDLESS, contents, done, json_of, names_in, refusal, reports, start, wait_for
 from tests.commands.processes import (
     TORCHRUN,
     ended,
@@ -257,14 +257,11 @@ def test_a_run_that_is_replaced_is_not_resumed_if_its_replacement_is_killed_befo
     assert names_in(Path("runs")).count("tiny-2") == 0
 
 
-@pytest.mark.slow
-def test_restarts_resume_no_other_run_of_the_same_name(here):
-    done("train", "tiny.toml", "--max-steps", 3)
-    before = last_step()
-    process = start("train", "tiny.toml", "--name", "tiny", "--device", "cpu", "--restarts", 1)
-    _, stderr = ended(process, 1)
-    assert "exists" in stderr[-1]
-    assert last_step() == before
+def test_a_name_that_is_taken_is_rejected_before_processes_that_may_restart(here):
+    before = contents(here / "runs/byte")
+    error = refusal("train", "tiny.toml", "--name", "byte", "--restarts", 1, code=1)
+    assert error.startswith("runs/byte exists; choose another --name")
+    assert contents(here / "runs/byte") == before
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import typer
 from txlcli import console
 from txlcli.commands.options import Json, argument
 from txlcli.errors import UsageError
-from txlcli.runs import lifecycle
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.training.options import LaunchOptions, TrainOptions
@@ -55,10 +54,8 @@ def _start_processes(request: Request, launch: LaunchOptions, workspace: Workspa
     train = request.settings.train
     train.check_processes(launch.processes)
     if launch.restarts and request.resumed is None:  # they resume the run of this name
-        name = request.run_name
+        name = next(request.directories(workspace.runs_dir)).name
         if request.options.name is None:
-            if not request.options.force:
-                name = next(lifecycle.free_directories(workspace.runs_dir, name)).name
             arguments = [*arguments, "--name", name]
         remember_earlier_run(name, workspace.runs_dir)
     return launcher.start_processes(

@@ -61,7 +61,7 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
     """
     settings = request.settings
     if request.resumed is None and launcher.is_main():
-        new_directories(request, workspace.runs_dir)  # rejects a name that is taken
+        request.check_free(workspace.runs_dir)
         # Before the processes meet, since it may take long:
         preparing.prepare_if_missing(settings.corpus.store, workspace.data_dir, workspace.reporter)
     device = pick_device(workspace.device)
@@ -74,19 +74,6 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
             yield builder.begin(files)
         else:
             yield builder.resume(request.resumed, files)
-
-
-def new_directories(request: Request, runs_dir: Path) -> Iterator[Path]:
-    """Return directories for a new run: the one that is asked for, or all free ones with the name of the recipe.
-
-    Raises a RunError if the one that is asked for is taken.
-    """
-    options = request.options
-    if options.name is None and not options.force:
-        return lifecycle.free_directories(runs_dir, request.run_name)
-    directory = runs_dir / request.run_name
-    lifecycle.check_free(directory, force=options.force)
-    return iter([directory])
 
 
 def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
@@ -163,7 +150,7 @@ class Builder:
         """Return the directory of a new run, which rank 0 makes and locks."""
 
         def claim() -> str:
-            claimed = lifecycle.claimed(new_directories(self.request, self.workspace.runs_dir))
+            claimed = lifecycle.claimed(self.request.directories(self.workspace.runs_dir))
             return str(files.enter_context(claimed))
 
         return Path(self.world.from_rank_0(claim))

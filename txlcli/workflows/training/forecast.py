@@ -22,7 +22,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.training import initial_weights, out_of_memory
-from txlcli.workflows.training.build import check_device, new_directories, new_run
+from txlcli.workflows.training.build import check_device, new_run
 from txlcli.workflows.training.plan import Plan
 from txlcli.workflows.training.resolve import Request
 from txlcli.workflows.training.text import read_splits
@@ -127,7 +127,7 @@ def run(request: Request, workspace: Workspace, *, processes: int, measures: boo
 def planned(request: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
     """Check a training run as `build.built` does, except for its device, and plan it."""
     settings = request.settings
-    directory = next(new_directories(request, workspace.runs_dir))
+    directory = next(request.directories(workspace.runs_dir))
     store = _store_if_prepared(settings, workspace)
     begin_from = request.options.begin_from
     if store is not None and begin_from is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,11 +45,28 @@ class Request:
 
     recipe_name: str
     run_name: str
-    """Name of a new run; -2, -3 and so on follow it where it is taken."""
+    """Name of a new run; see `is_numbered`."""
     settings: Settings
     options: TrainOptions
     resumed: Run | None = None
     """The run to resume, as it was stopped; None for a new run."""
+
+    @property
+    def is_numbered(self) -> bool:
+        """True if -2, -3 and so on follow the name of a new run where it is taken."""
+        return self.options.name is None and not self.options.force
+
+    def check_free(self, runs_dir: Path) -> None:
+        """Reject a new run whose name is taken, unless it is numbered."""
+        if not self.is_numbered:
+            lifecycle.check_free(runs_dir / self.run_name, force=self.options.force)
+
+    def directories(self, runs_dir: Path) -> Iterator[Path]:
+        """Return directories for a new run: the one of its name, or all free ones if it is numbered."""
+        self.check_free(runs_dir)
+        if self.is_numbered:
+            return lifecycle.free_directories(runs_dir, self.run_name)
+        return iter([runs_dir / self.run_name])
 
     def with_seeds(self, count: int, runs_dir: Path) -> list["Request"]:
         """Return one run per seed, from the seed of the settings on; the name of each must be free."""
@@ -58,10 +76,11 @@ class Request:
         requests = []
         for seed in range(train.seed, train.seed + count):
             name = f"{self.run_name}-seed{seed}"
-            lifecycle.check_free(runs_dir / name, force=self.options.force)
             settings = self.settings.with_train(seed=seed)
             options = replace(self.options, name=name)
-            requests.append(replace(self, run_name=name, settings=settings, options=options))
+            request = replace(self, run_name=name, settings=settings, options=options)
+            request.check_free(runs_dir)
+            requests.append(request)
         return requests
 
 
