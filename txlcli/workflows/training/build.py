@@ -39,8 +39,6 @@ from txlcli.workflows.training.resolve import Request
 from txlcli.workflows.training.text import read_splits
 from txlcli.workflows.workspace import Workspace, explain_attention
 
-Beginning = Checkpoint | InitialWeights | None
-"""Checkpoint to resume from, or weights of another run; None for new weights."""
 LR_JUMP = 1.1
 """Factor between the learning rates of two steps from which a resumed run reports it."""
 
@@ -71,7 +69,7 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
         store = workspace.open_store(settings.corpus.store)
         builder = Builder(request, workspace, device, world, store)
         if request.resumed is None:
-            yield builder.begin(files)
+            yield builder.start(files)
         else:
             yield builder.resume(request.resumed, files)
 
@@ -99,7 +97,7 @@ class Builder:
     world: World
     store: TokenStore
 
-    def begin(self, files: ExitStack) -> Job:
+    def start(self, files: ExitStack) -> Job:
         """Build the training of a new run; `files` keeps its directory locked, and removes it without a checkpoint."""
         request = self.request
         reporter = self.workspace.reporter
@@ -116,7 +114,7 @@ class Builder:
         reporter.say(f"training {plan}")
         for note in plan.notes:
             reporter.say(note)
-        training = self._build(plan, segments, valid, weights)
+        training = self._build(plan, segments, valid, weights=weights)
         if self.world.is_rank_zero:
             created = lifecycle.created(run, store.vocab.to_json(), force=request.options.force)
             files.enter_context(created)
@@ -134,7 +132,7 @@ class Builder:
         run = _with_settings(stopped, request.settings, saved.state["step"])
         segments, valid = read_splits(run.settings, self.store, reporter)
         plan = self._plan(run, segments)
-        training = self._build(plan, segments, valid, saved)
+        training = self._build(plan, segments, valid, saved=saved)
         _check_resumed(run, stopped, training, request.options.max_steps)
         _report_changes(run, stopped, training.step, reporter)
         if self.world.is_rank_zero:
@@ -177,12 +175,17 @@ class Builder:
         )
 
     def _build(
-        self, plan: Plan, segments: TrainingSegments, valid: ValidationText | None, begin: Beginning
+        self,
+        plan: Plan,
+        segments: TrainingSegments,
+        valid: ValidationText | None,
+        *,
+        saved: Checkpoint | None = None,
+        weights: InitialWeights | None = None,
     ) -> Training:
-        """Build the training of a run from new weights, weights of another run or a checkpoint; nothing is written."""
+        """Build the training of a run from a checkpoint, weights of another run or new ones; nothing is written."""
         run = plan.run
         reporter = self.workspace.reporter
-        saved = begin if isinstance(begin, Checkpoint) else None
         explain_attention(run.settings, self.device, reporter)
         train = decide_compile(plan, saved, self.world, reporter)
         identity = {
@@ -196,7 +199,7 @@ class Builder:
         saver = Saver(run.directory, identity)
         out_of_memory.warn(plan, reporter)
         with out_of_memory.explained(plan):
-            model = _make_model(run, train, begin, self.device)
+            model = _make_model(run, train, saved, weights, self.device)
             training = Training(model, train, segments, valid, saver, self.world)
             if saved is not None:
                 training.restore(saved)
@@ -232,16 +235,18 @@ def new_run(request: Request, directory: Path, store: TokenStore | None, weights
     )
 
 
-def _make_model(run: Run, train: TrainSettings, begin: Beginning, device: torch.device) -> LanguageModel:
-    """Make the model of a run with the weights that its training begins with."""
+def _make_model(
+    run: Run, train: TrainSettings, saved: Checkpoint | None, weights: InitialWeights | None, device: torch.device
+) -> LanguageModel:
+    """Make the model of a run with the weights of a checkpoint, of another run, or new ones."""
     if train.parallel == "fsdp":  # the device is to hold a part of the weights
         device = torch.device("cpu")
     model_settings = run.settings.model
-    if isinstance(begin, Checkpoint):
-        return checkpoint.build_model(model_settings, run.vocab_size, begin).to(device)
+    if saved is not None:
+        return checkpoint.build_model(model_settings, run.vocab_size, saved).to(device)
     model = new_model(model_settings, run.vocab_size, seed=train.seed, device=device)
-    if begin is not None:
-        begin.copy_into(model)
+    if weights is not None:
+        weights.copy_into(model)
     return model
 
 

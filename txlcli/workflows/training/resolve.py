@@ -45,7 +45,7 @@ class Request:
 
     recipe_name: str
     run_name: str
-    """Name of a new run; see `is_numbered`."""
+    """Name of the run; see `is_numbered`."""
     settings: Settings
     options: TrainOptions
     resumed: Run | None = None
@@ -90,80 +90,81 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
     A run with these settings can be trained here up to the last step. After `restarts` of its processes, a run that
     has begun is resumed, if the options name it; its limits stay, and it is not profiled again.
     """
-    if source is not None and options.resume is not None:
-        raise UsageError("`resume` continues a run with its own recipe; leave out the recipe")
-    if source is None:
-        request = _of_run(options.changes, options, workspace.runs_dir)
+    runs_dir = workspace.runs_dir
+    if options.resume is not None:
+        if source is not None:
+            raise UsageError("`resume` continues a run with its own recipe; leave out the recipe")
+        request = _resumed(run_directory.find(options.resume, runs_dir), options)
+    elif source is not None:
+        request = _of_source(source, options, workspace)
+    elif options.begin_from is not None:
+        request = _with_settings_of(run_directory.find(options.begin_from, runs_dir), options)
     else:
-        source = source.removesuffix("/")  # a shell completes the name of a store by the folder of its text
-        unit = _unit_of_store(source, workspace.data_dir)
-        if unit is None:
-            request = _of_recipe(source, options.changes, options)
-        else:
-            request = _of_store(source, unit, options, workspace)
+        raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume` or `begin_from`")
     if restarts:
         workspace.reporter.say(f"a process was lost; all processes were started again (restart {restarts})")
-        begun = _begun(request, workspace.runs_dir)
-        if begun is not None:
+        run = _restarted_run(request, runs_dir)
+        if run is not None:
             resume = TrainOptions(
-                resume=str(begun.directory), max_steps=options.max_steps, max_minutes=options.max_minutes
+                resume=str(run.directory), max_steps=options.max_steps, max_minutes=options.max_minutes
             )
-            request = _of_run([], resume, workspace.runs_dir)
+            request = _resumed(run, resume)
         request = replace(request, options=replace(request.options, profile=None))
     options.check_steps(request.settings.train.max_steps)
     trackers.check_packages(request.settings.log)
     return request
 
 
-def _of_store(store: str, unit: str, options: TrainOptions, workspace: Workspace) -> Request:
-    """Resolve the name of a token store: the small recipe of its unit, or the settings of a run, on this text."""
-    changes = [f"corpus.store={store}", *options.changes]
-    explanation = f"{store} is a token store (unit {unit})"
-    if options.begin_from:
+def _of_source(source: str, options: TrainOptions, workspace: Workspace) -> Request:
+    """Resolve a recipe, or the name of a token store: the small recipe of its unit, or a run's settings, on it."""
+    source = source.removesuffix("/")  # a shell completes the name of a store by the folder of its text
+    unit = _unit_of_store(source, workspace.data_dir)
+    if unit is None:
+        return _of_recipe(source, options)
+    options = replace(options, overrides=(f"corpus.store={source}", *options.overrides))
+    explanation = f"{source} is a token store (unit {unit})"
+    if options.begin_from is not None:
         workspace.reporter.say(f"{explanation}: training with the settings of {options.begin_from} on it")
-        return _of_run(changes, options, workspace.runs_dir, new_name=store)
+        run = run_directory.find(options.begin_from, workspace.runs_dir)
+        return _with_settings_of(run, options, new_name=source)
     name = RECIPES[unit]
     workspace.reporter.say(f'{explanation}: training a small model on it, with the settings of the recipe "{name}"')
-    return _of_recipe(name, changes, options, new_name=store)
+    return _of_recipe(name, options, new_name=source)
 
 
-def _of_recipe(source: str, changes: list[str], options: TrainOptions, new_name: str | None = None) -> Request:
+def _of_recipe(source: str, options: TrainOptions, new_name: str | None = None) -> Request:
     """Resolve a recipe, a file or the name of a packaged one, with changes of its settings."""
     name, text = recipe.read_text(source)
-    settings = recipe.resolve_text(text, source, changes)
+    settings = recipe.resolve_text(text, source, options.changes)
     run_name = options.name or new_name or name
     return Request(recipe_name=name, run_name=run_name, settings=settings, options=options)
 
 
-def _of_run(changes: list[str], options: TrainOptions, runs_dir: Path, new_name: str | None = None) -> Request:
-    """Resolve the settings, with changes, of the run to resume or of the run whose weights a new one begins with."""
-    run_name = options.resume or options.begin_from
-    if run_name is None:
-        raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume` or `begin_from`")
-    run = run_directory.find(run_name, runs_dir)
-    if options.resume and run.weights is not None:
-        instead = f"resume {run.directory}, or begin another run with `begin_from` {run.weights}"
-        raise UsageError(f"`resume` {run.weights}: only the last checkpoint of a run can be resumed; {instead}")
-    before = recipe.to_table(run.settings)
-    settings = recipe.resolve(before, str(run.directory), changes)
-    if options.resume:
-        for key in recipe.differences([before, recipe.to_table(settings)]):
-            if key in FIXED_KEYS or key.startswith(("corpus.", "model.")):
-                message = f"`overrides` {key}: a resumed run keeps its {key}; start a new run instead"
-                raise RecipeError(message, setting=key)
-    elif settings.train.max_steps == 1:  # as an import without a recipe says
+def _with_settings_of(run: Run, options: TrainOptions, new_name: str | None = None) -> Request:
+    """Resolve a new run with the settings, with changes, of the run whose weights it begins with."""
+    settings = recipe.resolve(recipe.to_table(run.settings), str(run.directory), options.changes)
+    if settings.train.max_steps == 1:  # as an import without a recipe says
         raise RecipeError(
             f"{run.directory} does not tell how to train; name a recipe with the same model, or add `overrides` "
             "train.max_steps=N, and others such as train.batch_size",
             setting="train.max_steps",
         )
-    return Request(
-        recipe_name=run.recipe_name,
-        run_name=options.name or new_name or run.recipe_name,
-        settings=settings,
-        options=options,
-        resumed=run if options.resume else None,
-    )
+    run_name = options.name or new_name or run.recipe_name
+    return Request(recipe_name=run.recipe_name, run_name=run_name, settings=settings, options=options)
+
+
+def _resumed(run: Run, options: TrainOptions) -> Request:
+    """Resolve the settings, with changes, of a run to resume."""
+    if run.weights is not None:
+        instead = f"resume {run.directory}, or begin another run with `begin_from` {run.weights}"
+        raise UsageError(f"`resume` {run.weights}: only the last checkpoint of a run can be resumed; {instead}")
+    before = recipe.to_table(run.settings)
+    settings = recipe.resolve(before, str(run.directory), options.changes)
+    for key in recipe.differences([before, recipe.to_table(settings)]):
+        if key in FIXED_KEYS or key.startswith(("corpus.", "model.")):
+            message = f"`overrides` {key}: a resumed run keeps its {key}; start a new run instead"
+            raise RecipeError(message, setting=key)
+    return Request(recipe_name=run.recipe_name, run_name=run.name, settings=settings, options=options, resumed=run)
 
 
 def _unit_of_store(source: str, data_dir: Path) -> str | None:
@@ -197,8 +198,8 @@ def remember_earlier_run(name: str, runs_dir: Path) -> None:
             os.environ[EARLIER_RUN] = run_directory.find(name, runs_dir).id or ""
 
 
-def _begun(request: Request, runs_dir: Path) -> Run | None:
-    """Return the run of a request if its processes have begun it and saved a checkpoint."""
+def _restarted_run(request: Request, runs_dir: Path) -> Run | None:
+    """Return the run of a request if its processes, before they were started again, have saved a checkpoint."""
     name = request.options.name
     if name is None or not run_directory.is_run(name, runs_dir):
         return None
