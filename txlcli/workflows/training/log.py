@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txlcli.core.training.reports import Report, StepReport, ValidReport
+from txlcli.errors import TxlError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.system.plain_json import as_json
@@ -21,6 +22,24 @@ Line = dict[str, Any]
 OnReport = Callable[[Line], None]
 
 
+class SilentLog:
+    """Log of the other processes than rank 0: writes and shows nothing."""
+
+    failure: Exception | None = None
+    """See `TrainingLog`."""
+    mfu: float | None = None
+    """See `TrainingResult`."""
+
+    def record(self, report: Report) -> None:
+        """Drop a report."""
+
+    def show_step(self, step: int) -> None:
+        """Show nothing."""
+
+    def show_scored(self, tokens: int) -> None:
+        """Show nothing."""
+
+
 @dataclass(kw_only=True)
 class TrainingLog:
     """Writes the reports of a training run to metrics.jsonl, passes them on, and shows its progress."""
@@ -33,6 +52,8 @@ class TrainingLog:
     on_report: OnReport | None = None
     clock: ShareClock | None = None
     """Measures if other programs keep the threads of the steps waiting, until the user is told; None does not."""
+    failure: OSError | TxlError | None = None
+    """Why a report could not be recorded, such as a full disk, or a reader of stdout that has left; none follows it."""
     mfu: float | None = None
     """See `TrainingResult`."""
     path: str = ""
@@ -43,7 +64,14 @@ class TrainingLog:
     """Last validation."""
 
     def record(self, report: Report) -> None:
-        """Write a report to metrics.jsonl, pass it on, and show it."""
+        """Write a report to metrics.jsonl, pass it on, and show it; keep an error as the `failure`."""
+        if self.failure is None:
+            try:
+                self._record(report)
+            except (OSError, TxlError) as error:
+                self.failure = error
+
+    def _record(self, report: Report) -> None:
         run = self.plan.run
         line = as_line(report, run.metric)
         if isinstance(report, StepReport):

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -24,7 +24,7 @@ from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.result import Result
 from txlcli.workflows.training import out_of_memory, trackers
 from txlcli.workflows.training.build import Job, built
-from txlcli.workflows.training.log import OnReport, TrainingLog
+from txlcli.workflows.training.log import OnReport, SilentLog, TrainingLog
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.plan import Plan
 from txlcli.workflows.training.resolve import Request, resolve
@@ -104,51 +104,46 @@ def _take_steps(
     """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
     training = job.training
     limit_s = None if options.max_minutes is None else 60 * options.max_minutes
-    failures: list[Exception] = []
-    should_stop = _stop_condition(caught, failures, limit_s)
-    profiler = _profiler(job.plan, training, options.profile) if options.profile else None
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+    profiler = None
+    if options.profile is not None:  # in every process, so that all reject steps that do not fit
+        profiler = _profiler(job.plan, training, options.profile)
     with _opened_log(job, reporter, on_report, limit_s) as log:
-        on_step = [log.show_step] if log else []
-        if log and profiler:
+        on_step = [log.show_step]
+        if profiler and training.world.is_rank_zero:
             on_step.append(profiler.on_step)
         try:
             _say_notes(training, reporter)
             for report in training.run(
                 report_every=job.plan.run.settings.log.every,
-                should_stop=should_stop,
+                should_stop=_stop_condition(caught, log, deadline),
                 until_step=job.plan.until_step,
-                on_valid_tokens=log.show_scored if log else None,
+                on_valid_tokens=log.show_scored,
                 on_step=on_step,
             ):
                 _say_notes(training, reporter)
-                try:
-                    if log and not failures:
-                        log.record(report)
-                except (OSError, TxlError) as error:  # the reader of stdout has left, or the disk is full
-                    failures.append(error)
+                log.record(report)
         except TxlError:
-            if not failures:
+            if log.failure is None:  # else this error has the same cause, such as a full disk
                 raise
         finally:
             if profiler:
                 profiler.stop()
-        if failures:
-            raise failures[0]  # all processes have saved, if they could
-    mfu = log.mfu if log else None
-    profile = profiler.result if profiler else None
-    return mfu, profile
+        if log.failure:
+            raise log.failure  # all processes have saved, if they could
+    return log.mfu, profiler.result if profiler else None
 
 
-def _stop_condition(caught: list[int], failures: Sequence[Exception], limit_s: float | None) -> Callable[[], bool]:
-    """Return a function that is true after a signal, a failure or the time limit; a lost launcher counts as SIGTERM."""
-    deadline = math.inf
-    if limit_s is not None:
-        deadline = time.monotonic() + limit_s
+def _stop_condition(caught: list[int], log: TrainingLog | SilentLog, deadline: float) -> Callable[[], bool]:
+    """Return a function that is true after a signal, a failure of the log or the deadline.
+
+    A lost launcher counts as SIGTERM.
+    """
 
     def should_stop() -> bool:
         if launcher.is_orphan() and not caught:
             caught.append(signal.SIGTERM)
-        return bool(caught or failures) or time.monotonic() >= deadline
+        return bool(caught or log.failure) or time.monotonic() >= deadline
 
     return should_stop
 
@@ -156,12 +151,12 @@ def _stop_condition(caught: list[int], failures: Sequence[Exception], limit_s: f
 @contextmanager
 def _opened_log(
     job: Job, reporter: Reporter, on_report: OnReport | None, limit_s: float | None
-) -> Iterator[TrainingLog | None]:
-    """Open the trackers and the progress of a training run; None for other processes than rank 0."""
+) -> Iterator[TrainingLog | SilentLog]:
+    """Open the trackers and the progress of a training run; only rank 0 has them."""
     plan = job.plan
     step = job.training.step
     if not job.training.world.is_rank_zero:
-        yield None
+        yield SilentLog()
         return
     clock = None
     if plan.device.type == "cpu" and torch.get_num_threads() > 1:
