@@ -74,6 +74,8 @@ def test_a_wrong_choice_is_answered_with_the_word_that_was_meant():
 
 WRONG_NAMES = [
     *(f"{command} nowhere".split() for command in ("eval", "generate", "train", "prepare", "speed")),
+    *(f"{command} nowhere".split() for command in ("probe", "attention", "recl", "runs show", "runs report")),
+    *([command, "nowhere", "in", "out"] for command in ("compress", "decompress")),
     *(["train", "--resume", "nowhere"], ["export", "nowhere", "folder"], ["speed", "--attn-len", "long"]),
 ]
 

@@ -7,6 +7,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.options import Json, argument
+from txlcli.runs import run_directory
 from txlcli.workflows.compress_options import CompressOptions, DecompressOptions
 from txlcli.workflows.workspace import CpuWorkspace, Workspace
 
@@ -32,6 +33,7 @@ def compress(
 
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
+    run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import compress as workflow
 
     result = workflow.compress(run_name, source, target, options, workspace)
@@ -53,6 +55,7 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
+    run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import compress as workflow
 
     result = workflow.decompress(run_name, source, target, options, workspace)

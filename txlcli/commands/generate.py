@@ -10,6 +10,7 @@ from typer import Option
 from txlcli import console
 from txlcli.commands.options import Json, Run
 from txlcli.errors import CorpusInputError, TxlError, UsageError, VocabularyError
+from txlcli.runs import run_directory
 from txlcli.system.input_files import MAX_SETTINGS
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.reporter import Reporter
@@ -42,6 +43,7 @@ def generate(
 
     Example: txl generate --prompt "def main(" --tokens 300
     """
+    run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     if interactive:
         others = ("prompt", "prompt_ids", "at", "context", "reference", "samples", "out")
         options.exclude(*others, because="--interactive asks for prompts")

@@ -92,7 +92,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of a command that is a class of options by one flag for each of them, and add --quiet.
 
     The command receives the object, a workspace with the terminal as its reporter; interrupted runs are recovered
-    before it begins, and the run that `run_name` selects is there.
+    before it begins.
     """
     classes: dict[str, type[Options]] = {}
     parameters: list[Parameter] = []
@@ -118,8 +118,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = options
             if isinstance(options, RunsDir) and launcher.is_main():
                 lifecycle.recover(options.runs_dir, console.say)
-                if "run_name" in values:  # a wrong name is reported before PyTorch is imported
-                    run_directory.find(values["run_name"], options.runs_dir)
         command(**values)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

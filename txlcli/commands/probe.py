@@ -6,6 +6,7 @@ from txlcli import console
 from txlcli.commands.options import Json, Run, write_figure
 from txlcli.paper.metrics import bits
 from txlcli.report import figures
+from txlcli.runs import run_directory
 from txlcli.workflows.probe_options import ProbeOptions
 from txlcli.workflows.workspace import RunWorkspace
 
@@ -29,6 +30,7 @@ def probe(
 
     Example: txl probe --plot probe.png
     """
+    run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import probe as workflow
 
     result = workflow.run(run_name, options, workspace)

@@ -61,9 +61,9 @@ class RunReport(Result):
 
 def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> RunReport:
     """Write the report of a run, by default the most recent one."""
+    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.report import pages
 
-    run = run_directory.find(run_name, workspace.runs_dir)
     directory = _make_directory(options.out or run.directory / "report", force=options.force)
     past = history.read(run)
     missing: dict[str, str] = {}
