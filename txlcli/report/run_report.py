@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txlcli import __version__
@@ -75,8 +75,7 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
         except TxlError as error:
             missing[part] = str(error)
             section = ReportSection(notes=[with_flags(str(error))])
-        section.title = title
-        return section
+        return replace(section, title=title)
 
     facts = describe(summaries.summarize(past))
     if run.weights is not None:

@@ -4,7 +4,7 @@ import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txlcli import __version__
@@ -136,16 +136,20 @@ def _make(name: str, runner: Runner) -> ReportSection:
     """Make an item, and describe how it was made."""
     started = time.monotonic()
     section = ITEMS[name](runner, name)
+    notes = section.notes
     if parts(name):
-        section.notes.insert(0, runner.scale.description)
-    section.name = name
-    section.title = TITLES[name]
-    section.commands = runner.commands
-    section.readings = runner.readings
-    section.seconds = time.monotonic() - started
-    section.scale = runner.scale.name
-    section.hardware = runner.machine
-    return section
+        notes = [runner.scale.description, *notes]
+    return replace(
+        section,
+        name=name,
+        title=TITLES[name],
+        notes=notes,
+        commands=runner.commands,
+        readings=runner.readings,
+        seconds=time.monotonic() - started,
+        scale=runner.scale.name,
+        hardware=runner.machine,
+    )
 
 
 def _make_directory(directory: Path) -> None:

@@ -68,11 +68,19 @@ class Runner:
     recl_results: ReclResults = field(default_factory=dict)
     """Results of `txl recl` by group, which several items share."""
 
-    def __post_init__(self) -> None:
-        self.commands: list[str] = []
-        self.readings: list[str] = []  # settings of the evaluations, in sentences, each once
-        self.directory = self.options.directory
-        self.seeds = seeds_of(self.options)
+    commands: list[str] = field(default_factory=list)
+    readings: list[str] = field(default_factory=list)
+    """Settings of the evaluations, in sentences, each once."""
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the report."""
+        return self.options.directory
+
+    @property
+    def seeds(self) -> range:
+        """Seeds of the training runs of each model."""
+        return seeds_of(self.options)
 
     @property
     def averaged(self) -> str:

@@ -79,7 +79,7 @@ class Grid:
     caption: str = ""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReportSection:
     """One table or figure of the paper, reproduced."""
 
