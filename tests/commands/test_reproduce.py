@@ -121,7 +121,7 @@ def test_the_frontier_compares_all_models_in_all_seeds(state, seeds):
             assert len(own["values"]) == seeds
             assert cell.startswith(f"{sum(own['values']) / seeds:.3f}")
         assert data[1]["longer"] is None
-    assert ["RMT, 10 memory tokens, 3 segments, L = 150", "151M", "wt103", "25.04 ppl"] in [
+    assert ["RMT, 10 memory tokens, depth 3, L = 150", "151M", "wt103", "25.04 ppl"] in [
         row[:4] for row in published["rows"]
     ]
     evaluated = json_of("eval", "tiny-frontier-window-rotary-paper-1111", "--mem-len", 5, "--positions", 40)
