@@ -302,7 +302,8 @@ def test_settings_that_do_not_suit_each_other_are_rejected(row):
 
 
 def test_distances_of_a_compressed_memory_count_its_slots():
-    assert resolve("compressive", "eval.compressed_len=9").evaluation_settings().max_distance == 6 + 7 + 5
+    settings = resolve("compressive", "eval.compressed_len=9").evaluation_settings()
+    assert settings.max_distance == 6 + 8 + 5  # M = 7 with a rate of 2 keeps 8 positions
 
 
 @pytest.mark.parametrize(("window", "mem_len"), [(6, 0), (2, 0), (7, 7)])

@@ -405,7 +405,7 @@ class CompressiveSettings(TransformerSettings):
         if mem_len == 0:
             return 0
         slots = self.compressed_len if compressed_len is None else compressed_len
-        return mem_len + slots
+        return self.full_len(mem_len) + slots
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,8 +205,8 @@ class ArchitectureCheck(Rules):
             rule = "the length of the memory depends on M, or the settings have recurrent_state = True"
             found = f"full_memory has the shapes {shapes[0]} for M = {shortest} and for M = {longest}"
             self.require(shapes[0] != shapes[1], rule, found)
-        if not isinstance(model, TransformerXL) or self.settings.has_slots:
-            return  # positions that do not make a whole slot are further keys
+        if not isinstance(model, TransformerXL):
+            return
         for mem_len in self.memory_lengths:
             given = model.pasts(model.full_memory(B, mem_len), mem_len)[0].length
             expected = self.settings.visible_memory(self.settings.memory_keys(mem_len))

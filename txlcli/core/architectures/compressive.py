@@ -9,7 +9,7 @@ x positions that leave the memory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -229,7 +229,7 @@ class CompressiveProducts(TransformerProducts):
     def training(self, train: TrainSettings) -> float:
         # For the reconstruction loss, L queries attend to the L positions that leave, without gradient, and to the
         # slots in their place, which have one; so have their keys and values and the weights of the convolution.
-        layers = super().training(replace(train, mem_len=self.model.full_len(train.mem_len)))
+        layers = super().training(train)
         if not (train.mem_len and self._compression):
             return layers
         rate = self.model.compression_rate
