@@ -21,6 +21,7 @@ class SavedState:
     lr_scale: PositiveFloat
     scaler: dict[str, Any]
     interval: dict[str, Any]
+    skipped_in_a_row: NaturalInt
     compiled: bool
     model: dict[str, Any]
     run_id: str | None

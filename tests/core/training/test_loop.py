@@ -408,6 +408,14 @@ def test_a_resumed_run_reports_the_skipped_steps_before_the_stop(tmp_path):
     assert (report.step, report.skipped_steps) == (6, 1)
 
 
+def test_a_resumed_run_counts_the_skipped_steps_in_a_row_before_the_stop(tmp_path):
+    run(skipping(tmp_path, "gradient", [3, 4], skip_nonfinite=2), until=4)
+    again = skipping(tmp_path, "gradient", [5], skip_nonfinite=2)
+    again.restore(checkpoint.load(again.saver.last_path))
+    with pytest.raises(TrainingError, match="not finite at 3 steps in a row up to step 5"):
+        run(again)
+
+
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_more_skipped_steps_in_a_row_than_allowed_end_the_training(tmp_path, what):
     training = skipping(tmp_path, what, [2, 4, 5, 6], skip_nonfinite=2)

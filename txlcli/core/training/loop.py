@@ -480,6 +480,7 @@ class Training:
             "average": {"kind": self.settings.average, **self.average.state()},
             "scaler": self.eager.scaler.state_dict(),
             "interval": self._interval.state(),
+            "skipped_in_a_row": self._skipped_in_a_row,
         }
         if self.device.type == "cuda":
             state["compiled"] = self.eager.fast_path.compiles
@@ -500,6 +501,7 @@ class Training:
     def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
         self.step = state["step"]
+        self._skipped_in_a_row = state.get("skipped_in_a_row", 0)  # checkpoints of earlier versions have none
         self.validations.restore(state)
         self.position = StreamPosition(**state["place"])
         if self.position.segment >= self.segments.segments_in(self.position.epoch):
