@@ -5,10 +5,11 @@ import functools
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import distributed
 
-from tests.core.builders import V, model_settings, rnn_settings
+from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
 from tests.core.device_cases import CASES, build, load, start
 from tests.core.tape import call_again
 from tests.core.training.runs import CPU, L, new_training, run, steps_of
@@ -79,6 +80,20 @@ def captured(directory, failing=None, **changed):
     }
 
 
+def with_rare_words(directory, *, captures):
+    """Train on a text with rare words of rank 1 in the step after the first that is captured; return what happened."""
+    lanes, lane_len, common = 4, 8 * L, 16
+    ids = draw_tokens(1, lanes * lane_len + 1, seed=2, vocab_size=common)[0].numpy().astype(np.uint8)
+    target = np.arange(-1, len(ids) - 1)
+    is_rare = (target % lane_len // L == 3) & (target // lane_len >= lanes // 2)
+    ids[is_rare] = common + 1
+    cls = functools.partial(Training, capture_graph=call_again) if captures else Training
+    shape = {"cutoffs": [5, common], "div_val": 2}
+    training = _training(directory, cls=cls, ids=ids, batch_size=lanes, valid=False, max_steps=7, **shape)
+    reports = run(training)
+    return {"losses": [report.loss_nats for report in steps_of(reports)], "path": training.path}
+
+
 def stopped_and_resumed(directory, steps, then=None, **changed):
     """Train as `trained` does, with a stop and a resumed run, which may have other settings (`then`)."""
     first = _training(directory, **changed)
@@ -95,6 +110,7 @@ ARCHITECTURES = {
     "transformer": {"position": "relative"},
     "absolute": {"position": "learned", "n_positions": 16},
     "compressive": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2},
+    "untied": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2, "tie_embeddings": False},
     "mean": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2, "compression": "mean"},
     "rmt": {"arch": "rmt", "segment_len": 2, "n_memory_tokens": 3},
     "lstm": {"arch": "lstm"},

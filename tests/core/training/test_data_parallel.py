@@ -126,6 +126,9 @@ def sampled_checks():
     yield "fsdp state", "state_bytes", FULLY_DIVIDED
     yield from lifetimes("fsdp", SAMPLED)
     yield from captures(list(CAPTURED)[::2])
+    yield from lifetimes("ddp", ["untied"])
+    for is_captured in (True, False):
+        yield f"rare words {is_captured}", "with_rare_words", {"captures": is_captured}
     for failing in ("capture", "rehearsal"):
         yield f"failing {failing}", "captured", {**CAPTURED["ddp"], "failing": failing}
 
@@ -346,6 +349,18 @@ def test_captured_steps_exchange_what_eager_ones_do(two, name):
     assert captured["path"] == "tiles, not compiled, captured"
     assert captured["difference"] == 0
     assert_trained_alike(captured, two[f"eager {name}"])
+
+
+def test_no_gradient_is_lost_beside_weights_that_have_none(two, tmp_path):
+    expected = lifetime(tmp_path, "untied", world=SINGLE_PROCESS)["losses"]
+    losses = two["lifetime ddp untied"]["losses"]  # the last one after the first step of the second epoch
+    assert [line[2] for line in losses] == pytest.approx([line[2] for line in expected], abs=2e-6)
+
+
+def test_a_process_that_cannot_replay_a_step_does_not_keep_the_others_waiting(two):
+    captured = two["rare words True"]
+    assert captured["path"] == "tiles, not compiled, captured"
+    assert captured["losses"] == pytest.approx(two["rare words False"]["losses"], abs=2e-6)
 
 
 @pytest.mark.parametrize(("failing", "word"), [("capture", "no graphs"), ("rehearsal", "no kernels")])

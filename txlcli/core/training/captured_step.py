@@ -82,10 +82,10 @@ class CapturedStep:
     def gradients(self, batches: Sequence[Batch], memories: list[Memory]) -> Tensor:
         """See `Step.gradients`; the first graph is captured before its first replay."""
         replayed = self.as_replayed(batches, memories)
-        if self._may_capture_gradients and self._gradient_graph is None:
-            is_delayed = self._world.any_of(replayed is None)  # all processes capture their graphs in the same step
-            if replayed is not None and not is_delayed:
-                self._capture_gradients(replayed, memories)
+        if self._has_to_capture and self._world.any_of(replayed is None):
+            replayed = None  # all processes capture a graph in the same step
+        if replayed is not None and self._gradient_graph is None:
+            self._capture_gradients(replayed, memories)
         self._is_replayed = replayed is not None and self._gradient_graph is not None
         if replayed is None or self._gradient_graph is None:
             return self.eager.gradients(batches, memories)
@@ -96,6 +96,12 @@ class CapturedStep:
         for parameter, gradient in zip(self._parameters, computed.of_parameters, strict=True):
             parameter.grad = gradient
         return computed.losses.clone()
+
+    @property
+    def _has_to_capture(self) -> bool:
+        """True until both graphs are there, if CUDA can capture them."""
+        lacks_update = self._may_capture_update and self._update_graph is None
+        return self._may_capture_gradients and (self._gradient_graph is None or lacks_update)
 
     def norm(self) -> Tensor:
         """See `Step.norm`; the first graph has computed it, except in fp16."""

@@ -174,12 +174,14 @@ class Exchange(StepWeights):
         self._n_complete += 1
         target = bucket.buffers.gradients if self._accumulates else bucket.buffers.sent
         gradients = []
-        for parameter, leaf in zip(bucket.parameters, bucket.leaves, strict=True):
+        for parameter, leaf, view in zip(
+            bucket.parameters, bucket.leaves, views_of(target, bucket.leaves), strict=True
+        ):
             if leaf.grad is not None:
-                gradients.append(leaf.grad)
+                gradients.append(leaf.grad)  # perhaps in this buffer already, which a softmax reuses on a CPU
                 self._with_gradient.add(parameter)
-        if self._is_first and len(gradients) < len(bucket.leaves):
-            target.zero_()
+            elif self._is_first:
+                view.zero_()
         if gradients:
             self._accumulate(bucket, target, gradients)
         for leaf in bucket.leaves:
