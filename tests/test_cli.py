@@ -172,6 +172,7 @@ REJECTED = [  # words of a command line, a telling word
     (["train", "ptb", "--set", "train.seed=1", "--seed", "2"], TWICE),
     (["speed", "ptb", "--set", "train.lr=1", "--set", "train.lr=1"], TWICE),
     (["recipes", "scale", "ptb", "--set", "train.lr=1", "--set", "train.lr=2"], TWICE),
+    (["import", "weights", "--set", "train.lr=1", "--set", "train.lr=2"], TWICE),
     (["export", "runs/r", ""], "FOLDER is empty"),
     (["prepare", ""], "NAME|PATH is empty"),
     (["eval", "r", "--mem-len", "0", "64"], "several values of --mem-len are separated by commas"),

@@ -79,8 +79,8 @@ def test_a_recurrent_state_is_read_in_windows_and_along_the_text(here):
 
 
 def test_rows_are_recorded_with_their_protocol(here):
-    done("eval", "byte", "--protocols", "recurrence,disjoint", "--positions", 97)
-    *_, disjoint, recurrence = read_log(Path("runs/byte/evals.jsonl"))
+    done("eval", "byte", "--protocols", "recurrence,disjoint,recurrence", "--positions", 97)
+    disjoint, recurrence = read_log(Path("runs/byte/evals.jsonl"))
     assert (disjoint["protocol"], disjoint["attn_len"], disjoint["stride"]) == ("disjoint", 5, 5)
     assert (recurrence["protocol"], recurrence["mem_len"], recurrence["seg_len"]) == ("recurrence", 5, 5)
     assert "change" not in disjoint

@@ -86,7 +86,7 @@ def test_a_model_that_the_code_does_not_compute_is_rejected(watched):
 @pytest.mark.parametrize("command", [("import", "out"), ("eval", "hf:out", "--text", "novel/test.txt")])
 def test_a_folder_that_txl_exported_is_not_read_back(here, command):
     done("export", "word", "out")
-    assert "use the run itself, or export it with --format hf" in refusal(*command, code=1)
+    assert "txl reads the run itself, and imports exports with --format hf only" in refusal(*command, code=1)
 
 
 def test_imported_weights_are_not_called_trained(here):

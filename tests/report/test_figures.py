@@ -16,7 +16,7 @@ def labels_of_times(path):
 @pytest.mark.parametrize(("trusted", "ending"), [(True, ""), (False, ", busy machine")])
 def test_the_axis_of_times_says_that_the_machine_was_busy(tmp_path, trusted, ending):
     times = {"vanilla_ms_per_token": 7.0, "one_lane_ms_per_token": 0.5, "slowdown": 14.0, "times_trusted": trusted}
-    row = SimpleNamespace(stride=None, attn_len=None, mem_len=13, measures={"bpc": 2.5}, **times)
+    row = SimpleNamespace(in_windows=False, attn_len=None, mem_len=13, measures={"bpc": 2.5}, **times)
     scoring = SimpleNamespace(opened=SimpleNamespace(name="a", metric="bpc"), text=SimpleNamespace(title="t"))
     figures.plot_evaluation(tmp_path / "f.svg", SimpleNamespace(scoring=scoring, rows=[row]))
     assert labels_of_times(tmp_path / "f.svg") == ["ms per token, batch size 1" + ending]

@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txlcli.errors import TxlError
+from txlcli.errors import TxlError, UsageError
 from txlcli.workflows.attention_options import AttentionOptions
 from txlcli.workflows.evaluation.options import PROTOCOLS, EvalOptions
+from txlcli.workflows.exchange.options import ImportOptions
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.options import parse as parse_option
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.recl_options import ReclOptions
+from txlcli.workflows.speed_options import SpeedOptions
 from txlcli.workflows.training.options import LaunchOptions, ScaleOptions, TrainOptions
 from txlcli.workflows.user_text import UserText
 
@@ -133,8 +135,10 @@ def test_more_processes_than_lanes_are_rejected_before_they_start():
     EvalOptions(attn_len=(5,)).check_run(3, 1)  # windows are divided
 
 
-def test_protocols_come_in_the_order_of_the_table_and_once():
-    assert EvalOptions(protocols=("sliding", "disjoint", "sliding")).protocols == ("disjoint", "sliding")
+@pytest.mark.parametrize("make", [TrainOptions, ScaleOptions, SpeedOptions, ImportOptions])
+def test_a_setting_that_is_given_twice_is_rejected(make):
+    with pytest.raises(UsageError, match=r"^train\.lr is given twice"):
+        make(overrides=("train.lr=1", "train.lr = 2"))
 
 
 def test_lists_and_numbers_of_numpy_are_accepted():

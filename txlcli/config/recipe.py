@@ -104,9 +104,8 @@ def _next_step(path: Path) -> str:
 
 
 def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of the sections in which each `section.key=value` is set, none of them twice."""
+    """Return a copy of the sections in which each `section.key=value` is set, the last one of a key."""
     result = dict(table)
-    given = set()
     for text in overrides:
         name, equals, value = (part.strip() for part in text.partition("="))
         section, dot, key = name.partition(".")
@@ -116,9 +115,6 @@ def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
                 meant = meant_setting("", name, setting_names())
                 hint = f'; did you mean "{meant}={value}"?' if meant else hint
             raise RecipeError(f"`overrides` {text}: write it as section.key=value{hint}")
-        if name in given:
-            raise RecipeError(f"{name} is given twice, and takes one value; leave out one of them", setting=name)
-        given.add(name)
         keys = result.get(section, {})
         if isinstance(keys, Mapping):  # `resolve` rejects anything else
             result[section] = {**keys, key: _parse_value(name, value)}

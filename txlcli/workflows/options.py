@@ -7,7 +7,7 @@ it writes the name of the field in backticks, `mem_len`, and the command line pr
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -134,6 +134,16 @@ class Options:
         given = self.given(*names)
         if given:
             raise UsageError(f"{because}; leave out {given[0]}")
+
+
+def check_given_once(changes: Iterable[str]) -> None:
+    """Reject changes of settings of which two are of one setting: a recipe takes the last value."""
+    names = set()
+    for change in changes:
+        name = change.partition("=")[0].strip()
+        if name in names:
+            raise UsageError(f"{name} is given twice, and takes one value; leave out one of them")
+        names.add(name)
 
 
 def check_documents(unit: str | None) -> None:

@@ -3,7 +3,7 @@
 from txlcli.config.ranges import AtLeastTwo, PositiveInt
 from txlcli.config.train_settings import Compile
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.workflows.options import PlotOptions, compile_option, option, overrides_option
+from txlcli.workflows.options import PlotOptions, check_given_once, compile_option, option, overrides_option
 
 
 class SpeedOptions(PlotOptions):
@@ -16,3 +16,6 @@ class SpeedOptions(PlotOptions):
     repeat: PositiveInt = option("Repetitions; the table shows the median.", default=3)
     compile: Compile | None = compile_option()
     overrides: tuple[str, ...] = overrides_option()
+
+    def _check(self) -> None:
+        check_given_once(self.overrides)

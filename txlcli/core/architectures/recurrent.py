@@ -95,10 +95,10 @@ class RecurrentModel(LanguageModel):
             super()._initialize(name, parameter)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
-        like = self.embedding.tables[0]
         memory: Memory = []
         for layer in self.layers:
-            memory += [like.new_zeros(batch_size, *shape) for shape in layer.state_shapes]
+            for shape in layer.state_shapes:
+                memory.append(torch.zeros(batch_size, *shape, dtype=self.dtype, device=self.device))
         return memory
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:

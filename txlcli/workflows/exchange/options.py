@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from txlcli.errors import UsageError
-from txlcli.workflows.options import Options, force_option, option, overrides_option
+from txlcli.workflows.options import Options, check_given_once, force_option, option, overrides_option
 
 HUGGING_FACE = "hf:"
 """Beginning of the name of a folder with a model of Transformers."""
@@ -30,6 +30,7 @@ class ImportOptions(Options):
     force: bool = force_option()
 
     def _check(self) -> None:
+        check_given_once(self.overrides)
         if any(change.partition("=")[0].strip() == "corpus.store" for change in self.overrides):
             raise UsageError("`overrides` corpus.store: select the store with `store` instead")
 

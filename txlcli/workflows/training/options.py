@@ -9,6 +9,7 @@ from txlcli.errors import UsageError
 from txlcli.workflows.options import (
     Options,
     attention_option,
+    check_given_once,
     compile_option,
     flag_option,
     force_option,
@@ -42,6 +43,7 @@ class TrainOptions(Options):
     """Command that resumes the run after a stop; None for `txl train --resume`."""
 
     def _check(self) -> None:
+        check_given_once(self.changes)  # `seed` 3 is train.seed=3
         if self.resume is not None:
             self.exclude("name", "force", "begin_from", because="`resume` continues a run")
 
@@ -122,3 +124,6 @@ class ScaleOptions(Options):
         "FLOP/s",
     )
     """In operations per second."""
+
+    def _check(self) -> None:
+        check_given_once(self.overrides)
