@@ -68,9 +68,13 @@ def scheduled(steps):
 
 
 def measure(recipe_name, label, changes, seed, workspace, *, lengths):
-    """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid."""
+    """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid.
+
+    The last one of the changes of a setting counts.
+    """
     name = re.sub(r"\W+", "-", f"{recipe_name} {label} {seed}")
-    trained(recipe_name, TrainOptions(name=name, overrides=tuple(changes), seed=seed), workspace)
+    last_of_each = {change.partition("=")[0]: change for change in changes}
+    trained(recipe_name, TrainOptions(name=name, overrides=tuple(last_of_each.values()), seed=seed), workspace)
     result = {"recipe": recipe_name, "variant": label, "seed": seed}
     for split in ("valid", "test"):
         reading = EvalOptions(split=split, temperature="auto", timed=False, **lengths)

@@ -95,10 +95,11 @@ class RecurrentModel(LanguageModel):
             super()._initialize(name, parameter)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
+        dtype = self.embedding.tables[0].dtype
         memory: Memory = []
         for layer in self.layers:
             for shape in layer.state_shapes:
-                memory.append(torch.zeros(batch_size, *shape, dtype=self.dtype, device=self.device))
+                memory.append(torch.zeros(batch_size, *shape, dtype=dtype, device=self.device))
         return memory
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
