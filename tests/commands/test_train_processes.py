@@ -214,7 +214,7 @@ def test_a_stopped_process_of_a_launcher_is_named_and_all_end_with_the_last_save
         process.send_signal(number)
     began = time.monotonic()
     _, stderr = ended(process, code)
-    assert time.monotonic() - began < 4 + SECONDS_TO_EXPLAIN + 5
+    assert time.monotonic() - began < 4 + SECONDS_TO_EXPLAIN + 30  # other tests may run beside it
     wait_for(lambda: not processes_in(here))
     assert "rank 1 has ended or does not answer" in error_of(stderr)
     assert last_step() > 0
