@@ -22,6 +22,7 @@ from tests.benchmarks.curve import trained
 from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.reproduction.models import Model
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.workspace import Workspace
 
@@ -73,8 +74,8 @@ def measure(recipe_name, label, changes, seed, workspace, *, lengths):
     The last one of the changes of a setting counts.
     """
     name = re.sub(r"\W+", "-", f"{recipe_name} {label} {seed}")
-    last_of_each = {change.partition("=")[0]: change for change in changes}
-    trained(recipe_name, TrainOptions(name=name, overrides=tuple(last_of_each.values()), seed=seed), workspace)
+    model = Model(label, recipe_name).changed(label, *changes)
+    trained(recipe_name, TrainOptions(name=name, overrides=model.changes, seed=seed), workspace)
     result = {"recipe": recipe_name, "variant": label, "seed": seed}
     for split in ("valid", "test"):
         reading = EvalOptions(split=split, temperature="auto", timed=False, **lengths)

@@ -99,7 +99,7 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
 def _make_directory(directory: Path, *, force: bool) -> Path:
     """Make the directory of a report, which may have files only if `force` may overwrite them.
 
-    Figures without a page are left of a report that was interrupted; they are replaced.
+    Figures without a page were left by an interrupted report; they are replaced.
     """
     with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The parts of a fast step that may be left out: compiled layers and Triton's kernels, as long as none of them fails.
+"""The fast path of training steps: compiled layers and Triton's kernels, each used until it fails.
 
 Axes: B batch, E tokens that are read again, L segment.
 """

@@ -134,7 +134,7 @@ class EvalResult:
         return f"temperature {row.temperature:g}{chosen}"
 
     def is_of_recipe(self, row: EvalRow) -> bool:
-        """Return True for the settings of the run's recipe, in any precision, with its text read in one stream."""
+        """Return True if the text was read in one stream with the settings of the run's recipe, in any precision."""
         asked = self.scoring.changed(mem_len=row.mem_len).settings
         reads_stream = not row.in_windows and row.documents is None
         return reads_stream and asked == self.scoring.opened.settings.evaluation_settings()

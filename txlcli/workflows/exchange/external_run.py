@@ -149,19 +149,23 @@ def _load(path: Path, precision: Precision, *, trust_remote_code: bool) -> tuple
 
 def _load_tokenizer(transformers: Any, path: Path, directory: Path, options: dict[str, Any]) -> Any:
     """Return the tokenizer of a model; if there is none, say which files are missing."""
-    missing = ExternalModelError(
-        f"{path}: has no tokenizer that Transformers opens; add the tokenizer files of the model, such as "
-        "tokenizer.json or tokenizer.model"
-    )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
     except ValueError as error:
         if NO_TOKENIZER not in str(error):
             raise
-        raise missing from error
+        raise _without_tokenizer(path) from error
     if len(tokenizer) == len(tokenizer.all_special_ids):  # what Transformers makes for GPT-2 without these files
-        raise missing
+        raise _without_tokenizer(path)
     return tokenizer
+
+
+def _without_tokenizer(path: Path) -> ExternalModelError:
+    """Return the error for a folder without the files of a tokenizer."""
+    return ExternalModelError(
+        f"{path}: has no tokenizer that Transformers opens; add the tokenizer files of the model, such as "
+        "tokenizer.json or tokenizer.model"
+    )
 
 
 def _settings(model: ExternalModel) -> Settings:
