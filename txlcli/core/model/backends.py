@@ -68,7 +68,8 @@ class Backend:
     relu_dropout: Drop
     """Dropout of relu(hidden); it may overwrite its input."""
     attend_context: AttendContext | None = None
-    """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""
+    """Attention to keys and values of one product, for layers that train: every past is a `HiddenMemory`, and all
+    positions are computed. None: matrices are not joined, since that saves launches only."""
     multiple: int = 1
     """Rows of hidden states have a multiple of so many numbers, with zeros at the end."""
 

@@ -53,12 +53,14 @@ class Encoding(nn.Module):
         self.settings = settings
 
     @property
+    def rotates(self) -> bool:
+        """True if the encoding rotates queries and keys."""
+        return type(self).rotation is not Encoding.rotation
+
+    @property
     def changes_layers(self) -> bool:
         """True if the encoding adds to what a layer reads, or rotates its queries and keys."""
-        cls = type(self)
-        adds = cls.add_to_layer_input is not Encoding.add_to_layer_input
-        rotates = cls.rotation is not Encoding.rotation
-        return adds or rotates
+        return self.rotates or type(self).add_to_layer_input is not Encoding.add_to_layer_input
 
     def reset_parameters(self) -> None:
         """Initialize parameters that are not initialized like the model's.

@@ -194,26 +194,69 @@ class Layer(nn.Module):
             count: number of final positions to compute, 0 included; all by default.
             layer_input: `memory_input` of `hidden`, if it has been made.
         """
+        terms = self.attention.project_distances(terms, self.projection_dropout)
+        if self.backend.attend_context is None:
+            return self._forward_from_segment(hidden, past, terms, count)
+        assert isinstance(past, HiddenMemory)
+        assert count is None
+        return self._forward_from_context(hidden, past, terms, layer_input)
+
+    def _forward_from_segment(self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None) -> LayerOutput:
+        """Project the segment (B, L, d); the past puts its own keys and values before the segment's."""
         first = 0 if count is None else hidden.shape[1] - count
         drop = self.projection_dropout
-        terms = self.attention.project_distances(terms, drop)
-        joins_heads = self.backend.attend_context is not None and terms.rotation is None and not first
-        if joins_heads and isinstance(past, HiddenMemory):
-            if layer_input is None:
-                layer_input = self.memory_input(hidden)
-            attended = self._attend_to_context(layer_input, past, terms)
-            hidden = self.residual_block(hidden, attended)
-            return LayerOutput(hidden, self._kept(layer_input), next_input=self.memory_input(hidden))
         compiles = self.backend.compiles_reading
-        layer_input, query, keys, values = compiled(project, compiles)(self, hidden, terms.rotation, first)
+        layer_input, query, keys, values = compiled(Layer._project, compiles)(self, hidden, terms.rotation, first)
         keys, values = past.extend(keys, values, self, terms.rotation)
-        if first:
-            hidden = hidden[:, first:]
+        hidden = hidden[:, first:]
         if hidden.shape[1]:  # else a reader needs the last keys and values alone
             attend = past.attend or self.backend.attend
             attended = self.attention(drop(query), drop(keys), drop(values), terms, attend)
             hidden = compiled(Layer.residual_block, compiles)(self, hidden, attended)
         return LayerOutput(hidden, self._kept(layer_input))
+
+    def _project(self, hidden: Tensor, rotation: Rotation | None, first: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the layer input (B, L, d), its queries from position `first` on, keys and values, (B, H, x, D)."""
+        layer_input = self.memory_input(hidden)
+        query, keys, values = self.attention.project(self.attention_input(layer_input), first=first)
+        if rotation is not None:
+            query = rotation.apply(query)
+            keys = rotation.apply(keys)
+        return layer_input, query, keys, values
+
+    def _forward_from_context(
+        self, hidden: Tensor, past: HiddenMemory, terms: ScoreTerms, layer_input: Tensor | None
+    ) -> LayerOutput:
+        """Project memory and segment (B, L, d) together. Rows that end in zeros give rows that end in zeros."""
+        if layer_input is None:
+            layer_input = self.memory_input(hidden)
+        attended = self._attend_to_context(layer_input, past, terms)
+        hidden = self.residual_block(hidden, attended)
+        return LayerOutput(hidden, self._kept(layer_input), next_input=self.memory_input(hidden))
+
+    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
+        """Attend from a segment (B, L, d) to memory and segment, with one product for the keys and values of both."""
+        attend = self.backend.attend_context
+        assert attend is not None
+        attention = self.attention
+        heads = attention.n_heads
+        d_head = attention.d_head
+        segment = self.attention_input(layer_input)
+        width = segment.shape[-1]
+        if past.length:
+            remembered = self.attention_input(pad_to(past.states, width))
+            w_query = joined_heads([attention.w_q], d_head, width)
+            w_key_value = joined_heads([attention.w_k_content, attention.w_v], d_head, width)
+            queries, keys_values = ContextProducts.apply(remembered, segment, w_query, w_key_value)
+        else:
+            weight = joined_heads([attention.w_q, attention.w_k_content, attention.w_v], d_head, width)
+            queries, keys_values = F.linear(segment, weight).tensor_split([len(weight) // 3], dim=-1)
+        query = split_heads(self.projection_dropout(queries), heads)
+        key_value = self.projection_dropout(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
+        attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
+        by_head = attention.w_o.weight.unflatten(1, (heads, -1))  # (d, H, D)
+        w_o = pad_to(by_head, query.shape[3]).flatten(1)
+        return F.linear(attended.transpose(1, 2).flatten(2), pad_to(w_o, w_o.shape[1], width))
 
     def residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
@@ -246,46 +289,6 @@ class Layer(nn.Module):
     def _kept(self, layer_input: Tensor) -> Tensor:
         """Return the layer input as a memory keeps it, (B, L, d), without gradient and padding."""
         return layer_input[..., : self.d_model].detach().contiguous()
-
-    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
-        """Attend from a segment (B, L, d) to past and segment, with one product for the keys and values of both.
-
-        This computes what `project`, `extend` and `Attention.forward` do; see `Backend.attend_context`. All rows may
-        end in zeros; then the result does, too.
-        """
-        attend = self.backend.attend_context
-        assert attend is not None
-        attention = self.attention
-        heads = attention.n_heads
-        d_head = attention.d_head
-        segment = self.attention_input(layer_input)
-        width = segment.shape[-1]
-        if past.length:
-            remembered = self.attention_input(pad_to(past.states, width))
-            w_query = joined_heads([attention.w_q], d_head, width)
-            w_key_value = joined_heads([attention.w_k_content, attention.w_v], d_head, width)
-            queries, keys_values = ContextProducts.apply(remembered, segment, w_query, w_key_value)
-        else:
-            weight = joined_heads([attention.w_q, attention.w_k_content, attention.w_v], d_head, width)
-            queries, keys_values = F.linear(segment, weight).tensor_split([len(weight) // 3], dim=-1)
-        query = split_heads(self.projection_dropout(queries), heads)
-        key_value = self.projection_dropout(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        attended = attend(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
-        by_head = attention.w_o.weight.unflatten(1, (heads, -1))  # (d, H, D)
-        w_o = pad_to(by_head, query.shape[3]).flatten(1)
-        return F.linear(attended.transpose(1, 2).flatten(2), pad_to(w_o, w_o.shape[1], width))
-
-
-def project(
-    layer: Layer, hidden: Tensor, rotation: Rotation | None, first: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the input that a memory keeps, (B, L, d), and its queries, keys and values, (B, H, L, D)."""
-    layer_input = layer.memory_input(hidden)
-    query, keys, values = layer.attention.project(layer.attention_input(layer_input), first=first)
-    if rotation is not None:
-        query = rotation.apply(query)
-        keys = rotation.apply(keys)
-    return layer_input, query, keys, values
 
 
 def rotated(terms: Sequence[ScoreTerms], rotation: Rotation | None) -> Sequence[ScoreTerms]:

@@ -356,7 +356,8 @@ class TransformerXL(LanguageModel):
             return backends.make_backend(chosen, self.workspace)
         if not self.backend.compiles:
             check_compiler(self.device, "`compile` off")
-        joins_heads = self.settings.parts.qk_norm == "none"  # else they are normalized before
+        # Heads that are normalized or rotated are not joined.
+        joins_heads = self.settings.parts.qk_norm == "none" and not self.encoding.rotates
         return backends.make_compiled_backend(chosen, joins_heads=joins_heads, pads_rows=self._pads_rows)
 
     def _use(self, backend: Backend) -> None:
