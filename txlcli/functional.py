@@ -77,9 +77,8 @@ def relative_attention(
     reach = min(window or key_len, key_len)
     if distance_bias is not None and sizes["n"] != reach:
         raise UsageError(f"distance_bias needs {reach} columns, one for each distance, not {sizes['n']}")
-    if position_key is not None:
-        too_far = max(0, position_key.shape[1] - reach)
-        position_key = position_key[:, too_far:]
+    if position_key is not None and position_key.shape[1] > reach:
+        position_key = position_key[:, -reach:]
     terms = ScoreTerms(reach, position_key, content_bias, position_bias, distance_bias)
     has_tiles = query.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling()
     attend = FastAttention(TiledAttention() if has_tiles else attention.attend)

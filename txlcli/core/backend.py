@@ -44,28 +44,30 @@ class Rotation:
 class ScoreTerms:
     """Score terms (b) to (d) of one layer, next to the content score (a); None adds nothing.
 
+    Rows "by distance" begin with the largest: the last row is distance 0, the one before it distance 1. The first also
+    stands for every larger distance. `nearest_rows` and `at_distance` read such rows.
+
     `distances` are instead of (b) to (d): `Attention.project_distances` turns them into these terms.
     """
 
     reach: int
     """n; a query sees the distances 0 .. n - 1, no others."""
     position_key: Tensor | None = None
-    """(b): W_kR R, Q of Appendix B, (H, m, D); row c is distance m - 1 - c, and the first row also stands for every
-    larger distance. For `AttendContext`, m may exceed n: then row c is distance n - 1 - c, and the rows from n on are
-    zeros, which align the rows of scores."""
+    """(b): W_kR R, Q of Appendix B, by distance, (H, m, D), m at most n. For `AttendContext`, rows of zeros may follow,
+    which align the rows of scores; then m is n without them."""
     content_bias: Tensor | None = None
     """(c): u, (H, D)."""
     position_bias: Tensor | None = None
     """(d): v, (H, D), together with `position_key`."""
     distance_bias: Tensor | None = None
-    """Added to the scaled score of each distance, as ALiBi's penalty, (H, n); column c is distance n - 1 - c."""
+    """Added to the scaled score, as ALiBi's penalty, by distance, (H, n)."""
     rotation: Rotation | None = None
     """Applied to queries and keys before they are scored: to positions of memory and segment, or of a reader's segment
     alone, whose past has rotated keys."""
     farthest: Tensor | None = None
     """Largest distance that each query sees, (B, L); a larger one than n - 1 limits nothing. None limits no query."""
     distances: Tensor | None = None
-    """R, (m, d), rows as in `position_key`, which the layer is to project with its own W_k and W_q."""
+    """R by distance, (m, d), which the layer is to project with its own W_k and W_q."""
 
     def nearest(self, count: int) -> "ScoreTerms":
         """Return the terms of the `count` nearest distances."""
@@ -73,11 +75,10 @@ class ScoreTerms:
             return self
         key = self.position_key
         if key is not None:
-            rows = min(key.shape[1], self.reach)  # the others are zeros
-            key = key[:, max(0, rows - count) : rows]
+            key = key[:, -count:]
         bias = self.distance_bias
         if bias is not None:
-            bias = bias[:, bias.shape[1] - count :]
+            bias = bias[:, -count:]
         return dataclasses.replace(self, reach=count, position_key=key, distance_bias=bias)
 
     def unseen(self, key_len: int) -> Tensor | None:
@@ -102,18 +103,25 @@ class ScoreTerms:
         key = self.position_key
         if key is None:
             return self
-        first = 0 if max_distance is None else max(0, key.shape[1] - max_distance - 1)
-        return dataclasses.replace(self, position_key=key[:, first:].contiguous())
+        if max_distance is not None:
+            key = key[:, -max_distance - 1 :]
+        return dataclasses.replace(self, position_key=key.contiguous())
 
 
 def nearest_rows(by_distance: Tensor, count: int) -> Tensor:
-    """Return the `count` nearest rows of (H, m, x); the first row stands for every larger distance."""
+    """Return the rows (H, n, ...) of the `count` smallest distances, by distance, from (H, m, ...) by distance."""
     missing = count - by_distance.shape[1]
-    if missing == 0:
-        return by_distance
-    if missing < 0:
+    if missing <= 0:
         return by_distance[:, -missing:]
-    return torch.cat([by_distance[:, :1].expand(-1, missing, -1), by_distance], dim=1)
+    heads, _, *others = by_distance.shape
+    farther = by_distance[:, :1].expand(heads, missing, *others)
+    return torch.cat([farther, by_distance], dim=1)
+
+
+def at_distance(by_distance: Tensor, distance: Tensor, dim: int) -> Tensor:
+    """Return the rows at given distances (x,), from m rows by distance along an axis; any row at negative ones."""
+    last = by_distance.shape[dim] - 1
+    return by_distance.index_select(dim, (last - distance).clamp(0, last))
 
 
 def pad_to(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:

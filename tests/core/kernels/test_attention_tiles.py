@@ -18,7 +18,7 @@ from tests.core.attention_cases import (
     laid_out,
     workspace_of,
 )
-from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.backend import ScoreTerms, at_distance, nearest_rows
 from txlcli.core.kernels.attention_tiles import Tiling
 from txlcli.core.kernels.modes import as_on_gpu
 
@@ -130,10 +130,11 @@ def test_bf16_reads_keys_with_gaps_between_heads(dropout, tiling):
     torch.testing.assert_close(*outs, rtol=0, atol=0)
 
 
-def test_the_nearest_distances_are_found_before_rows_of_zeros():
-    keys = torch.arange(1.0, 8.0).expand(2, 7)[..., None]  # (H, n, 1)
-    padded = torch.cat([keys, torch.zeros(2, 3, 1)], dim=1)
-    assert torch.equal(ScoreTerms(7, padded).nearest(4).position_key, keys[:, 3:])
+def test_the_first_row_by_distance_stands_for_every_larger_distance():
+    rows = torch.arange(3).expand(2, 3)  # distances 2, 1, 0
+    assert nearest_rows(rows, 5).tolist() == [[0, 0, 0, 1, 2]] * 2
+    assert nearest_rows(rows, 2).tolist() == [[1, 2]] * 2
+    assert at_distance(rows, torch.tensor([4, 0, 2]), dim=1).tolist() == [[0, 2, 0]] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

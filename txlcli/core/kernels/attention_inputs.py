@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from txlcli.core.backend import ScoreTerms, nearest_rows, pad_to, repeat_for_lanes
@@ -52,10 +53,10 @@ class AttentionInputs(NamedTuple):
     position_bias: Tensor | None
     """v, scaled, (H, 1, D): gives (d) against `position_key`."""
     position_key: Tensor | None
-    """(H, m, D), m at most n; row c is distance m - 1 - c, and the first row also stands for every larger distance;
-    None without relative positions."""
+    """By distance as in `ScoreTerms`, (H, m, D); None without relative positions. With gradients or a distance bias, m
+    is n."""
     distance_bias: Tensor | None
-    """Added to the score of each distance, (H, 1, n); there is a position key for each of them, too."""
+    """Added to the score, by distance, (H, 1, n)."""
     unseen: Tensor | None
     """True for keys that a query does not see, (B, 1, L, K); None if it sees the n nearest."""
 
@@ -75,9 +76,10 @@ class AttentionInputs(NamedTuple):
             distance_bias = distance_bias.to(dtype)[:, None]
             if position_key is None:
                 position_key = query.new_zeros(query.shape[1], 1, width)
-            position_key = nearest_rows(position_key, terms.reach)
         if position_key is not None:
             position_key = pad_to(position_key.to(dtype), width)
+            if distance_bias is not None or torch.is_grad_enabled():
+                position_key = nearest_rows(position_key, terms.reach)
         return cls(
             reach=terms.reach,
             query=pad_to(query * scale, width),

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from txlcli.core.backend import ScoreTerms
+from txlcli.core.backend import ScoreTerms, at_distance
 from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import runs_triton
 
@@ -42,9 +42,10 @@ class SlotAttention:
             if terms.position_key is not None:
                 position_key = terms.position_key.to(query.dtype)
                 by_distance = position.transpose(1, 2) @ position_key.mT  # (b) + (d): (B, H, 1, m)
-                score = score + self._by_slot(by_distance)
+                score = score + at_distance(by_distance, self._distance, dim=-1)
             if terms.distance_bias is not None:
-                score = score + self._by_slot(terms.distance_bias[:, None].to(query.dtype))
+                bias = at_distance(terms.distance_bias, self._distance, dim=-1)  # (H, C)
+                score = score + bias[:, None].to(query.dtype)
             probability = score.masked_fill(self._unseen, -math.inf).softmax(dim=-1)
             return probability @ value[..., :width]
 
@@ -72,12 +73,6 @@ class SlotAttention:
     def _unseen(self) -> Tensor:
         """(C,) True for slots that the query does not see."""
         return (self._distance < 0) | (self._distance >= self._reach)
-
-    def _by_slot(self, by_distance: Tensor) -> Tensor:
-        """Return the scores (..., C) of all slots from those of m distances, (..., m), of which the first is last."""
-        last = by_distance.shape[-1] - 1
-        column = (last - self._distance).clamp(0, last)  # (C,)
-        return by_distance.index_select(-1, column)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

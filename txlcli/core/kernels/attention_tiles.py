@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.device import forked_generators, generator_state, set_generator_state
 from txlcli.core.kernels.dropout import keep_mask
@@ -41,8 +41,6 @@ class TiledAttention:
         inputs = AttentionInputs.of(query, key, value, terms)
         with torch.autocast(query.device.type, enabled=False):
             if torch.is_grad_enabled() and inputs.need_gradient:
-                if inputs.position_key is not None:
-                    inputs = inputs._replace(position_key=nearest_rows(inputs.position_key, inputs.reach))
                 out: Tensor = _Attention.apply(self, dropout, *inputs)
             else:
                 out = _attend(inputs, self.buffers, dropout=dropout, save=False)[0]

@@ -189,7 +189,7 @@ def _count_columns(terms: ScoreTerms) -> int:
 def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerms, columns: int) -> Tensor | None:
     """Return the scores (H, B, L, P) of queries (B, L, H, D) for all distances, None if there are none.
 
-    Column c is distance m - 1 - c, from column m on is padding.
+    The first `columns` are by distance, those after them padding.
     """
     batch_size, seg_len, heads, width = rows.shape
     pitch = _padded(columns)

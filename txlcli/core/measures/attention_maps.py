@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.backend import ScoreTerms, at_distance
 from txlcli.core.kernels.device import float64_device
 from txlcli.core.model.attention import attend
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -49,9 +49,10 @@ def term_scores(query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
     dtype = torch.promote_types(query.dtype, torch.float32)
     query = query.to(dtype) * scale
     keys = keys[..., :width].to(dtype)
-    terms = terms.nearest(reach).to(dtype)
+    terms = terms.to(dtype)
     own = torch.arange(keys.shape[1] - queries, keys.shape[1], device=keys.device)[:, None]
-    key = own - torch.arange(reach, device=keys.device)  # (l, n), negative without a key
+    distance = torch.arange(reach, device=keys.device)
+    key = own - distance  # (l, n), negative without a key
     column = key.clamp(min=0)
 
     def by_distance(score: Tensor) -> Tensor:  # (H, l or 1, K) -> (H, l, n)
@@ -59,14 +60,14 @@ def term_scores(query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
 
     scores = {"a": by_distance(query @ keys.mT)}
     if terms.position_key is not None:
-        position_key = nearest_rows(terms.position_key, reach).flip(1)  # (H, n, D)
+        position_key = at_distance(terms.position_key, distance, dim=1)  # (H, n, D)
         scores["b"] = query @ position_key.mT
         if terms.position_bias is not None:
             scores["d"] = scale * terms.position_bias[:, None] @ position_key.mT  # (H, 1, n)
     if terms.content_bias is not None:
         scores["c"] = by_distance(scale * terms.content_bias[:, None] @ keys.mT)
     if terms.distance_bias is not None:  # like (d), it depends on the distance alone
-        scores["d"] = scores.get("d", 0.0) + terms.distance_bias.flip(1)[:, None]
+        scores["d"] = scores.get("d", 0.0) + at_distance(terms.distance_bias, distance, dim=1)[:, None]
     scores[TOTAL] = reduce(torch.add, scores.values())
     return {name: score.masked_fill(key < 0, -math.inf) for name, score in scores.items()}
 

@@ -90,7 +90,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, drop
             position_score = relative_shift(_plus(query, terms.position_bias) @ position_key.mT)  # (b) + (d)
             score = score + position_score * scale
         if terms.distance_bias is not None:
-            by_distance = nearest_rows(terms.distance_bias[..., None], key_len)[:, None, :, 0]  # (H, 1, K)
+            by_distance = nearest_rows(terms.distance_bias, key_len)[:, None]  # (H, 1, K)
             score = score + relative_shift(by_distance.expand(-1, seg_len, -1)).to(score.dtype)
         masked = ~visible_keys(seg_len, key_len, terms.reach, query.device)
         unseen = terms.unseen(key_len)

@@ -132,7 +132,7 @@ class FastAttention:
 
             return attend(query, key_value, None, terms, d_head=width, dropout=dropout)
         key, value = key_value.transpose(1, 3).unbind(2)
-        if terms.position_key is not None:
+        if terms.position_key is not None:  # without the zeros
             terms = dataclasses.replace(terms, position_key=terms.position_key[:, : terms.reach, :width])
         attended = self.fallback(query[..., :width], key[..., :width], value[..., :width], terms, dropout=dropout)
         return pad_to(attended, query.shape[3])

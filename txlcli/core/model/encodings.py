@@ -40,10 +40,9 @@ from txlcli.errors import UsageError
 class Encoding(nn.Module):
     """Base class and no-op encoding: the score is (a) alone. Subclasses override the hooks that they need.
 
-    Vectors by distance are `ScoreTerms.position_key`, whose first row may stand for all larger distances. A penalty by
-    distance alone is `ScoreTerms.distance_bias`, (H, n) with the farthest distance first. Vectors that each layer is to
-    project like its hidden states are `ScoreTerms.distances`. All attention backends, the decoder and `txl attention`
-    support these.
+    Vectors by distance are `ScoreTerms.position_key`, a penalty by distance alone `ScoreTerms.distance_bias`. Vectors
+    that each layer is to project like its hidden states are `ScoreTerms.distances`. See `ScoreTerms` for their order.
+    All attention backends, the decoder and `txl attention` support these.
     """
 
     backend: Backend = FAST
