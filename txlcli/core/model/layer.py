@@ -113,7 +113,7 @@ class LayerOutput(NamedTuple):
     hidden: Tensor
     """The output (B, L, d), or that of the last `count` positions."""
     kept: Tensor
-    """The input, which a memory keeps: SG(h) of section 3.2, (B, L, d), no gradient."""
+    """The input, which a memory keeps: SG(h) of section 3.2, (B, L, d), no gradient. Its rows never end in zeros."""
     slots: Tensor | None = None
     """Compressed positions (B, x, d) that have left the memory, without gradient."""
     loss: Tensor | None = None
@@ -287,7 +287,7 @@ class Layer(nn.Module):
         return dropped + hidden
 
     def _kept(self, layer_input: Tensor) -> Tensor:
-        """Return the layer input as a memory keeps it, (B, L, d), without gradient and padding."""
+        """Return the layer input as a memory keeps it, (B, L, d): no gradient, no zeros at the end of rows."""
         return layer_input[..., : self.d_model].detach().contiguous()
 
 

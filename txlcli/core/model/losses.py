@@ -48,7 +48,7 @@ class Objective:
     progress: float = 0.0
     """Share of the training steps that are done, 0 to 1."""
     seg_len: Tensor | None = None
-    """Number of the targets that are not padding, 0-d; None if there is no padding, as for models without attention."""
+    """L, the number of targets before the padding, 0-d; None without padding, as for models without attention."""
     tail_rows: Sequence[Tensor] | None = None
     """Rows (n,) of the targets in each tail of an adaptive softmax, for a CUDA graph: as many in each step, filled up
     with T, the row after the last. None: the softmax finds them."""

@@ -232,12 +232,8 @@ class TransformerXL(LanguageModel):
         whole = []
         for past, output in zip(pasts, outputs, strict=True):
             kept = past.whole_segment(output.kept)
-            hidden = output.hidden
-            if goal.seg_len is None and goal.reread_len:
-                end = max(0, kept.shape[1] - goal.reread_len)
-                kept = kept[:, :end]
-                hidden = hidden[:, :end]
-            whole.append(output._replace(hidden=hidden, kept=kept))
+            end = max(0, kept.shape[1] - goal.reread_len)
+            whole.append(output._replace(hidden=output.hidden[:, :end], kept=kept[:, :end]))
         return self.remember(pasts, whole, goal)
 
     @declares(skips_padding=True, supports_reset=True)
@@ -250,19 +246,19 @@ class TransformerXL(LanguageModel):
 
         Args:
             pasts: of the N layers, before the segment.
-            outputs: of the N layers; `kept`, (B, L, d), is what each has read since the segment began. Positions that
-                the next segment reads again are left out. `hidden` is the output for the tokens of the last call alone,
-                with a gradient: a rule that reads it needs `read_part = LanguageModel.read_part`, which reads a whole
-                segment in each call.
-            goal: `mem_len` is M, at most W - 1 with a window. `seg_len` is given only if the segment is padded, for a
-                full memory, to a rule that declares `skips_padding`. Then it is L, and `kept` has more than L
-                positions: after the first L come those that the next segment reads again, and the padding.
+            outputs: of the N layers. `kept`, (B, L, d), is what each has read since the segment began, without the last
+                E positions, which the next segment reads again. `hidden` is the output for the tokens of the last call
+                alone, with a gradient: a rule that reads it needs `read_part = LanguageModel.read_part`, which reads a
+                whole segment in each call.
+            goal: `mem_len` is M, at most W - 1 with a window. `seg_len` is L if the segment is padded: then `kept` has
+                more positions, of which the first L count. This occurs only after a full memory, and only for a rule
+                that declares `skips_padding`.
         """
         pairs = [(past.hidden, output.kept) for past, output in zip(pasts, outputs, strict=True)]
         if goal.seg_len is None or not goal.mem_len:
             return [update_memory(past, kept, mem_len=goal.mem_len) for past, kept in pairs]
-        moved = torch.arange(goal.mem_len, device=self.device) + goal.seg_len  # a full memory moves by as many
-        return [torch.cat(pair, dim=1).index_select(1, moved) for pair in pairs]
+        last = torch.arange(goal.mem_len, device=self.device) + goal.seg_len  # of M + L positions before the padding
+        return [torch.cat(pair, dim=1).index_select(1, last) for pair in pairs]
 
     def read_part(
         self,
