@@ -50,8 +50,8 @@ class Objective:
     seg_len: Tensor | None = None
     """L, the number of targets before the padding, 0-d; None without padding, as for models without attention."""
     tail_rows: Sequence[Tensor] | None = None
-    """Rows (n,) of the targets in each tail of an adaptive softmax, for a CUDA graph: as many in each step, filled up
-    with T, the row after the last. None: the softmax finds them."""
+    """Rows (n,) of the targets in each tail of an adaptive softmax, as many in each step of a CUDA graph: see
+    `core.model.softmax.fill_up`. None: the softmax finds them."""
     reread_len: int = 0
     """E, final positions that the next segment reads again, so that the memory ends before them."""
     since_reset: Tensor | None = None

@@ -46,8 +46,7 @@ def split_by_band(
         softmax: whose bands these are.
         hidden: (T, d).
         targets: (T,).
-        rows: (n,) of the targets in each tail; T, a row after the last, reads another one, and occurs any number of
-            times.
+        rows: (n,) of the targets in each tail, as `fill_up` returns them.
         weights: (T,) of the losses; by default 1.
     """
     head, *tails = softmax.bands
@@ -62,13 +61,13 @@ def split_by_band(
     cluster_logit = torch.zeros_like(clusters[:, 0])
     in_head = torch.where(targets < head.end, targets, -1)
     split = [BandTargets((*of_head, in_head), clusters.logsumexp(-1), weights)]
-    padded = F.pad(weights, (0, 1))  # the row after the last counts nothing
-    for number, (band, of_band) in enumerate(zip(tails, rows, strict=True), start=1):
-        own = of_band.clamp(max=len(targets) - 1)
+    padded = F.pad(weights, (0, 1))  # the row after the last has a weight of 0
+    for number, (band, filled) in enumerate(zip(tails, rows, strict=True), start=1):
+        own = filled.clamp(max=len(targets) - 1)  # the row after the last reads the last
         # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
         of_tail = softmax.operands(number, softmax.project(number, hidden.index_select(0, own)))
         in_band = (targets.index_select(0, own) - band.first).clamp(0, band.size - 1)
-        split.append(BandTargets((*of_tail, in_band), None, padded.index_select(0, of_band)))
+        split.append(BandTargets((*of_tail, in_band), None, padded.index_select(0, filled)))
         cluster_logit = torch.where(targets >= band.first, clusters[:, number - 1], cluster_logit)
     return split, cluster_logit
 
@@ -157,7 +156,7 @@ class AdaptiveSoftmax(nn.Module):
         of_head, *of_tails = losses
         if cluster_logit is None:
             return of_head
-        in_tails = of_head.new_zeros(len(of_head) + 1)  # the last is of no token
+        in_tails = of_head.new_zeros(len(of_head) + 1)  # with the row after the last
         in_tails = in_tails.index_copy(0, torch.cat(rows), torch.cat(of_tails))
         return of_head - cluster_logit + in_tails[:-1]
 
@@ -319,6 +318,11 @@ class AdaptiveSoftmax(nn.Module):
 def tail_capacity(expected: float, limit: int) -> int:
     """Return how many rows a tail has in a CUDA graph for this expected number of targets, with a margin."""
     return min(limit, math.ceil(1.25 * expected + 6 * math.sqrt(expected)))
+
+
+def fill_up(rows: Tensor, size: int, tokens: int) -> Tensor:
+    """Fill up the rows (n,) of the targets in a tail to this size, with T, a row after the last that counts nothing."""
+    return F.pad(rows, (0, size - len(rows)), value=tokens)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

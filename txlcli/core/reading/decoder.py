@@ -23,7 +23,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from txlcli.core.backend import Attend, Rotation, ScoreTerms, round_up
 from txlcli.core.kernels.attention_slots import SlotAttention
@@ -32,7 +31,7 @@ from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphPool, GraphsByPhas
 from txlcli.core.kernels.device import check_free_memory, product_dtype, row_multiple, send
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.layer import Layer, Past, rotated
-from txlcli.core.model.softmax import tail_capacity
+from txlcli.core.model.softmax import fill_up, tail_capacity
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.reader import Reader
 
@@ -167,7 +166,7 @@ class GraphOfLosses:
             if len(rows) > self._tail_sizes[number]:
                 self._tail_sizes[number] = tail_capacity(max(len(rows), count * MIN_TAIL_SHARE), count)
                 self._graph = GraphsByPhase(self._losses_of, self._capture_graph)  # sizes of a graph do not change
-            padded.append(F.pad(rows, (0, self._tail_sizes[number] - len(rows)), value=count))
+            padded.append(fill_up(rows, self._tail_sizes[number], count))
         return padded
 
 

@@ -18,7 +18,7 @@ from txlcli.core.kernels.device import forked_generators, product_dtype, send
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
-from txlcli.core.model.softmax import tail_capacity
+from txlcli.core.model.softmax import fill_up, tail_capacity
 from txlcli.core.training.exchange import Exchange
 from txlcli.core.training.optimizer import OPTIMIZERS, set_rates
 from txlcli.core.training.parallel import DataParallel
@@ -184,10 +184,10 @@ class CapturedStep:
         count = len(counted)
         rows = []
         for tail, share in zip(self.model.softmax.rows_of_tails(counted), self._tail_shares, strict=True):
-            room = tail_capacity(count * share, count) - len(tail)
-            if room < 0:
+            size = tail_capacity(count * share, count)
+            if len(tail) > size:
                 return None
-            rows.append(F.pad(tail, (0, room), value=count))
+            rows.append(fill_up(tail, size, count))
         return rows
 
     def _capture_gradients(self, batches: list[Batch], memories: list[Memory]) -> None:
