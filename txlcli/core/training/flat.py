@@ -146,19 +146,12 @@ class FlatMatrices(StepWeights):
         of_copies = views_of(self._gradients_of_copies, weights)
         self._matrices = list(map(_Matrix, weights, leaves, gradients, of_copies))
         self._large = large_updates(parallel, weights, buffer=self._masters, copies=self._copies)
-        settings = parallel.settings
-        # `clip` casts the gradients of the copies, unless they are added up or unscaled before.
-        is_clipped = settings.clip is not None or self._large is not None
-        self._casts_late = is_clipped and settings.accumulate == 1 and settings.precision != "fp16"
-        self._large_gradients = self._gradients_of_copies if self._casts_late else self._gradients
+        self._large_gradients = self._gradients
         self.refresh()
 
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
-        """Let the model read the copies inside this block, and then give the matrices the gradients of the copies.
-
-        With `_casts_late`, `parameter.grad` has the values of an earlier step until `clip` writes those of this one.
-        """
+        """Let the model read the copies inside this block, and then give the matrices the gradients of the copies."""
         for matrix in self._matrices:
             matrix.leaf.grad = None  # a step that has failed leaves some
         with swapped_in(self._model, {matrix.parameter: matrix.leaf for matrix in self._matrices}):
@@ -167,24 +160,39 @@ class FlatMatrices(StepWeights):
         if len(given) < len(self._matrices):  # some weights take no part in some steps
             self._gradients_of_copies.zero_()
         foreach.copy_([matrix.gradient_of_copy for matrix in given], [matrix.leaf.grad for matrix in given])
-        if not self._casts_late:
-            if is_first:
-                self._gradients.copy_(self._gradients_of_copies)
-            else:
-                self._gradients.add_(self._gradients_of_copies)
+        self._cast_gradients(is_first=is_first)
         for matrix in given:
             matrix.leaf.grad = None
             matrix.parameter.grad = matrix.gradient
+
+    def _cast_gradients(self, *, is_first: bool) -> None:
+        """Cast the gradients of the copies, and add them to those of earlier micro-batches of the step."""
+        if is_first:
+            self._gradients.copy_(self._gradients_of_copies)
+        else:
+            self._gradients.add_(self._gradients_of_copies)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Cast the matrices once more, after a change."""
         self._copies.copy_(self._masters)
 
+
+class ClippedMatrices(FlatMatrices):
+    """`FlatMatrices` for steps whose gradients are neither added up nor unscaled: clipping casts them.
+
+    That is one pass over them instead of two. Until `clip`, the `grad` of a matrix has the values of an earlier step.
+    """
+
+    def __init__(self, parallel: DataParallel, dtype: torch.dtype) -> None:
+        super().__init__(parallel, dtype)
+        self._large_gradients = self._gradients_of_copies
+
+    def _cast_gradients(self, *, is_first: bool) -> None:
+        """Leave this to `clip`."""
+
     def total_norm(self) -> Tensor:
         """Return the norm of all gradients together (0-d), given those of the copies."""
-        if not self._casts_late:
-            return super().total_norm()
         gradients = self._unclipped()
         norms = dict[Tensor, Tensor]()
         for dtype in {gradient.dtype for gradient in gradients}:
@@ -200,10 +208,11 @@ class FlatMatrices(StepWeights):
 
     @torch.no_grad()
     def clip(self, norm: Tensor) -> None:
-        if not self._casts_late:
-            super().clip(norm)
+        max_norm = self._parallel.settings.clip
+        if max_norm is None:
+            super()._cast_gradients(is_first=True)
             return
-        factor = clip_factor(self._parallel.settings.clip, norm)
+        factor = clip_factor(max_norm, norm)
         # A factor with an axis makes the product float32.
         torch.mul(self._gradients_of_copies, factor[None], out=self._gradients)
         foreach.mul_([each for each in self._unclipped() if each.dtype != self._copies.dtype], factor)

@@ -15,7 +15,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.training.exchange import Exchange
 from txlcli.core.training.fast_path import FastPath
-from txlcli.core.training.flat import FlatMatrices, StepWeights
+from txlcli.core.training.flat import ClippedMatrices, FlatMatrices, StepWeights
 from txlcli.core.training.optimizer import set_rates
 from txlcli.core.training.parallel import DataParallel
 
@@ -138,6 +138,11 @@ class Step:
 
 def _weights(parallel: DataParallel, copies: torch.dtype | None) -> StepWeights:
     """Return what passes read: the parameters, or copies of the matrices in another dtype."""
-    if parallel.world.size > 1 and parallel.settings.parallel != "fsdp":
+    settings = parallel.settings
+    if parallel.world.size > 1 and settings.parallel != "fsdp":
         return Exchange(parallel, copies)
-    return StepWeights(parallel) if copies is None else FlatMatrices(parallel, copies)
+    if copies is None:
+        return StepWeights(parallel)
+    if settings.accumulate > 1 or settings.precision == "fp16":
+        return FlatMatrices(parallel, copies)
+    return ClippedMatrices(parallel, copies)
