@@ -174,8 +174,8 @@ class LanguageModel(nn.Module, ABC):
         """Return the layer, or what calls it compiled, or again in the backward pass (train.recompute = "layers")."""
         compiles = self.backend.compiles
         if self.backend.recompute == "layers" and torch.is_grad_enabled():
-            has_no_state = is_capturing(self.device) or self.device.type == "mps"  # that can be set in a backward pass
-            keeps = has_no_state and not compiles  # the compiler repeats those of its own graph
+            # The compiler repeats random numbers itself; elsewhere see `recomputed`.
+            keeps = not compiles and (is_capturing(self.device) or self.device.type == "mps")
             return functools.partial(compiled(recomputed, compiles), layer, keeps_random_numbers=keeps)
         if compiles:
             return functools.partial(compiled(call_layer), layer)

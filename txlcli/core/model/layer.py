@@ -264,20 +264,22 @@ class Layer(nn.Module):
         Returns (B, L, d); `attended` is overwritten.
         """
         hidden = self._join(self.dropout, attended, hidden, self.attention_gate)
-        if not self.pre_norm:
+        if self.pre_norm:
+            branch = self.feed_forward(self.ff_norm(hidden))
+        else:
             hidden = self.attention_norm(hidden)
-        ff_input = self.ff_norm(hidden) if self.pre_norm else hidden
-        branch = self.feed_forward(ff_input)
+            branch = self.feed_forward(hidden)
         if not self.overwrites_feed_forward:
             branch = branch.clone()
         hidden = self._join(self.feed_forward_dropout, branch, hidden, self.feed_forward_gate)
-        if not self.pre_norm:
-            hidden = self.ff_norm(hidden)
-        return hidden
+        return hidden if self.pre_norm else self.ff_norm(hidden)
 
     @staticmethod
     def _join(dropout: Dropout, branch: Tensor, hidden: Tensor, gate: GruGate | None) -> Tensor:
-        """Apply dropout to the branch and add the residual (B, L, d), in place if the dtypes match; or gate both."""
+        """Apply dropout to the branch and add the residual (B, L, d), in place if the dtypes match.
+
+        With a gate instead of the sum, the branch goes through a relu first (GTrXL).
+        """
         if gate is not None:
             gated: Tensor = gate(hidden, dropout.after_relu(branch))
             return gated

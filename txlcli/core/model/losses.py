@@ -64,7 +64,7 @@ class Objective:
     between them (TAR)."""
 
     def counted(self, length: int) -> slice:
-        """Return the positions of L that count, or all of them where some are padding, which `weights` leave out."""
+        """Return the last positions of L, which count; all of them with padding, which `weights` leave out."""
         if self.seg_len is not None:
             return slice(0, length)
         return counted_positions(length, self.part)

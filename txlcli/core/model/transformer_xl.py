@@ -296,18 +296,13 @@ class TransformerXL(LanguageModel):
         if self.auxiliary is None:
             of_layers = of_layers[-1:]
         del pasts, outputs  # the backward pass frees the old memory layer by layer
-        counted = goal.counted(targets.shape[1])
-        reread = tokens.shape[1] - targets.shape[1]
-        first = reread + counted.start
-        end = reread + counted.stop
-        targets = targets[:, counted]
+        targets = targets[:, goal.counted(targets.shape[1])]
+        first = tokens.shape[1] - targets.shape[1]  # positions before it were read again, or do not count
         final = compiled(final_states, self.backend.compiles)
-        states: list[Tensor] = []
-        penalties: list[Tensor] = []
-        for layer_hidden in of_layers:
-            hidden, penalties = final(self, layer_hidden, first, end, goal)
-            states.append(hidden)
-        del of_layers, layer_hidden  # freed before the logits take memory
+        finals = [final(self, hidden, first, goal) for hidden in of_layers]
+        del of_layers  # freed before the logits take memory
+        states = [hidden for hidden, _ in finals]
+        penalties = finals[-1][1]
         weights = goal.weights(targets.shape[1])
         loss = self.softmax.mean_loss(states[-1], targets, goal.tail_rows, weights)
         if self.auxiliary is not None:
@@ -410,13 +405,11 @@ def embed_inputs(model: TransformerXL, vectors: list[Tensor], tokens: Tensor, po
     return pad_to(model.embedding_dropout(encoded), model.width)
 
 
-def final_states(
-    model: TransformerXL, hidden: Tensor, first: int, end: int, goal: Objective
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the final hidden states (B, x, d) at some positions of a layer's output, with dropout, and penalties."""
+def final_states(model: TransformerXL, hidden: Tensor, first: int, goal: Objective) -> tuple[Tensor, list[Tensor]]:
+    """Return the final hidden states (B, x, d) from a position of a layer's output on, with dropout, and penalties."""
     undropped = model.undropped_hidden(hidden)
-    states = model.output_dropout(undropped)[:, first:end].contiguous()
-    return states, goal.penalties(undropped[:, first:end])
+    states = model.output_dropout(undropped)[:, first:].contiguous()
+    return states, goal.penalties(undropped[:, first:])
 
 
 def last_output(layers: Iterator[LayerOutput]) -> Tensor:
