@@ -153,11 +153,8 @@ def attend(
         key = pad_to(key, width)
         if value is not None:
             value = pad_to(value, width)
-        position_key = terms.position_key
-        if position_key is not None:
-            position_key = pad_to(position_key.to(query.dtype), width)
         columns = _count_columns(terms)
-        by_distance = _position_scores(position, position_key, terms, columns)
+        by_distance = _position_scores(position, terms, columns)
         seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
         dropped = round(dropout * 2**32)
         query_rows = content.contiguous()
@@ -186,7 +183,7 @@ def _count_columns(terms: ScoreTerms) -> int:
     return min(terms.position_key.shape[1], terms.reach)
 
 
-def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerms, columns: int) -> Tensor | None:
+def _position_scores(rows: Tensor, terms: ScoreTerms, columns: int) -> Tensor | None:
     """Return the scores (H, B, L, P) of queries (B, L, H, D) for all distances, None if there are none.
 
     The first `columns` are by distance, those after them padding.
@@ -194,7 +191,8 @@ def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerm
     batch_size, seg_len, heads, width = rows.shape
     pitch = _padded(columns)
     scores: Tensor | None = None
-    if position_key is not None:
+    if terms.position_key is not None:
+        position_key = pad_to(terms.position_key.to(rows.dtype), width)
         if position_key.shape[1] != pitch:  # else it may have rows for the padding
             position_key = pad_to(nearest_rows(position_key, columns), width, pitch)  # (H, P, D)
         of_head = rows.reshape(batch_size * seg_len, heads, width).transpose(0, 1)  # (H, B * L, D)
