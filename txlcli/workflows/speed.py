@@ -27,7 +27,6 @@ from txlcli.core.measures.timing import (
     time_vanilla,
 )
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.decoder import smallest_limit
 from txlcli.core.training.optimizer import check_trainable
 from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
@@ -174,7 +173,7 @@ def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) ->
         because = f"{title} has a recurrent state and no attention length (Table 9)"
         options.exclude("attn_len", "plot", because=because)
         return ()
-    limit = smallest_limit(model.longest_window, model.attention_window) or MAX_COUNT
+    limit = min(model.longest_window or MAX_COUNT, model.attention_window or MAX_COUNT)
     if options.attn_len is None:
         allowed = tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit)
         return allowed or (limit,)

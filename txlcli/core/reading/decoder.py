@@ -201,8 +201,7 @@ class Decoder(Reader):
         self.mem_len = sizes.visible_memory(self.settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         key_len = self.mem_len + self.seg_len
-        limit = smallest_limit(self.settings.key_limit, sizes.window)
-        self.reach = min(key_len, limit or key_len)
+        self.reach = min(key_len, self.settings.key_limit or key_len, sizes.window or key_len)
         """The largest number of keys that a query sees."""
         slack = max(self.seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
         phases = math.ceil(slack / self.seg_len)
@@ -371,8 +370,3 @@ def should_compile(model: LanguageModel, tokens: int) -> bool:
     if problem is not None:
         warnings.warn(f"layers are not compiled: {problem}", stacklevel=2)
     return problem is None
-
-
-def smallest_limit(*limits: int | None) -> int | None:
-    """Return the smallest of the limits that are set, or None if none is."""
-    return min((limit for limit in limits if limit is not None), default=None)
