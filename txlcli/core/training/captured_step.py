@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import Batch, Step
 from txlcli.errors import TrainingError, UsageError
 
+Graph = TypeVar("Graph")
+Stage = Literal["warm-up", "due", "captured", "impossible"]
+
 
 class Gradients(NamedTuple):
     """Results of the first graph."""
@@ -39,10 +42,39 @@ class Gradients(NamedTuple):
     """Memory of each micro-batch after the segment, where the graph also reads it."""
 
 
+class Capture(Generic[Graph]):
+    """A graph, if there is one, and the stage of its capture; "impossible" means that CUDA cannot capture it."""
+
+    def __init__(self, first: Stage) -> None:
+        self._first = first
+        self.stage = first
+        self.graph: Graph | None = None
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if there is no graph yet."""
+        return self.stage in ("warm-up", "due")
+
+    def end_warm_up(self) -> None:
+        """Let the graph be captured the next time."""
+        self.stage = "due"
+
+    def end(self, graph: Graph | None) -> None:
+        """Keep the graph; None if CUDA cannot capture it."""
+        self.graph = graph
+        self.stage = "impossible" if graph is None else "captured"
+
+    def drop(self) -> None:
+        """Drop the graph, which is captured again."""
+        self.graph = None
+        if self.stage != "impossible":
+            self.stage = self._first
+
+
 class CapturedStep:
     """Takes steps by replaying two graphs, if they launch the same kernels on the same memory.
 
-    `as_replayed` says which steps these are. Others run eagerly, as do all if CUDA cannot capture them; then the notes
+    `_as_replayed` says which steps these are. Others run eagerly, as do all if CUDA cannot capture them; then the notes
     of the fast path say why. Jittered segments are padded to one length. An adaptive softmax has a fixed number of rows
     for each tail band, given its share of the tokens of the text in `tail_shares`.
 
@@ -60,17 +92,14 @@ class CapturedStep:
         self._tail_shares = tail_shares
         self._parameters = list(self.model.parameters())
         self._seg_len = torch.zeros((), dtype=torch.int64, device=self.model.device)
-        self._gradient_graph: Replay[Gradients] | None = None
-        self._update_graph: Callable[[], None] | None = None
-        self._may_capture_gradients = True
+        self._gradient_capture = Capture[Replay[Gradients]]("due")
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
-        is_capturable = OPTIMIZERS[self.settings.optimizer].capturable
-        self._may_capture_update = is_capturable and not eager.scaler.is_enabled()
+        is_capturable = OPTIMIZERS[self.settings.optimizer].capturable and not eager.scaler.is_enabled()
+        # The first update after a replay runs eagerly, so that libraries initialize themselves.
+        self._update_capture = Capture[Callable[[], None]]("warm-up" if is_capturable else "impossible")
         self._is_replayed = False
         """True if the gradients of the step at work come from the graph."""
-        self._has_updated = False
-        """True if an update after a replay has run eagerly."""
-        if self._may_capture_update:
+        if is_capturable:
             for group in eager.optimizer.param_groups:
                 group["lr"] = torch.zeros((), device=self.model.device)
 
@@ -81,27 +110,20 @@ class CapturedStep:
 
     def gradients(self, batches: Sequence[Batch], memories: list[Memory]) -> Tensor:
         """See `Step.gradients`; the first graph is captured before its first replay."""
-        replayed = self.as_replayed(batches, memories)
-        if self._has_to_capture and self._world.any_of(replayed is None):
-            replayed = None  # all processes capture a graph in the same step
-        if replayed is not None and self._gradient_graph is None:
+        replayed = self._as_replayed(batches, memories)
+        if replayed is not None and self._gradient_capture.stage == "due":
             self._capture_gradients(replayed, memories)
-        self._is_replayed = replayed is not None and self._gradient_graph is not None
-        if replayed is None or self._gradient_graph is None:
+        graph = self._gradient_capture.graph
+        self._is_replayed = replayed is not None and graph is not None
+        if replayed is None or graph is None:
             return self.eager.gradients(batches, memories)
-        computed = self._gradient_graph(_tensors(replayed, memories))
+        computed = graph(_tensors(replayed, memories))
         self.eager.grad_norm = computed.norm
         for memory, after in zip(memories, computed.memories, strict=True):
             memory[:] = after
         for parameter, gradient in zip(self._parameters, computed.of_parameters, strict=True):
             parameter.grad = gradient
         return computed.losses.clone()
-
-    @property
-    def _has_to_capture(self) -> bool:
-        """True until both graphs are there, if CUDA can capture them."""
-        lacks_update = self._may_capture_update and self._update_graph is None
-        return self._may_capture_gradients and (self._gradient_graph is None or lacks_update)
 
     def norm(self) -> Tensor:
         """See `Step.norm`; the first graph has computed it, except in fp16."""
@@ -110,19 +132,17 @@ class CapturedStep:
         return self.eager.norm()
 
     def update(self, rate_of: Callable[[float], float]) -> None:
-        """See `Step.update`. The second graph reads the norm and the gradients where the first left them.
-
-        The first update after a replay runs eagerly, so that libraries initialize themselves.
-        """
-        if not (self._is_replayed and self._may_capture_update):
+        """See `Step.update`. The second graph reads the norm and the gradients where the first left them."""
+        if not self._is_replayed:
             self.eager.update(rate_of)
             return
         set_rates(self.eager.optimizer, rate_of)
-        if self._has_updated and self._update_graph is None:
-            self._update_graph = self._capture(self.eager.clip_and_update, warm_up=0)
-            self._may_capture_update = self._update_graph is not None
-        self._has_updated = True
-        update = self._update_graph or self.eager.clip_and_update
+        capture = self._update_capture
+        if capture.stage == "due":
+            capture.end(self._capture(self.eager.clip_and_update, warm_up=0))
+        elif capture.stage == "warm-up":
+            capture.end_warm_up()
+        update = capture.graph or self.eager.clip_and_update
         update()
         self.model.forget_gradients()
 
@@ -131,12 +151,15 @@ class CapturedStep:
         if not self.is_captured:
             self.eager.rehearse(batches, memories)
 
-    def as_replayed(self, batches: Sequence[Batch], memories: list[Memory]) -> list[Batch] | None:
+    def _as_replayed(self, batches: Sequence[Batch], memories: list[Memory]) -> list[Batch] | None:
         """Return micro-batches as the graph reads them; None for a step that is not replayed.
 
         That is one at the beginning of an epoch, where memories are not full, a shorter segment at its end, a jittered
-        segment of unusual length, and one with more targets in a tail of the softmax than it has rows.
+        segment of unusual length, and one with more targets in a tail of the softmax than it has rows. Until all graphs
+        are captured, it is also a step that another process does not replay: all capture a graph in the same step.
         """
+        if self._gradient_capture.stage == "impossible":
+            return None
         settings = self.settings
         length = batches[0].targets.shape[1]
         is_whole = length == settings.seg_len
@@ -144,17 +167,23 @@ class CapturedStep:
             is_whole = length <= settings.padded_segment
         is_reread = batches[0].inputs.shape[1] == settings.reread_len + length
         is_full = all(self.model.memory_is_full(memory, settings.mem_len) for memory in memories)
-        if not (self._may_capture_gradients and is_whole and is_reread and is_full):
+        replayed = self._padded(batches) if is_whole and is_reread and is_full else None
+        is_ahead = self._gradient_capture.is_ahead or self._update_capture.is_ahead
+        if is_ahead and self._world.any_of(replayed is None):
             return None
-        replayed = []
-        for batch in batches:
-            padded = self._padded(batch)
-            if padded is None:
-                return None
-            replayed.append(padded)
         return replayed
 
-    def _padded(self, batch: Batch) -> Batch | None:
+    def _padded(self, batches: Sequence[Batch]) -> list[Batch] | None:
+        """Return micro-batches with the sizes of the graph; None if a tail has too few rows for one of them."""
+        padded = []
+        for batch in batches:
+            of_graph = self._padded_batch(batch)
+            if of_graph is None:
+                return None
+            padded.append(of_graph)
+        return padded
+
+    def _padded_batch(self, batch: Batch) -> Batch | None:
         """Return a micro-batch with the sizes of the graph; None if a tail of the softmax has too few rows for it."""
         inputs, targets, goal = batch
         seg_len = None
@@ -202,9 +231,10 @@ class CapturedStep:
                 launch = self._capture_with_exchange(self.eager.weights, compute)
             else:
                 launch = self._capture(compute, warm_up=WARM_UP)
-        self._may_capture_gradients = launch is not None
+        graph = None
         if launch is not None:
-            self._gradient_graph = Replay(launch, _tensors(own_batches, own_memories))
+            graph = Replay(launch, _tensors(own_batches, own_memories))
+        self._gradient_capture.end(graph)
         self.model.forget_gradients()
 
     def _compute(self, batches: list[Batch], memories: list[Memory]) -> Gradients:
@@ -259,7 +289,7 @@ class CapturedStep:
     @property
     def is_captured(self) -> bool:
         """True if steps are replayed."""
-        return self._gradient_graph is not None
+        return self._gradient_capture.stage == "captured"
 
     @property
     def may_step_down(self) -> bool:
@@ -270,9 +300,8 @@ class CapturedStep:
         """See `Step.step_down`. If memory ran out, graphs are dropped: they hold the memory of another step."""
         if not (self.is_captured and self._world.size == 1 and isinstance(error, torch.OutOfMemoryError)):
             self.eager.step_down(error)  # raises the error if nothing can be left out
-        self._gradient_graph = None
-        self._update_graph = None
-        self._has_updated = False
+        self._gradient_capture.drop()
+        self._update_capture.drop()
         self.model.forget_gradients()
         torch.cuda.empty_cache()
 
