@@ -29,9 +29,9 @@ def train_and_read(case):
     model = build(case, settings, META)
     with OneDevice():
         training = start(settings, model)
-        for group in training.eager.optimizer.param_groups:
+        for group in training.parallel.optimizer.param_groups:
             group["fused"] = None  # there is no fused step for it, and others count steps on the host
-        for state in training.eager.optimizer.state.values():
+        for state in training.parallel.optimizer.state.values():
             state["step"] = torch.zeros(())
         for _ in range(2):
             training.update()

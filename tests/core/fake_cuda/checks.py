@@ -175,7 +175,7 @@ def resumed(precision):
     with pretending():
         training = _resumed("averaged", load("averaged", f"train.precision={precision}"), saved)
         training.update()
-    states = [value for state in training.eager.optimizer.state.values() for value in state.values()]
+    states = [value for state in training.parallel.optimizer.state.values() for value in state.values()]
     tensors = [*training.memories[0], *training.average.weights.values(), *states]
     return sorted({str(tensor.device) for tensor in tensors})
 

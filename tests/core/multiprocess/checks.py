@@ -191,7 +191,7 @@ def state_bytes(directory, **changed):
     """Return the bytes of optimizer state that each process holds after a step, without step counters."""
     training = _training(directory, **changed)
     run(training, until=1)
-    state = training.eager.optimizer.state
+    state = training.parallel.optimizer.state
     kept = [tensor for tensors in state.values() for tensor in tensors.values() if tensor.dim()]
     own = sum(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().nbytes for tensor in kept)
     of_all = [None] * WORLD.size

@@ -435,7 +435,7 @@ def test_in_fp16_a_few_steps_may_be_skipped(tmp_path):
     training = new_training(tmp_path, precision="fp16", valid=False, max_steps=12)
     multiply_gradients(training, math.inf, steps=range(1, 9))
     assert [report.step for report in run(training)] == list(range(1, 13))
-    assert training.eager.scaler.state_dict()["scale"] == 2.0**8
+    assert training.scaler.state_dict()["scale"] == 2.0**8
 
 
 def test_in_fp16_a_run_resumes_with_its_loss_scale(tmp_path):
@@ -443,8 +443,8 @@ def test_in_fp16_a_run_resumes_with_its_loss_scale(tmp_path):
     multiply_gradients(training, math.inf, steps=[1])
     run(training, until=2)
     again.restore(checkpoint.load(training.saver.last_path))
-    assert again.eager.scaler.state_dict() == training.eager.scaler.state_dict()
-    assert again.eager.scaler.state_dict()["scale"] == 2.0**15
+    assert again.scaler.state_dict() == training.scaler.state_dict()
+    assert again.scaler.state_dict()["scale"] == 2.0**15
 
 
 @pytest.mark.parametrize("valid", [True, False])

@@ -211,7 +211,7 @@ def test_in_fp16_a_skipped_step_changes_neither_weights_nor_state_of_muon(tmp_pa
     before = weights(training)
     training.update()
     assert all(torch.equal(weight, before[name]) for name, weight in weights(training).items())
-    assert not any(value.any() for state in training.eager.optimizer.state.values() for value in state.values())
+    assert not any(value.any() for state in training.parallel.optimizer.state.values() for value in state.values())
 
 
 @pytest.mark.parametrize(

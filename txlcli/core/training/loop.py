@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average
-from txlcli.core.training.captured_step import make_steps
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
 from txlcli.core.training.parallel import DataParallel, ZeroParallel
@@ -32,11 +31,11 @@ from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments, band_shares
 from txlcli.core.training.step import Batch
+from txlcli.core.training.stepper import make_stepper
 from txlcli.core.training.validation import Validations, ValidationText, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.system.memory import is_out_of_memory
 
-Result = TypeVar("Result")
 CALMER = "lower train.lr, or train with warm-up or norm = pre"
 
 
@@ -92,8 +91,8 @@ class Training:
         self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
         self.parallel = _parallel(_view_for_training(model, settings, world), settings, world)
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
-        self.eager, self.stepper = make_steps(self.parallel, capture_graph, tail_shares)
-        """Take steps: without CUDA graphs, and by replaying them where that is possible."""
+        self.stepper = make_stepper(self.parallel, capture_graph, tail_shares)
+        self.scaler = self.stepper.eager.scaler
         self.average = Average(self.parallel.own_weights(), settings)
         self.validations = Validations(settings)
         self.step = 0
@@ -120,7 +119,7 @@ class Training:
     @property
     def notes(self) -> list[str]:
         """Lines for the user about paths that could not be taken."""
-        return self.eager.fast_path.notes
+        return self.stepper.fast_path.notes
 
     def run(
         self,
@@ -193,14 +192,13 @@ class Training:
             self.memories = self.empty_memories()  # every epoch starts without memory
         batches = [self._batch(part) for part in self._parts]
         self.model.train()
-        self.stepper.rehearse(batches, self.memories)
-        losses = self._gradients(batches)
+        losses = self.stepper.gradients(batches, self.memories)
         checks = self.checks_every_step or self.settings.skip_nonfinite > 0
         if checks and not losses[0].isfinite():
             self._skip("loss")
             return None
         grad_norm = self.stepper.norm()
-        if checks and not self.eager.scaler.is_enabled() and not grad_norm.isfinite():
+        if checks and not self.scaler.is_enabled() and not grad_norm.isfinite():
             self._skip("gradient")
             return None
         self._skipped_in_a_row = 0
@@ -212,26 +210,6 @@ class Training:
         self.position = self.segments.next_position(self.position)
         tokens = self.settings.batch_size * batches[0].targets.shape[1]
         return StepResult(losses, grad_norm, tokens)
-
-    def _gradients(self, batches: list[Batch]) -> Tensor:
-        """Add the gradients of a step; if a part of the fast path fails, begin again with the memory before."""
-        if not self.stepper.may_step_down:  # the memory before is not kept, so that the backward pass can free it
-            return self.stepper.gradients(batches, self.memories)
-        before = self.memories
-        while True:
-            self.memories = [list(memory) for memory in before]
-            try:
-                return self.stepper.gradients(batches, self.memories)
-            except Exception as error:
-                self.stepper.step_down(error)
-
-    def _on_fast_path(self, compute: Callable[[], Result]) -> Result:
-        """Call a function; if a part of the fast path fails, call it again without this part."""
-        while True:
-            try:
-                return compute()
-            except Exception as error:
-                self.stepper.step_down(error)
 
     def _rate_of_group(self, factor: float) -> float:
         """Return the learning rate of a parameter group in the step at work, for a jittered segment by its length."""
@@ -317,13 +295,13 @@ class Training:
         if not math.isfinite(means[0]):
             raise self._failed(f"the loss is not finite at step {self.step}")
         self._check_scale()
-        if not self.eager.scaler.is_enabled() and not self._interval.max_grad_norm.isfinite():
+        if not self.scaler.is_enabled() and not self._interval.max_grad_norm.isfinite():
             raise self._failed(f"the gradient is not finite at a step up to {self.step}")
         return means
 
     def _check_scale(self) -> None:
         """Raise if gradients overflow in fp16 at any scale of the loss."""
-        if self.eager.is_stuck:
+        if self.stepper.eager.is_stuck:
             raise self._failed(
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with `precision` bf16 or fp32",
@@ -338,7 +316,7 @@ class Training:
             return
         compute = functools.partial(validate, self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
         with self.average.swapped_in():
-            scores = self._on_fast_path(compute)
+            scores = self.stepper.on_fast_path(compute)
         if scores:
             yield self.on_validation(scores)
 
@@ -429,7 +407,7 @@ class Training:
                 memories = self.empty_memories()  # as `update` does
             memory = [layer[:1] for layer in memories[0]]
             inputs, targets = self._read(slice(first_lane, first_lane + 1), position)
-            loss = self._on_fast_path(functools.partial(self._loss, inputs, targets, memory))
+            loss = self.stepper.on_fast_path(functools.partial(self._loss, inputs, targets, memory))
             if not self.world.any_of(not loss.isfinite()):
                 return True
             position = self.segments.next_position(position)
@@ -478,12 +456,12 @@ class Training:
             "place": self.position._asdict(),
             **self.validations.state(),
             "average": {"kind": self.settings.average, **self.average.state()},
-            "scaler": self.eager.scaler.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "interval": self._interval.state(),
             "skipped_in_a_row": self._skipped_in_a_row,
         }
         if self.device.type == "cuda":
-            state["compiled"] = self.eager.fast_path.compiles
+            state["compiled"] = self.stepper.fast_path.compiles
         return state
 
     def restore(self, saved: Checkpoint) -> None:
@@ -508,12 +486,12 @@ class Training:
             raise ValueError(f"its epoch has no segment {self.position.segment}")
         interval = state.get("interval", {"after": self.step})  # checkpoints of earlier versions have none
         self._interval = Interval(self.device, self._clock, **interval)
-        if state["scaler"] and self.eager.scaler.is_enabled():  # another precision begins with its own scale
-            self.eager.scaler.load_state_dict(state["scaler"])
+        if state["scaler"] and self.scaler.is_enabled():  # another precision begins with its own scale
+            self.scaler.load_state_dict(state["scaler"])
         averages = {name: self.parallel.own_part(whole) for name, whole in saved.group("average").items()}
         self.average.restore(state["average"], averages, step=self.step)
         self.parallel.restore_optimizer(saved.group("optimizer"))
-        self.eager.weights.refresh()
+        self.stepper.eager.weights.refresh()
         with autocast(self.device, self.model.backend.precision):
             first = self.parallel.first_memory(self.settings.batch_size, self.settings.mem_len)
         self.memories = checkpoint.restored_memories(saved.group("memory"), first, self._parts, self.device)

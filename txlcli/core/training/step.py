@@ -121,20 +121,6 @@ class Step:
             gradients = functools.partial(self.gradients, batches)
             self.fast_path.rehearse(self.weights, batches[0].inputs, memories, gradients)
 
-    @property
-    def may_step_down(self) -> bool:
-        """True if a step that fails may be taken again without a part of the fast path."""
-        return self.fast_path.may_step_down
-
-    def step_down(self, error: Exception) -> None:
-        """Leave out a part of the fast path in which an error was raised; raise the error if it lies elsewhere."""
-        self.fast_path.step_down(error)
-
-    @property
-    def path(self) -> str:
-        """How steps have been computed up to now; see `path_in_words`."""
-        return self.fast_path.in_words(captured=False)
-
 
 def _weights(parallel: DataParallel, copies: torch.dtype | None) -> StepWeights:
     """Return what passes read: the parameters, or copies of the matrices in another dtype."""

@@ -1,4 +1,4 @@
-"""Training steps on CUDA as two CUDA graphs that are replayed: gradients with their norm, and the update.
+"""Takes the steps of a training run: on CUDA by replaying two graphs, gradients with their norm, and the update.
 
 Axes: B batch, E tokens that are read again, L segment, M memory.
 """
@@ -71,30 +71,34 @@ class Capture(Generic[Graph]):
             self.stage = self._first
 
 
-class CapturedStep:
-    """Takes steps by replaying two graphs, if they launch the same kernels on the same memory.
+class Stepper:
+    """Takes steps by replaying two graphs, if they launch the same kernels on the same memory; else eagerly.
 
-    `_as_replayed` says which steps these are. Others run eagerly, as do all if CUDA cannot capture them; then the notes
-    of the fast path say why. Jittered segments are padded to one length. An adaptive softmax has a fixed number of rows
-    for each tail band, given its share of the tokens of the text in `tail_shares`.
+    `_as_replayed` says which steps are replayed. If CUDA cannot capture them, the notes of the fast path say why.
+    Jittered segments are padded to one length. An adaptive softmax has a fixed number of rows for each tail band, given
+    its share of the tokens of the text in `tail_shares`.
 
     Args:
         eager: what takes the steps that are not replayed; the graphs replay its kernels.
-        capture_graph: makes the graphs.
+        capture_graph: makes the graphs; without, no step is replayed.
         tail_shares: see above.
     """
 
-    def __init__(self, eager: Step, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
+    def __init__(
+        self, eager: Step, capture_graph: CaptureGraph | None = None, tail_shares: Sequence[float] = ()
+    ) -> None:
         self.eager = eager
+        self.fast_path = eager.fast_path
         self.settings = eager.settings
         self._world = eager.parallel.world
         self._capture_graph = capture_graph
         self._tail_shares = tail_shares
         self._parameters = list(self.model.parameters())
         self._seg_len = torch.zeros((), dtype=torch.int64, device=self.model.device)
-        self._gradient_capture = Capture[Replay[Gradients]]("due")
+        self._gradient_capture = Capture[Replay[Gradients]]("due" if capture_graph else "impossible")
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
-        is_capturable = OPTIMIZERS[self.settings.optimizer].capturable and not eager.scaler.is_enabled()
+        may_capture_update = OPTIMIZERS[self.settings.optimizer].capturable and not eager.scaler.is_enabled()
+        is_capturable = capture_graph is not None and may_capture_update
         # The first update after a replay runs eagerly, so that libraries initialize themselves.
         self._update_capture = Capture[Callable[[], None]]("warm-up" if is_capturable else "impossible")
         self._is_replayed = False
@@ -109,7 +113,46 @@ class CapturedStep:
         return self.eager.model
 
     def gradients(self, batches: Sequence[Batch], memories: list[Memory]) -> Tensor:
-        """See `Step.gradients`; the first graph is captured before its first replay."""
+        """See `Step.gradients`; a step that fails is taken again from the memory before, without what failed."""
+        if not self.is_captured:
+            self.eager.rehearse(batches, memories)
+        if not (self.fast_path.may_step_down or self._may_drop_graphs):
+            # The memory before is not kept, so that the backward pass can free it.
+            return self._replayed_or_eager(batches, memories)
+        before = list(memories)
+
+        def attempt() -> Tensor:
+            memories[:] = [list(memory) for memory in before]
+            return self._replayed_or_eager(batches, memories)
+
+        return self.on_fast_path(attempt)
+
+    def on_fast_path(self, compute: Callable[[], Result]) -> Result:
+        """Call a function; if a part of the fast path fails, or memory runs out, call it again without this part."""
+        while True:
+            try:
+                return compute()
+            except Exception as error:
+                self._step_down(error)
+
+    def _step_down(self, error: Exception) -> None:
+        """Leave out the part of the fast path that raised an error, or raise the error if it lies elsewhere.
+
+        The graphs are dropped, also if memory ran out: they hold the memory of another step.
+        """
+        if not (self._may_drop_graphs and isinstance(error, torch.OutOfMemoryError)):
+            self.fast_path.step_down(error)
+        self._gradient_capture.drop()
+        self._update_capture.drop()
+        self.model.forget_gradients()
+        torch.cuda.empty_cache()
+
+    @property
+    def _may_drop_graphs(self) -> bool:
+        return self.is_captured and self._world.size == 1
+
+    def _replayed_or_eager(self, batches: Sequence[Batch], memories: list[Memory]) -> Tensor:
+        """Compute the gradients of a step; the first graph is captured before its first replay."""
         replayed = self._as_replayed(batches, memories)
         if replayed is not None and self._gradient_capture.stage == "due":
             self._capture_gradients(replayed, memories)
@@ -145,11 +188,6 @@ class CapturedStep:
         update = capture.graph or self.eager.clip_and_update
         update()
         self.model.forget_gradients()
-
-    def rehearse(self, batches: Sequence[Batch], memories: list[Memory]) -> None:
-        """See `Step.rehearse`; a step that has been captured works."""
-        if not self.is_captured:
-            self.eager.rehearse(batches, memories)
 
     def _as_replayed(self, batches: Sequence[Batch], memories: list[Memory]) -> list[Batch] | None:
         """Return micro-batches as the graph reads them; None for a step that is not replayed.
@@ -256,9 +294,9 @@ class CapturedStep:
 
         They capture it without the exchange before: whatever fails in one of them leaves none waiting.
         """
-        reason = exchange.rehearse("rehearsal", functools.partial(self._capture_graph, compute, self.model.device))
+        reason = exchange.rehearse("rehearsal", functools.partial(self._graph_of, compute, warm_up=WARM_UP))
         if reason is not None:
-            self.eager.fast_path.notes.append(reason)
+            self.fast_path.notes.append(reason)
             return None
         exchange.connect()
         return self._capture(compute, warm_up=0)
@@ -277,14 +315,19 @@ class CapturedStep:
         graph = None
         reason = None
         try:
-            graph = self._capture_graph(function, self.model.device, warm_up=warm_up)
+            graph = self._graph_of(function, warm_up=warm_up)
         except UsageError as error:
             reason = str(error)
         reason = self._world.first_reason(reason)
         if reason is None:
             return graph
-        self.eager.fast_path.notes.append(reason)
+        self.fast_path.notes.append(reason)
         return None
+
+    def _graph_of(self, function: Callable[[], Result], *, warm_up: int) -> Callable[[], Result]:
+        """Return the graph of a function; raise a UsageError if CUDA cannot capture it in this process."""
+        assert self._capture_graph is not None
+        return self._capture_graph(function, self.model.device, warm_up=warm_up)
 
     @property
     def is_captured(self) -> bool:
@@ -292,23 +335,9 @@ class CapturedStep:
         return self._gradient_capture.stage == "captured"
 
     @property
-    def may_step_down(self) -> bool:
-        """See `Step.may_step_down`; graphs may be dropped, too."""
-        return self.eager.may_step_down or (self.is_captured and self._world.size == 1)
-
-    def step_down(self, error: Exception) -> None:
-        """See `Step.step_down`. If memory ran out, graphs are dropped: they hold the memory of another step."""
-        if not (self.is_captured and self._world.size == 1 and isinstance(error, torch.OutOfMemoryError)):
-            self.eager.step_down(error)  # raises the error if nothing can be left out
-        self._gradient_capture.drop()
-        self._update_capture.drop()
-        self.model.forget_gradients()
-        torch.cuda.empty_cache()
-
-    @property
     def path(self) -> str:
-        """See `Step.path`."""
-        return self.eager.fast_path.in_words(captured=self.is_captured)
+        """How steps have been computed up to now; see `path_in_words`."""
+        return self.fast_path.in_words(captured=self.is_captured)
 
 
 def _tensors(batches: list[Batch], memories: list[Memory]) -> list[Tensor]:
@@ -334,26 +363,22 @@ def _copied(batch: Batch) -> Batch:
     return Batch(batch.inputs.clone(), batch.targets.clone(), goal)
 
 
-def make_steps(
+def make_stepper(
     parallel: DataParallel, capture_graph: CaptureGraph | None = None, tail_shares: Sequence[float] = ()
-) -> tuple[Step, Step | CapturedStep]:
-    """Return what takes steps eagerly, and what takes those of a training run: by graphs on CUDA where it can.
-
-    `capture_graph` makes the graphs; by default CUDA's, on CUDA.
-    """
+) -> Stepper:
+    """Return what takes the steps of a training run; `capture_graph` makes the graphs, by default CUDA's, on CUDA."""
     if capture_graph is None and parallel.model.device.type == "cuda":
         capture_graph = GraphPool()
     if capture_graph is None:
-        eager = Step(parallel)
-        return eager, eager
+        return Stepper(Step(parallel))
     reason = _eager_reason(parallel)
     if reason is not None:
-        eager = Step(parallel)
-        eager.fast_path.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
-        return eager, eager
+        stepper = Stepper(Step(parallel))
+        stepper.fast_path.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
+        return stepper
     dtype = product_dtype(parallel.settings.precision, parallel.model.dtype)
     eager = Step(parallel, copies=dtype if dtype != parallel.model.dtype else None)
-    return eager, CapturedStep(eager, capture_graph, tail_shares)
+    return Stepper(eager, capture_graph, tail_shares)
 
 
 def _eager_reason(parallel: DataParallel) -> str | None:
