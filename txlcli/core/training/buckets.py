@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from txlcli.core.kernels.updates import padded_numel, views_of
 from txlcli.core.training.distributed import even_parts
@@ -61,7 +61,7 @@ class Buffers(NamedTuple):
     """Weights that passes read: copies in 16 bits, or the same buffer as `masters`."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Bucket:
     """Parameters whose gradients are sent together."""
 
@@ -75,10 +75,6 @@ class Bucket:
     """The part that this process updates."""
     layers: set[int]
     """Layers that the bucket belongs to; none if other parts of the model read it, too."""
-    received: list[distributed.Work] = field(default_factory=list)
-    """Weights that are on their way."""
-    missing: int = 0
-    """Gradients that the backward pass at work has not computed yet."""
 
 
 def make_buckets(

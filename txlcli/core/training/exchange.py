@@ -6,6 +6,7 @@ last. A CUDA graph captures the exchange with the step, on the stream of the pro
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -22,6 +23,25 @@ FEW = 4
 """Tensors that are cast one by one; more of them are joined and then cast, by two kernels."""
 
 
+@dataclass
+class Pass:
+    """State of the forward and the backward pass of one micro-batch."""
+
+    is_first: bool
+    """True for the first micro-batch of its step."""
+    is_last: bool
+    waiting: list[Bucket]
+    """Buckets that are not complete, in the order in which all processes send them."""
+    missing: dict[Bucket, int]
+    """Number of gradients of each bucket that the backward pass has not computed yet."""
+    with_gradient: set[Tensor]
+    """Parameters that have a gradient, of this or an earlier micro-batch of the step."""
+    weights: dict[Bucket, list[distributed.Work]] = field(default_factory=dict)
+    """Weights that are on their way."""
+    sums: list[distributed.Work] = field(default_factory=list)
+    """Gradients that are on their way."""
+
+
 class Exchange(StepWeights):
     """The weights of several processes, which add up their gradients during the last backward pass of a step.
 
@@ -35,19 +55,18 @@ class Exchange(StepWeights):
         dtype: of copies of the matrices, which passes read instead of these; without, there are none.
     """
 
+    _pass: Pass
+    """At work, or the last one."""
+
     def __init__(self, parallel: DataParallel, dtype: torch.dtype | None = None) -> None:
         super().__init__(parallel)
         self._world = parallel.world
         self._owners = parallel.owners
         self._accumulates = parallel.settings.accumulate > 1
         self._is_paused = False
-        self._works = list[distributed.Work]()
+        """True while nothing is sent."""
         self._announced_layers = set[int]()
         """Layers before which the model has called `before_layer`."""
-        self._with_gradient = set[Tensor]()
-        """Parameters that have a gradient in the step at work."""
-        self._is_first = True
-        self._is_last = True
         self._parameters = dict(self._model.named_parameters())
         self._own = set(parallel.own_weights().values())
         matrices = [module.weight for module in matrices_of(self._model)] if dtype else []
@@ -55,8 +74,6 @@ class Exchange(StepWeights):
         self._buckets, of_matrices = make_buckets(
             self._parameters, matrices, self._owners, self._world.rank, copied=dtype, sent=sent
         )
-        self._n_complete = len(self._buckets)
-        """Number of buckets that are complete in the micro-batch at work."""
         self._leaves = dict[Tensor, Tensor]()
         """The copy that passes read in place of each parameter that has one."""
         for bucket in self._buckets:
@@ -73,25 +90,23 @@ class Exchange(StepWeights):
     @contextlib.contextmanager
     def in_use(self, *, is_first: bool, is_last: bool) -> Iterator[None]:
         """Let the passes of a micro-batch run inside this block, and send the gradients of the last one."""
+        missing = {bucket: len(bucket.leaves) for bucket in self._buckets}
+        with_gradient = set() if is_first else self._pass.with_gradient
+        self._pass = Pass(is_first, is_last, list(self._buckets), missing, with_gradient)
         if is_first:
-            self._with_gradient.clear()
             self._receive_weights()
-        self._is_first = is_first
-        self._is_last = is_last
-        self._n_complete = 0
         for bucket in self._buckets:
-            bucket.missing = len(bucket.leaves)
             for leaf in bucket.leaves:
                 leaf.grad = None  # a step that has failed leaves some
         with swapped_in(self._model, self._leaves), self._called_before_layers():
             yield
-        while self._n_complete < len(self._buckets):  # some weights take no part in some steps
-            self._complete_bucket(self._buckets[self._n_complete])
+        while self._pass.waiting:  # some weights take no part in some steps
+            self._complete_first_bucket()
         if is_last:
             self._receive_gradients()
 
-    def rehearse(self, name: str, function: Callable[[], object]) -> str | None:
-        """Call a function in all processes, without sending anything, and return why it fails in one of them, or None.
+    def failure_without_sending(self, name: str, function: Callable[[], object]) -> str | None:
+        """Call a function in all processes, in turn and without sending; return why it fails in one of them, or None.
 
         None of them waits for one that has failed.
         """
@@ -105,12 +120,12 @@ class Exchange(StepWeights):
     @torch.no_grad()
     def connect(self) -> None:
         """Send everything once, whatever it is: NCCL connects the processes then, which it may not do in a capture."""
+        works = []
         for bucket in self._buckets:
-            self._send_gradients(bucket)
-        self._wait(self._works)
-        self._receive_weights()
-        for bucket in self._buckets:
-            self._wait(bucket.received)
+            works += self._send_gradients(bucket)
+        for bucket in reversed(self._buckets):
+            works += self._send_weights(bucket)
+        self._wait(works)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -125,16 +140,21 @@ class Exchange(StepWeights):
 
         The weights of a layer are awaited before the layer, once the model is known to announce it.
         """
-        if not self._owners or self._is_paused:
-            return
         for bucket in reversed(self._buckets):
-            for owner, part in bucket.of_owner.items():
-                weights = bucket.buffers.copies[part]
-                group = self._world.steps
-                bucket.received.append(distributed.broadcast(weights, src=owner, group=group, async_op=True))
+            self._pass.weights[bucket] = self._send_weights(bucket)
         for bucket in self._buckets:
             if not bucket.layers or not bucket.layers <= self._announced_layers:
-                self._wait(bucket.received)
+                self._await_weights(bucket)
+
+    def _send_weights(self, bucket: Bucket) -> list[distributed.Work]:
+        """Begin to send what passes read of a bucket from the owner of each part to all other processes."""
+        if not self._owners or self._is_paused:
+            return []
+        works = []
+        for owner, part in bucket.of_owner.items():
+            weights = bucket.buffers.copies[part]
+            works.append(distributed.broadcast(weights, src=owner, group=self._world.steps, async_op=True))
+        return works
 
     @contextlib.contextmanager
     def _called_before_layers(self) -> Iterator[None]:
@@ -146,14 +166,17 @@ class Exchange(StepWeights):
         finally:
             model.before_layer = None
             for bucket in self._buckets:
-                self._wait(bucket.received)
+                self._await_weights(bucket)
 
     def _before_layer(self, number: int) -> None:
         """Wait for the weights of a layer."""
         self._announced_layers.add(number)
         for bucket in self._buckets:
             if number in bucket.layers:
-                self._wait(bucket.received)
+                self._await_weights(bucket)
+
+    def _await_weights(self, bucket: Bucket) -> None:
+        self._wait(self._pass.weights.pop(bucket, []))
 
     @staticmethod
     def _wait(works: list[distributed.Work]) -> None:
@@ -164,14 +187,15 @@ class Exchange(StepWeights):
 
     def _on_gradient(self, bucket: Bucket, _: Tensor) -> None:
         """Note that a gradient of the bucket is complete; send all buckets that are, in the same order everywhere."""
-        bucket.missing -= 1
-        while self._n_complete < len(self._buckets) and not self._buckets[self._n_complete].missing:
-            self._complete_bucket(self._buckets[self._n_complete])
+        missing = self._pass.missing
+        missing[bucket] -= 1
+        while self._pass.waiting and not missing[self._pass.waiting[0]]:
+            self._complete_first_bucket()
 
     @torch.no_grad()
-    def _complete_bucket(self, bucket: Bucket) -> None:
+    def _complete_first_bucket(self) -> None:
         """Add the gradients of a micro-batch to those of earlier ones, and send the sum after the last."""
-        self._n_complete += 1
+        bucket = self._pass.waiting.pop(0)
         target = bucket.buffers.gradients if self._accumulates else bucket.buffers.sent
         gradients = []
         for parameter, leaf, view in zip(
@@ -179,15 +203,15 @@ class Exchange(StepWeights):
         ):
             if leaf.grad is not None:
                 gradients.append(leaf.grad)  # perhaps in this buffer already, which a softmax reuses on a CPU
-                self._with_gradient.add(parameter)
-            elif self._is_first:
+                self._pass.with_gradient.add(parameter)
+            elif self._pass.is_first:
                 view.zero_()
         if gradients:
             self._accumulate(bucket, target, gradients)
         for leaf in bucket.leaves:
             leaf.grad = None
-        if self._is_last:
-            self._send_gradients(bucket)
+        if self._pass.is_last:
+            self._pass.sums += self._send_gradients(bucket)
 
     def _accumulate(self, bucket: Bucket, target: Tensor, gradients: list[Tensor]) -> None:
         """Add the gradients of a bucket to a flat buffer, or replace its content if they are the first."""
@@ -199,37 +223,38 @@ class Exchange(StepWeights):
             foreach.copy_(_views(bucket, joined), gradients)
             added = [joined]
             added_to = [target]
-        if self._is_first:
+        if self._pass.is_first:
             foreach.copy_(added_to, added)
         else:
             foreach.add_(added_to, added)
 
-    def _send_gradients(self, bucket: Bucket) -> None:
+    def _send_gradients(self, bucket: Bucket) -> list[distributed.Work]:
         """Begin to add up the gradients of all processes: in each of them, or in the owner of each."""
         gradients = bucket.buffers.gradients
         sent = bucket.buffers.sent
         if self._accumulates and sent.dtype != gradients.dtype:
             sent.copy_(gradients)
         if self._is_paused:
-            return
+            return []
         group = self._world.steps
         if not self._owners:
-            self._works.append(distributed.all_reduce(sent, group=group, async_op=True))
-            return
+            return [distributed.all_reduce(sent, group=group, async_op=True)]
+        works = []
         for owner, part in bucket.of_owner.items():
-            self._works.append(distributed.reduce(sent[part], dst=owner, group=group, async_op=True))
+            works.append(distributed.reduce(sent[part], dst=owner, group=group, async_op=True))
+        return works
 
     @torch.no_grad()
     def _receive_gradients(self) -> None:
         """Wait for all sums, and give them to the parameters that this process updates."""
-        self._wait(self._works)
+        self._wait(self._pass.sums)
         for bucket in self._buckets:
             gradients = bucket.buffers.gradients
             sent = bucket.buffers.sent
             if sent.dtype != gradients.dtype:
                 gradients[bucket.own].copy_(sent[bucket.own])
             for parameter, view in zip(bucket.parameters, views_of(gradients, bucket.parameters), strict=True):
-                if parameter in self._with_gradient and parameter in self._own:
+                if parameter in self._pass.with_gradient and parameter in self._own:
                     parameter.grad = view
         if self._owners and self._parallel.settings.precision == "fp16":
             self._spread_overflow()

@@ -87,7 +87,7 @@ class FastPath:
             began = time.perf_counter()
             copies = [list(memory) for memory in memories]
             with forked_generators(self._model.device):
-                reason = exchange.rehearse(f"step by {path}", functools.partial(gradients, copies))
+                reason = exchange.failure_without_sending(f"step by {path}", functools.partial(gradients, copies))
             self._model.forget_gradients()
             if reason is not None:
                 self._leave_out(reason, is_compiled=is_compiled)

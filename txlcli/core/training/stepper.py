@@ -157,9 +157,10 @@ class Stepper:
         if replayed is not None and self._gradient_capture.stage == "due":
             self._capture_gradients(replayed, memories)
         graph = self._gradient_capture.graph
-        self._is_replayed = replayed is not None and graph is not None
+        self._is_replayed = False
         if replayed is None or graph is None:
             return self.eager.gradients(batches, memories)
+        self._is_replayed = True
         computed = graph(_tensors(replayed, memories))
         self.eager.grad_norm = computed.norm
         for memory, after in zip(memories, computed.memories, strict=True):
@@ -294,7 +295,9 @@ class Stepper:
 
         They capture it without the exchange before: whatever fails in one of them leaves none waiting.
         """
-        reason = exchange.rehearse("rehearsal", functools.partial(self._graph_of, compute, warm_up=WARM_UP))
+        reason = exchange.failure_without_sending(
+            "rehearsal", functools.partial(self._graph_of, compute, warm_up=WARM_UP)
+        )
         if reason is not None:
             self.fast_path.notes.append(reason)
             return None
