@@ -68,14 +68,14 @@ class TxlGroup(TyperGroup):
                 raise KeyboardInterrupt
         except BaseException as error:
             code = _report(error)
-            if code is None and launcher.world_size() == 1:
+            if code is None and launcher.place_or_alone().world_size == 1:
                 raise
             if code is None:
                 traceback.print_exc()
                 code = TxlError.exit_code
         if not isinstance(code, int):
             code = 0
-        if launcher.world_size() > 1:
+        if launcher.place_or_alone().world_size > 1:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError):
                     stream.flush()

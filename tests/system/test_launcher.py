@@ -10,8 +10,8 @@ TORCHRUN = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 
 
 def test_torchrun_names_the_place_of_a_process():
-    assert launcher.place(TORCHRUN | {"SLURM_STEP_NUM_TASKS": "7"}) == Place(8, 5, 1, 4)
-    assert launcher.place({"WORLD_SIZE": "3", "RANK": "2"}) == Place(3, 2, 2, 3)
+    assert launcher.place_in(TORCHRUN | {"SLURM_STEP_NUM_TASKS": "7"}) == Place("torchrun", 8, 5, 1, 4)
+    assert launcher.place_in({"WORLD_SIZE": "3", "RANK": "2"}) == Place("torchrun", 3, 2, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_torchrun_names_the_place_of_a_process():
     ],
 )
 def test_a_single_process_is_alone(environment):
-    assert launcher.place(environment) == ALONE
+    assert launcher.place_in(environment) == ALONE
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_single_process_is_alone(environment):
 )
 def test_a_wrong_environment_is_rejected(environment, error):
     with pytest.raises(UsageError, match=error):
-        launcher.place(environment)
+        launcher.place_in(environment)
 
 
 def test_more_processes_than_a_machine_can_run_are_rejected_before_they_start():

@@ -54,14 +54,14 @@ def evaluate(
     Example: txl eval --mem-len 0,64,128,256
     """
     launcher.check_processes(processes)
-    processes = max(processes, launcher.world_size())
+    processes = max(processes, launcher.place().world_size)
     if is_external(model_name):
         options.check_external(processes)
     else:
         # A wrong name ends each of several processes at once.
         run = run_directory.find(model_name, workspace.runs_dir)
         options.check_run(processes, run.settings.eval.batch_size)
-        if processes > 1 and not launcher.is_started():
+        if processes > 1 and launcher.place().starter == "nobody":
             _start_processes(processes, context, run)
     if processes > 1:
         launcher.end_with_launcher()
@@ -109,7 +109,7 @@ def _signals_of_processes() -> Iterator[None]:
         with signals.silent():
             yield
     except (KeyboardInterrupt, signals.Terminated) as ended:
-        if launcher.is_own():
+        if launcher.place().starter == "txl":
             sys.exit(128 + signals.number_of(ended))
         raise
 

@@ -44,7 +44,7 @@ def train(
         _show_forecast(request, launch, workspace, json)
         return
     needs_launcher = launch.processes > 1 or launch.restarts > 0
-    if needs_launcher and not launcher.is_started():
+    if needs_launcher and launcher.place().starter == "nobody":
         sys.exit(_start_processes(request, launch, workspace, context.find_root().obj))
     _train_each(request.with_seeds(launch.seeds, workspace.runs_dir), workspace, json)
 
@@ -70,7 +70,7 @@ def _show_forecast(request: Request, launch: LaunchOptions, workspace: Workspace
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast
 
-    processes = max(launch.processes, launcher.world_size())
+    processes = max(launch.processes, launcher.place().world_size)
     cost = forecast.run(request, workspace, processes=processes, measures=launch.measure)
     console.show_result(cost, training_tables.show_forecast, json=json)
 
@@ -99,10 +99,10 @@ def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
         raise UsageError("`measure` belongs to `dry_run`; add it, or leave out `measure`")
     if launch.dry_run:
         options.exclude("profile", "max_minutes", "resume", because="`dry_run` takes no steps")
-    if launch.seeds > 1 and (options.resume or launcher.is_started()):
+    if launch.seeds > 1 and (options.resume or launcher.place().starter != "nobody"):
         raise UsageError("--seeds trains new runs in one process; leave out --resume and torchrun")
     launcher.check_processes(launch.processes)
-    if launch.restarts and launcher.world_size() > 1 and not launcher.is_own():
+    if launch.restarts and launcher.place().starter == "torchrun":
         raise UsageError(f"--restarts {launch.restarts}: torchrun started the processes; use its own restarts")
     if launcher.may_restart() and not (options.name or options.resume):
         raise UsageError("torchrun --max-restarts needs --name, so that the processes find the run that they resume")

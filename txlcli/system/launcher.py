@@ -1,5 +1,6 @@
 """Several processes of one command: starts them, or reads the environment of torchrun, which did."""
 
+import functools
 import logging
 import math
 import os
@@ -12,7 +13,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from txlcli.errors import TrainingError, UsageError
 from txlcli.system import processors
@@ -44,21 +45,33 @@ OTHER_LAUNCHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SI
 """Programs whose processes do not know where to meet, and the variables with their number."""
 
 
+Starter = Literal["nobody", "torchrun", "txl"]
+
+
 @dataclass(frozen=True)
 class Place:
-    """The place of this process among those that torchrun started."""
+    """Who started this process, and its place among the processes of its command."""
 
+    starter: Starter = "nobody"
+    """A cluster that sets the variables of torchrun counts as torchrun."""
     world_size: int = 1
     rank: int = 0
     local_rank: int = 0
+    """Rank among the processes of this machine."""
     local_world_size: int = 1
 
 
 ALONE = Place()
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place:
+@functools.cache
+def place() -> Place:
     """Return the place of this process; variables that contradict each other are a UsageError."""
+    return place_in(os.environ)
+
+
+def place_in(environment: Mapping[str, str]) -> Place:
+    """Return the place that the variables of a launcher describe, or raise a UsageError."""
     if "RANK" in environment and "WORLD_SIZE" in environment:  # also set by hand, or by a cluster
         size = environment["WORLD_SIZE"]
         rank = environment["RANK"]
@@ -68,7 +81,12 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
                 f"RANK={rank}, WORLD_SIZE={size} or the LOCAL ones are wrong; start the processes with torchrun, or "
                 "unset them"
             )
-        return Place(*map(int, numbers))
+        starter: Starter = "nobody"
+        if STARTED in environment:
+            starter = "txl"
+        elif int(size) > 1:
+            starter = "torchrun"
+        return Place(starter, *map(int, numbers))
     for name, variable in OTHER_LAUNCHERS.items():
         count = environment.get(variable, "1")
         if count != "1":
@@ -76,7 +94,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     return ALONE
 
 
-def _place_or_alone() -> Place:
+def place_or_alone() -> Place:
     """Return the place of this process; a wrong environment is reported by `place` when a command begins."""
     try:
         return place()
@@ -84,34 +102,14 @@ def _place_or_alone() -> Place:
         return ALONE
 
 
-def world_size() -> int:
-    """Return the number of processes that the launcher started; 1 without a launcher."""
-    return _place_or_alone().world_size
-
-
-def local_rank() -> int:
-    """Return the rank of this process on its machine, from 0."""
-    return _place_or_alone().local_rank
-
-
 def is_main() -> bool:
     """Return True for rank 0, which reports to the user and writes files."""
-    return _place_or_alone().rank == 0
-
-
-def is_own() -> bool:
-    """Return True if txl itself started this process as one of several."""
-    return STARTED in os.environ
+    return place_or_alone().rank == 0
 
 
 def store_file() -> str:
     """Return the file in which processes meet that txl itself started; only they can read and write it."""
     return os.environ[STORE]
-
-
-def is_started() -> bool:
-    """Return True if this process was started by a launcher, or by txl itself as one of its processes."""
-    return world_size() > 1 or is_own()
 
 
 def check_processes(processes: int) -> None:
@@ -136,7 +134,7 @@ def may_restart() -> bool:
 
 def is_orphan() -> bool:
     """Return True if the launcher, which started this process, was killed and can no longer stop it."""
-    return world_size() > 1 and os.getppid() != _PARENT
+    return place().world_size > 1 and os.getppid() != _PARENT
 
 
 def end_with_launcher() -> None:

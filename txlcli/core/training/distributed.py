@@ -143,7 +143,7 @@ class World:
         """
         if self.store is None:
             return function()
-        first = self.rank - launcher.local_rank()
+        first = self.rank - launcher.place().local_rank
         if self.rank != first:
             self.store.wait([f"{name}/{first}"], JOIN_TIMEOUT)
         try:
@@ -211,17 +211,16 @@ class World:
     def _explained_loss(self, error: RuntimeError) -> TxlError:
         """Return the error for an exchange that another process has broken."""
         signals.ignore()  # the launcher ends this process, which is about to end by itself
-        seen_by_launcher = launcher.is_own() and not _contains(error, TIMED_OUT)
+        is_of_txl = launcher.place().starter == "txl"
+        seen_by_launcher = is_of_txl and not _contains(error, TIMED_OUT)
         notes = self._exchange_notes((0, ""), 0.0 if seen_by_launcher else SECONDS_TO_EXPLAIN)
         for code, reason in notes.values():
-            if code and self.is_rank_zero:
-                return DisagreementError(reason, code)
             if code:
-                return ReportedError(reason, code)
+                return DisagreementError(reason, code) if self.is_rank_zero else ReportedError(reason, code)
         silent = [0]
         if 0 in notes:
             silent = [rank for rank in range(self.size) if rank not in notes]
-        if launcher.is_own() and not seen_by_launcher:
+        if is_of_txl and not seen_by_launcher:
             self._end(silent)
         names = "another process"
         if silent:
@@ -322,7 +321,7 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
 
 def _store(rank: int, size: int) -> distributed.Store:
     """Return the store in which the processes meet: a file if txl started them, the server of torchrun otherwise."""
-    if launcher.is_own():
+    if launcher.place().starter == "txl":
         store: distributed.Store = distributed.FileStore(launcher.store_file())
         store.set_timeout(JOIN_TIMEOUT)
     else:

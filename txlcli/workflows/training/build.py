@@ -63,7 +63,7 @@ def built(request: Request, workspace: Workspace) -> Iterator[Job]:
         # Before the processes meet, since it may take long:
         preparing.prepare_if_missing(settings.corpus.store, workspace.data_dir, workspace.reporter)
     device = pick_device(workspace.device)
-    check_device(settings, device, processes=launcher.world_size())
+    check_device(settings, device, processes=launcher.place().world_size)
     world = distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
     with world.failing_together(), ExitStack() as files:
         store = workspace.open_store(settings.corpus.store)
