@@ -18,19 +18,19 @@ def scheduled_lr(settings: TrainSettings, step: int, factor: float = 1.0, scale:
     end = settings.schedule_steps
     if settings.average == "mean" and step > end:
         return settings.average_lr_factor * scheduled_lr(settings, end, factor, scale)
-    factor = max(factor * scale, floor)
+    peak = max(factor * scale, floor)
     if step <= settings.warmup_steps:
-        return factor * settings.lr * step / settings.warmup_steps
-    ratio = factor
+        return peak * settings.lr * step / settings.warmup_steps
+    ratio = peak
     if settings.schedule == "cosine":
         start = settings.warmup_steps if settings.cosine_from == "warmup" else 0
         steps = settings.cosine_steps - start
         done = min(1.0, (step - 1 - start) / max(1, steps))  # a short run may end within its warm-up
-        ratio = floor + (factor - floor) * (1 + math.cos(math.pi * done)) / 2
+        ratio = floor + (peak - floor) * (1 + math.cos(math.pi * done)) / 2
     elif settings.schedule == "wsd":
-        ratio = floor + (factor - floor) * min(1.0, (end + 1 - step) / (settings.decay_share * end))
+        ratio = floor + (peak - floor) * min(1.0, (end + 1 - step) / (settings.decay_share * end))
     elif settings.schedule == "inverse_sqrt":
-        ratio = factor * math.sqrt(max(settings.warmup_steps, 1) / step)
+        ratio = peak * math.sqrt(max(settings.warmup_steps, 1) / step)
     return settings.lr * max(ratio, floor)
 
 
