@@ -9,9 +9,10 @@ from txlcli.system.launcher import ALONE, Place
 TORCHRUN = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
 
-def test_torchrun_names_the_place_of_a_process():
+def test_the_variables_of_torchrun_tell_the_place_of_a_process_and_who_started_it():
     assert launcher.place_in(TORCHRUN | {"SLURM_STEP_NUM_TASKS": "7"}) == Place("torchrun", 8, 5, 1, 4)
     assert launcher.place_in({"WORLD_SIZE": "3", "RANK": "2"}) == Place("torchrun", 3, 2, 2, 3)
+    assert launcher.place_in(TORCHRUN | {launcher.STARTED: "8"}) == Place("txl", 8, 5, 1, 4)
 
 
 @pytest.mark.parametrize(
