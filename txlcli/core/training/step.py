@@ -67,21 +67,26 @@ class Step:
             The mean loss and what the objective adds to it, (2,).
         """
         losses = []
+        last = len(batches) - 1
         for number, (batch, memory) in enumerate(zip(batches, memories, strict=True)):
-            with self.weights.in_use(is_first=number == 0, is_last=number == len(batches) - 1):
-                with autocast(self.model.device, self.settings.precision), self.fast_path.layers(batch.inputs, memory):
-                    compute = self.parallel.with_all_weights(self.model.objective)
-                    loss, reported, memory[:] = compute(batch.inputs, batch.targets, memory, batch.goal)
-                share = len(batch.targets) / self.settings.batch_size
-                with float32_products(self.model.device, self.settings.precision):
-                    # No reference to the old memory is left, so this frees it layer by layer.
-                    self.scaler.scale(loss).backward(torch.full_like(loss, share * self.parallel.gradient_factor))
-                of_batch = torch.stack([reported, loss - reported]).detach()
-                losses.append(of_batch * share if share < 1 else of_batch)
+            with self.weights.in_use(is_first=number == 0, is_last=number == last):
+                losses.append(self._forward_backward(batch, memory))
         self.fast_path.end_of_passes()
         total = sum(losses[1:], losses[0])
         self.weights.add_up(total)
         return total
+
+    def _forward_backward(self, batch: Batch, memory: Memory) -> Tensor:
+        """Add the gradients of a micro-batch, and return its share of the losses, (2,). See `gradients`."""
+        with autocast(self.model.device, self.settings.precision), self.fast_path.layers(batch.inputs, memory):
+            compute = self.parallel.with_all_weights(self.model.objective)
+            loss, reported, new_memory = compute(batch.inputs, batch.targets, memory, batch.goal)
+        memory[:] = new_memory  # no reference to the old one is left, so that the backward pass frees it layer by layer
+        share = len(batch.targets) / self.settings.batch_size
+        with float32_products(self.model.device, self.settings.precision):
+            self.scaler.scale(loss).backward(torch.full_like(loss, share * self.parallel.gradient_factor))
+        losses = torch.stack([reported, loss - reported]).detach()
+        return losses * share if share < 1 else losses
 
     def norm(self) -> Tensor:
         """Return the total norm of all gradients (0-d), for `update`."""
