@@ -19,6 +19,7 @@ import typer
 
 from tests.benchmarks import mixture as _  # noqa: F401 - registers the architecture "mixture"
 from tests.benchmarks.curve import trained
+from txlcli.runs import run_directory
 from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -79,7 +80,8 @@ def measure(recipe_name, label, changes, seed, workspace, *, lengths):
     result = {"recipe": recipe_name, "variant": label, "seed": seed}
     for split in ("valid", "test"):
         reading = EvalOptions(split=split, temperature="auto", timed=False, **lengths)
-        row = evaluate.run(name, reading, workspace).rows[0]
+        run = run_directory.find(name, workspace.runs_dir)
+        row = evaluate.evaluate_run(run, reading, workspace).rows[0]
         result["temperature"] = row.temperature
         result[f"{split}_ppl"] = row.measures["ppl"]
     return result

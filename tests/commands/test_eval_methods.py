@@ -9,6 +9,7 @@ import pytest
 from tests.cards import read_log
 from tests.commands.novel import HERE, done, json_of, refusal, train
 from txlcli.errors import UsageError
+from txlcli.runs import run_directory
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.adapted import best_dynamic_settings
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -81,7 +82,7 @@ def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
 def evaluate_words(**options):
     """Evaluate the run of words on 60 tokens."""
     options = EvalOptions(positions=60, batch_size=2, **options)
-    return evaluate.run("word", options, Workspace(**HERE))
+    return evaluate.evaluate_run(run_directory.find("word", HERE["runs_dir"]), options, Workspace(**HERE))
 
 
 def test_the_parameters_are_searched_on_valid_for_every_split(here):
@@ -143,7 +144,8 @@ def test_auto_searches_for_the_window_of_a_model_without_memory(here):
 def test_a_cache_longer_than_a_lane_and_dynamic_evaluation_in_fp16_are_rejected(here):
     assert "exceeds the 30 tokens of a lane" in refusal("eval", "byte", "--cache", 40, *SHORT)
     workspace = Workspace(**HERE)
-    as_on_a_gpu = dataclasses.replace(workspace.open_run("byte"), precision="fp16")  # a CPU refuses it before
+    opened = workspace.open_run(run_directory.find("byte", workspace.runs_dir))
+    as_on_a_gpu = dataclasses.replace(opened, precision="fp16")  # a CPU refuses it before
     with pytest.raises(UsageError, match="fp16 is too coarse"):
         evaluate.evaluate(as_on_a_gpu, EvalOptions(dynamic=True), workspace)
 

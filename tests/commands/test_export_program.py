@@ -13,7 +13,7 @@ from tests.commands.novel import RMT, done, json_of, refusal, text_of, train
 from tests.extensions import registered_slopes
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
-from txlcli.runs import loading
+from txlcli.runs import loading, run_directory
 
 WITHOUT_TXL = """
 import runpy, sys
@@ -49,7 +49,7 @@ def test_a_program_reads_segments_as_txl_does(here, kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         done("export", kind, "out", "--format", "pt2")
-    opened = loading.open_run(kind, here / "runs", device="cpu", precision="fp32")
+    opened = loading.open_run(run_directory.find(kind, here / "runs"), device="cpu", precision="fp32")
     tokens = torch.randint(opened.model.vocab_size, (3, 27), generator=torch.Generator().manual_seed(5))
     settings = opened.run.settings.evaluation_settings(batch_size=3)
     reader = make_reader(opened.model.on(temperature=float(settings.temperature)), settings)
@@ -74,7 +74,7 @@ SHORT_CONTEXTS = {
 def test_the_loader_samples_what_txl_predicts(here, kind):
     train(*SHORT_CONTEXTS[kind], "train.max_steps=40", name="short")
     done("export", "short", "out", "--format", "pt2")
-    opened = loading.open_run("short", here / "runs", device="cpu", precision="fp32")
+    opened = loading.open_run(run_directory.find("short", here / "runs"), device="cpu", precision="fp32")
     settings = opened.run.settings.evaluation_settings(batch_size=1)
     reader = (
         make_reader(opened.model, settings, by_tokens=True)
@@ -135,7 +135,7 @@ def test_the_loader_scores_a_text_of_words_as_eval_does(here):
 def test_the_loader_scores_and_continues_a_text(here):
     done("export", "byte", "out", "--format", "pt2")
     loss = float(run_python("out/load.py", "score", "novel/test.txt"))
-    opened = loading.open_run("byte", here / "runs", device="cpu", precision="fp32")
+    opened = loading.open_run(run_directory.find("byte", here / "runs"), device="cpu", precision="fp32")
     ids = torch.from_numpy(opened.vocab.encode(text_of("test")))[None]
     reader = make_reader(opened.model, opened.run.settings.evaluation_settings(batch_size=1))
     log_probs = torch.cat([reader.log_probs(reader.read(part)) for part in ids[:, :-1].split(5, dim=1)], dim=1)

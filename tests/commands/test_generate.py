@@ -12,7 +12,7 @@ from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text
 from txlcli import corpora
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
-from txlcli.runs import loading
+from txlcli.runs import loading, run_directory
 from txlcli.workflows.generate import detokenize_lines, until_stop
 
 LOST = "\N{REPLACEMENT CHARACTER}"
@@ -80,7 +80,7 @@ def test_the_prompt_can_be_read_from_standard_input(here):
 @torch.no_grad()
 def likeliest(run, context, count):
     """Return the likeliest tokens of the model, one at a time, with a memory of the run's five tokens."""
-    opened = loading.open_run(run, loading.Path("runs"), device="cpu", precision="fp32")
+    opened = loading.open_run(run_directory.find(run, loading.Path("runs")), device="cpu", precision="fp32")
     memory = opened.model.first_memory(1, 5)
     tokens = []
     for token in context:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import done, refusal
+from txlcli.runs import run_directory
 from txlcli.workflows.generate import Conversation, prepare
 from txlcli.workflows.generate_options import GenerateOptions
 from txlcli.workflows.reporter import Reporter
@@ -40,10 +41,12 @@ def test_commands_are_not_prompts_and_a_path_is(here):
 
 
 def test_a_conversation_equals_one_text_with_the_same_tokens(here):
-    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=3, greedy=True), Reporter())
+    talk = Conversation(
+        HERE.open_run(run_directory.find("byte", HERE.runs_dir)), GenerateOptions(tokens=3, greedy=True), Reporter()
+    )
     first, second = ("".join(talk.reply(prompt)) for prompt in ("the fox ", "over "))
     whole = GenerateOptions(prompt=f"the fox {first}over ", tokens=3, greedy=True)
-    expected = prepare("byte", whole, HERE)
+    expected = prepare(run_directory.find("byte", HERE.runs_dir), whole, HERE)
     assert "".join(expected.spell(next(expected.samples()))) == second
 
 

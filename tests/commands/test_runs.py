@@ -184,7 +184,9 @@ def test_the_result_of_a_run_that_was_replaced_meanwhile_is_not_recorded(here):
     told = []
     reporter = Reporter(lambda message, *_: told.append(message))
     workspace = Workspace(device="cpu", reporter=reporter)
-    evaluated = evaluate(workspace.open_run("byte"), EvalOptions(timed=False), workspace)
+    evaluated = evaluate(
+        workspace.open_run(run_directory.find("byte", workspace.runs_dir)), EvalOptions(timed=False), workspace
+    )
     shutil.rmtree("runs/byte")
     shutil.copytree("runs/char", "runs/byte")
     result.record(evaluated)

@@ -122,11 +122,13 @@ def evaluation(directory, device, readings):
 
     The result is that on test where valid is best.
     """
+    here = workspace(directory, device)
+    run = run_directory.find(RUN, here.runs_dir)
     found = {}
     for reading, changes in readings.items():
         options = {"temperature": "auto", "timed": False, **changes}
         of_splits = {
-            split: evaluate.run(RUN, EvalOptions(split=split, **options), workspace(directory, device)).rows
+            split: evaluate.evaluate_run(run, EvalOptions(split=split, **options), here).rows
             for split in ("valid", "test")
         }
         for row, on_test in zip(*of_splits.values(), strict=True):

@@ -19,7 +19,7 @@ from txlcli.config.train_settings import TrainSettings
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.runs import loading
+from txlcli.runs import loading, run_directory
 
 B, L = 3, 5
 KINDS = {
@@ -62,7 +62,7 @@ def run_txl(*arguments):
 
 def predictions(run, tokens, seg_len):
     """Log-probabilities (B, T, V) as an evaluation of the run computes them."""
-    opened = loading.open_run(run, Path("runs"), device="cpu", precision="fp32")
+    opened = loading.open_run(run_directory.read_run(Path("runs", run)), device="cpu", precision="fp32")
     settings = opened.run.settings.evaluation_settings(seg_len=seg_len, batch_size=len(tokens))
     decoder = make_reader(opened.model, settings)
     return torch.cat([decoder.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)

@@ -1,6 +1,7 @@
 """What the figures of results show, by the texts of their SVG."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,7 @@ def test_the_axis_of_times_says_that_the_machine_was_busy(tmp_path, trusted, end
 def test_the_curves_of_a_run_without_a_validation_are_its_training_alone(tmp_path):
     reports = [{"step": 11, "loss_nats": 2.5}]
     settings = SimpleNamespace(corpus=SimpleNamespace(store="s"))
-    run = SimpleNamespace(name="a", path_to_open="runs/a", metric="bpc", settings=settings)
+    run = SimpleNamespace(name="a", subject=Path("runs/a"), metric="bpc", settings=settings)
     past = SimpleNamespace(run=run, reports=reports, reports_of={"train": reports, "valid": []}.get)
     figures.plot_curves(tmp_path / "f.svg", [past])
     svg = (tmp_path / "f.svg").read_text(encoding="utf-8")

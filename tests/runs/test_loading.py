@@ -46,7 +46,7 @@ def saved_run(runs_dir, name="mine", *, best=False):
 
 
 def open_run(runs_dir, name="mine", **changed):
-    return loading.open_run(name, runs_dir, **{"device": "cpu", "precision": None, **changed})
+    return loading.open_run(run_directory.find(name, runs_dir), **{"device": "cpu", "precision": None, **changed})
 
 
 def test_a_run_is_opened_with_its_weights_and_its_vocabulary(tmp_path):

@@ -159,7 +159,7 @@ def test_a_run_is_found_by_its_name_or_its_directory(runs_dir, tmp_path):
     weights.touch()
     (runs_dir / "alone.safetensors").touch()
     for word in ("mine/step-7.safetensors", str(weights)):
-        assert run_directory.find(word, runs_dir).path_to_open == str(weights)
+        assert run_directory.find(word, runs_dir).subject == weights
         assert run_directory.is_run(word, runs_dir)
     for word in ("other", "alone.safetensors"):
         assert not run_directory.is_run(word, runs_dir)

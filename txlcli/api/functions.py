@@ -14,8 +14,9 @@ from txlcli.config.train_settings import Precision
 from txlcli.core.architectures import registry
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.model.base import LanguageModel
-from txlcli.errors import RecipeError
+from txlcli.errors import RecipeError, UsageError
 from txlcli.report import figures
+from txlcli.runs import run_directory
 from txlcli.workflows import difference as difference_workflow
 from txlcli.workflows import recl as recl_workflow
 from txlcli.workflows.difference import LossDifference
@@ -136,8 +137,8 @@ def load(
         UsageError: the device or the precision is not available.
     """
     workspace = _workspace(runs_dir, data_dir, device, on_progress, precision)
-    run_name = None if run is None else os.fspath(run)
-    return LoadedRun(workspace.open_run(run_name), workspace)
+    found = run_directory.find(None if run is None else os.fspath(run), workspace.runs_dir)
+    return LoadedRun(workspace.open_run(found), workspace)
 
 
 @checked
@@ -211,7 +212,9 @@ def recl(
     for run in [runs] if isinstance(runs, str) else runs:
         FieldType.of(PathLike).check("`runs`", run)
         names.append(os.fspath(run))
-    result = recl_workflow.run(names, given, workspace)
+    if not names:
+        raise UsageError("`runs` is empty; name at least one run")
+    result = recl_workflow.run(run_directory.find_each(names, workspace.runs_dir), given, workspace)
     if given.plot is not None:
         figures.plot_gains(given.plot, result)
     if given.plot_ppl is not None:

@@ -26,6 +26,7 @@ from txlcli.paper import metrics
 from txlcli.report import figures, run_report
 from txlcli.report.attention import measure_and_plot
 from txlcli.report.run_report import ReportOptions, RunReport
+from txlcli.runs import run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows import attention, probe, speed
 from txlcli.workflows.attention import AttentionResult
@@ -362,7 +363,8 @@ class LoadedRun:
             UsageError: the options do not fit the run.
         """
         given = options or SpeedOptions()
-        result = speed.run(self._name, given, self._workspace)  # the steps that it times change the weights it opens
+        # Opened again, since the steps that it times change the weights.
+        result = speed.time_run(self._opened.run, given, self._workspace)
         if given.plot is not None:
             figures.plot_times(given.plot, result)
         return result
@@ -381,7 +383,7 @@ class LoadedRun:
         given = options or AttentionOptions()
         if given.out is None:
             given.exclude("format", "force", because="figures are written only to the folder `out`")
-            return attention.run(self._name, given, self._workspace)
+            return attention.measure_attention(self._opened.run, given, self._workspace)
         result, _ = measure_and_plot(self._opened.run, given.out, given, self._workspace)
         return result
 
@@ -396,7 +398,7 @@ class LoadedRun:
             UsageError: the options do not fit the run.
         """
         given = options or ProbeOptions()
-        result = probe.run(self._name, given, self._workspace)
+        result = probe.probe_run(self._opened.run, given, self._workspace)
         if given.plot is not None:
             figures.plot_probes(given.plot, result)
         return result
@@ -417,7 +419,7 @@ class LoadedRun:
         given = options or ExportOptions()
         if given.format not in RUN_FORMATS:
             raise UsageError(f"`format` {given.format} is for a token store; a run has {listed(RUN_FORMATS)}")
-        return export_run.run(self._name, Path(directory), given, self._workspace.runs_dir)
+        return export_run.run(self._opened.run, Path(directory), given)
 
     @checked
     def report(self, options: ReportOptions | None = None) -> RunReport:
@@ -429,12 +431,8 @@ class LoadedRun:
         Raises:
             RunError: the folder has files.
         """
-        return run_report.make(self._name, options or ReportOptions(), self._workspace)
-
-    @property
-    def _name(self) -> str:
-        """Path by which a job opens the run again."""
-        return self._opened.run.path_to_open
+        now = run_directory.find(str(self._opened.run.subject), self._workspace.runs_dir)  # it may have been resumed
+        return run_report.make(now, options or ReportOptions(), self._workspace)
 
 
 def _check_sampling(options: Sampling) -> None:

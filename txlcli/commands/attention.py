@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import Json, Run
+from txlcli.commands.options import Json, RunName
 from txlcli.report.attention import COLUMNS, measure_and_plot, notes, rows
 from txlcli.runs import run_directory
 from txlcli.workflows.attention_options import AttentionOptions
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def attention(
     options: AttentionOptions,
-    run_name: Run = None,
+    run_name: RunName = None,
     *,
     workspace: RunWorkspace,
     json: Json = False,

@@ -33,10 +33,10 @@ def compress(
 
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
-    run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import compress as workflow
 
-    result = workflow.compress(run_name, source, target, options, workspace)
+    result = workflow.compress(run, source, target, options, workspace)
     console.show_result(result, show_compressed, json=json)
 
 
@@ -55,10 +55,10 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
-    run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import compress as workflow
 
-    result = workflow.decompress(run_name, source, target, options, workspace)
+    result = workflow.decompress(run, source, target, options, workspace)
     console.show_result(result, show_restored, json=json)
 
 

@@ -68,7 +68,10 @@ def evaluate(
     with _signals_of_processes():
         from txlcli.workflows.evaluation import evaluate as workflow
 
-        result = workflow.run(model_name, options, workspace)
+        if is_external(model_name):
+            result = workflow.evaluate_external(model_name, options, workspace)
+        else:
+            result = workflow.evaluate_run(run, options, workspace)
         if launcher.is_main():
             _show(result, options, json=json)
         result.raise_pending()

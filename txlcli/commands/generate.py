@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import Json, Run
+from txlcli.commands.options import Json, RunName
 from txlcli.errors import CorpusInputError, TxlError, UsageError, VocabularyError
 from txlcli.runs import run_directory
 from txlcli.system.input_files import MAX_SETTINGS
@@ -26,7 +26,7 @@ COMMANDS = "/help lists these commands, /reset forgets the text so far, /quit or
 
 def generate(
     options: GenerateOptions,
-    run_name: Run = None,
+    run_name: RunName = None,
     interactive: Annotated[
         bool, Option("--interactive", help="Ask for prompts; the model remembers all of them. /help lists commands.")
     ] = False,
@@ -43,7 +43,7 @@ def generate(
 
     Example: txl generate --prompt "def main(" --tokens 300
     """
-    run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     if interactive:
         others = ("prompt", "prompt_ids", "at", "context", "reference", "samples", "out")
         options.exclude(*others, because="--interactive asks for prompts")
@@ -56,14 +56,14 @@ def generate(
     from txlcli.workflows import generate as workflow
 
     if interactive:
-        opened = workspace.open_run(run_name)
-        workspace.reporter.say(f"generating with {opened.run.path_to_open}; {COMMANDS}")
+        opened = workspace.open_run(run)
+        workspace.reporter.say(f"generating with {run.subject}; {COMMANDS}")
         converse(workflow.Conversation(opened, options, workspace.reporter), raw=raw)
     elif json or options.out is not None:
-        result = workflow.run(run_name, options, workspace)
+        result = workflow.generate_texts(run, options, workspace)
         console.show_result(result, lambda _: console.show_line(str(options.out)), json=json)
     else:
-        show(workflow.prepare(run_name, options, workspace), raw=raw)
+        show(workflow.prepare(run, options, workspace), raw=raw)
 
 
 def _read_prompt(prompt: str, reporter: Reporter) -> str:

@@ -60,7 +60,7 @@ def argument(metavar: str, help_: str, *kinds: str) -> Any:
     return Argument(metavar=metavar, help=help_, autocompletion=names_of(*kinds))
 
 
-Run = Annotated[
+RunName = Annotated[
     str | None,
     argument("RUN", "Name or folder of a run [default: the most recent].", "runs"),
 ]
@@ -72,7 +72,7 @@ ScoredModel = Annotated[
         "runs",
     ),
 ]
-Runs = Annotated[list[str] | None, argument("RUN...", "Runs, by name or folder.", "runs")]
+RunNames = Annotated[list[str] | None, argument("RUN...", "Runs, by name or folder.", "runs")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, write_figure
+from txlcli.commands.options import Json, RunName, write_figure
 from txlcli.paper.metrics import bits
 from txlcli.report import figures
 from txlcli.runs import run_directory
@@ -18,7 +18,7 @@ COLUMNS = ("distance", "copied", "copy bits", "recalled", "recall bits", "words"
 
 def probe(
     options: ProbeOptions,
-    run_name: Run = None,
+    run_name: RunName = None,
     *,
     workspace: RunWorkspace,
     json: Json = False,
@@ -30,10 +30,10 @@ def probe(
 
     Example: txl probe --plot probe.png
     """
-    run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import probe as workflow
 
-    result = workflow.run(run_name, options, workspace)
+    result = workflow.probe_run(run, options, workspace)
     console.show_result(result, show, json=json)
     write_figure(options.plot, figures.plot_probes, result)
 

@@ -16,6 +16,7 @@ from txlcli.errors import RunError
 from txlcli.report import figures
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
+from txlcli.runs.run_directory import Run
 from txlcli.system import signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -84,20 +85,20 @@ def quickstart(
     if max_minutes is not None:
         positions = _positions(run, 60 * max_minutes - (time.monotonic() - started))
     lengths = EvalOptions(mem_len=MEM_LENS, positions=positions)
-    _announce("eval", run, options=lengths, data_dir=data_dir)
-    evaluation = evaluate.run(run, lengths, workspace)
+    _announce("eval", str(run.directory), options=lengths, data_dir=data_dir)
+    evaluation = evaluate.evaluate_run(run, lengths, workspace)
     eval_.show(evaluation)
     evaluation.raise_pending()
     sample = GenerateOptions(prompt=PROMPT, tokens=TOKENS)
-    _announce("generate", run, options=sample, data_dir=data_dir)
+    _announce("generate", str(run.directory), options=sample, data_dir=data_dir)
     show_generated(generate.prepare(run, sample, workspace))
-    write_figure(Path(run) / FIGURE, figures.plot_evaluation, evaluation)
+    write_figure(run.directory / FIGURE, figures.plot_evaluation, evaluation)
     _summarize(evaluation, workspace)
 
 
-def _positions(run: str, left_s: float) -> int:
+def _positions(run: Run, left_s: float) -> int:
     """Return how many tokens to evaluate in the seconds that are left, by the speed at which this machine trained."""
-    rate = history.read(run_directory.read_run(Path(run))).tokens_per_s or 0.0  # None if training took no step
+    rate = history.read(run).tokens_per_s or 0.0  # None if training took no step
     return max(FEWEST_POSITIONS, int(EVAL_SHARE * left_s * rate / TRAINED_PER_POSITION))
 
 
@@ -130,8 +131,8 @@ def _announce(step: str, *words: str, options: Options, **directories: Path) -> 
     console.say(f"$ {command_line(step, *words, **options.changed(), **directories)}")
 
 
-def _train(minutes: float | None, workspace: Workspace) -> str:
-    """Train the recipe unless that is done, show the result, and return the folder of the run.
+def _train(minutes: float | None, workspace: Workspace) -> Run:
+    """Train the recipe unless that is done, show the result, and return the run.
 
     An interrupted run of the same settings is resumed.
     """
@@ -150,10 +151,10 @@ def _train(minutes: float | None, workspace: Workspace) -> str:
         options = TrainOptions(resume=str(directory), max_minutes=minutes, resume_command=again)
     else:
         console.say(f"using {directory}, which is finished; delete this folder to train it again")
-        return str(directory)
+        return run_directory.read_run(directory)
     _announce("train", *words, options=options, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
     training_tables.show_result(train_recipe(recipe_source, options, workspace))
-    return str(directory)
+    return run_directory.read_run(directory)
 
 
 def _check_earlier(directory: Path) -> History:

@@ -28,11 +28,10 @@ def recl(
 
     Example: txl recl stdlib vanilla-stdlib --start 16 --step 16 --positions 500
     """
-    for name in run_names:  # a wrong name is reported before PyTorch is imported
-        run_directory.find(name, workspace.runs_dir)
+    runs = run_directory.find_each(run_names, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import recl as workflow
 
-    result = workflow.run(run_names, options, workspace)
+    result = workflow.run(runs, options, workspace)
     console.show_result(result, show, json=json)
     write_figure(options.plot, figures.plot_gains, result)
     write_figure(options.plot_ppl, figures.plot_perplexities, result)

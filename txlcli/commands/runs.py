@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Runs, argument, check_options_last, with_options, write_figure
+from txlcli.commands.options import Json, RunName, RunNames, argument, check_options_last, with_options, write_figure
 from txlcli.config import recipe
 from txlcli.errors import RunError
 from txlcli.paper import metrics
@@ -81,7 +81,7 @@ def _list_row(entry: RunSummary) -> list[str]:
 
 
 @app.command("show")
-def show(where: RunsDir, run_name: Run = None, json: Json = False) -> None:
+def show(where: RunsDir, run_name: RunName = None, json: Json = False) -> None:
     """Show a run: its progress, results and settings.
 
     Settings with their default value are left out.
@@ -162,7 +162,7 @@ def _delete(directories: Sequence[Path], options: DeleteOptions, *, json: bool) 
 
 
 @app.command("compare")
-def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: Json = False) -> None:
+def compare(options: PlotOptions, where: RunsDir, run_names: RunNames = None, json: Json = False) -> None:
     """Compare two or more runs side by side.
 
     Shows differing settings, best and last losses, tokens per second and parameters.
@@ -178,7 +178,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
 
 
 @app.command("plot")
-def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
+def plot(options: PlotOptions, where: RunsDir, run_names: RunNames = None) -> None:
     """Plot the training and validation curves of runs.
 
     Without RUN, plots the most recent one. Writes curves.png into the folder of the first run, unless --plot names
@@ -300,7 +300,7 @@ def _show_difference(result: "LossDifference") -> None:
 
 
 @app.command("report")
-def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorkspace, json: Json = False) -> None:
+def report(options: ReportOptions, run_name: RunName = None, *, workspace: RunWorkspace, json: Json = False) -> None:
     """Write a report of a run as one page.
 
     Shows settings, training curves, recorded evaluations, samples, attention, and the run among published results.
@@ -308,7 +308,8 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
 
     Example: txl runs report stdlib
     """
-    result = run_report.make(run_name, options, workspace)
+    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    result = run_report.make(run, options, workspace)
     if json:
         console.show_json(result)
     else:

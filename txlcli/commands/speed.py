@@ -18,6 +18,9 @@ from txlcli.workflows.workspace import RunWorkspace
 if TYPE_CHECKING:
     from txlcli.workflows.speed import SpeedResult, ThroughputRow
 
+DEFAULT_RECIPE = "enwik8"
+"""Recipe that is timed without any run."""
+
 
 def speed(
     options: SpeedOptions,
@@ -41,12 +44,20 @@ def speed(
 
     Example: txl speed stdlib --attn-len 128,256,512
     """
-    if subject is not None and not run_directory.is_run(subject, workspace.runs_dir):
-        _check_name(subject, workspace)
-        recipe.load(subject, options.overrides)  # reports a wrong recipe before PyTorch is imported
-    from txlcli.workflows import speed as workflow
+    if subject is None and not run_directory.any_run(workspace.runs_dir):
+        subject = DEFAULT_RECIPE
+    # Errors are reported before PyTorch is imported.
+    if subject is None or run_directory.is_run(subject, workspace.runs_dir):
+        run = run_directory.find(subject, workspace.runs_dir)
+        from txlcli.workflows import speed as workflow
 
-    result = workflow.run(subject, options, workspace)
+        result = workflow.time_run(run, options, workspace)
+    else:
+        _check_name(subject, workspace)
+        recipe.load(subject, options.overrides)
+        from txlcli.workflows import speed as workflow
+
+        result = workflow.time_recipe(subject, options, workspace)
     console.show_result(result, show, json=json)
     write_figure(options.plot, figures.plot_times, result)
 

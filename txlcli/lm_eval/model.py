@@ -24,6 +24,7 @@ from txlcli.core.reading.documents import Document, DocumentScore, score_documen
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import UnknownNameError, UsageError, VocabularyError
+from txlcli.runs import run_directory
 from txlcli.runs.loading import open_run
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.settings import check_options
@@ -70,8 +71,8 @@ class HarnessModel(LM):
         )
         if device is None or device.startswith("cuda"):
             device = "auto"
-        name = None if run is None else str(run)
-        self._opened = open_run(name, Path(str(runs_dir)), device=device, precision=precision)
+        found = run_directory.find(None if run is None else str(run), Path(str(runs_dir)))
+        self._opened = open_run(found, device=device, precision=precision)
         check_options(self._opened, options)
         self._vocab = self._opened.vocab
         self._vocab.check_has_text()

@@ -32,7 +32,7 @@ def measure_and_plot(
         check_replaceable(path)
     with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    result = workflow.run(run.path_to_open, options, workspace)
+    result = workflow.measure_attention(run, options, workspace)
     for number, path in paths.items():
         plot_figure(result, number, path)
     return result, paths

@@ -125,7 +125,7 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
     runs = [past.run for past in histories]
     if len({run.metric for run in runs}) > 1:
         raise UsageError("`plot` needs one metric, but some of these runs have bpc, others ppl; leave one kind out")
-    names = run_directory.short_names([Path(run.path_to_open) for run in runs])
+    names = run_directory.short_names([run.subject for run in runs])
     curves = {}
     styles = {}
     for number, (name, past) in enumerate(zip(names, histories, strict=True)):

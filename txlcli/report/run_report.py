@@ -11,7 +11,7 @@ from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
 from txlcli.report import attention, figures
 from txlcli.report.run_facts import describe, settings_of
-from txlcli.runs import history, run_directory, summaries
+from txlcli.runs import history, summaries
 from txlcli.runs.history import History
 from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing
@@ -59,9 +59,8 @@ class RunReport(Result):
     """Paths of the page, as Markdown and as HTML."""
 
 
-def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> RunReport:
-    """Write the report of a run, by default the most recent one."""
-    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+def make(run: Run, options: ReportOptions, workspace: Workspace) -> RunReport:
+    """Write the report of a run."""
     from txlcli.report import pages
 
     directory = _make_directory(options.out or run.directory / "report", force=options.force)
@@ -82,13 +81,12 @@ def make(run_name: str | None, options: ReportOptions, workspace: Workspace) -> 
         facts.append(["weights", f"{run.weights.name} in evaluations, samples and attention"])
     summary = Grid(["", ""], facts)
     settings = Grid(["", ""], settings_of(run))
-    name = run.path_to_open
     sections = [
         ReportSection(title="Run", grids=[summary]),
         ReportSection(title="Settings", notes=["Other settings have their defaults."], grids=[settings]),
         _training(past, directory),
         _evaluations(past),
-        attempt("samples", "Samples", lambda: _samples(name, options, workspace)),
+        attempt("samples", "Samples", lambda: _samples(run, options, workspace)),
         attempt("attention", "Attention", lambda: _attention(run, directory, workspace)),
         attempt("published", "Published results", lambda: ranking.rank(past)),
     ]
@@ -135,7 +133,7 @@ def _evaluations(past: History) -> ReportSection:
     return ReportSection(title="Evaluations", notes=notes, grids=[Grid(columns, rows)])
 
 
-def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> ReportSection:
+def _samples(run: Run, options: ReportOptions, workspace: Workspace) -> ReportSection:
     """Generate texts after random passages of the test split, with their actual continuations."""
     from txlcli.workflows import generate
     from txlcli.workflows.reproduction.items import sample_texts
@@ -143,7 +141,7 @@ def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Rep
     samples = []
     for seed in range(options.seed, options.seed + options.samples):
         sample_options = GenerateOptions(tokens=SAMPLE_TOKENS, reference=True, seed=seed)
-        samples.append(generate.run(run_name, sample_options, workspace))
+        samples.append(generate.generate_texts(run, sample_options, workspace))
     return ReportSection(notes=["Contexts are random passages of the test split."], texts=sample_texts(samples))
 
 

@@ -123,9 +123,8 @@ def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
         )
 
 
-def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: Precision | None) -> OpenRun:
-    """Open a run by directory or name, or the most recent one, with its best weights on the device."""
-    run = run_directory.find(run_name, runs_dir)
+def open_run(run: Run, *, device: str, precision: Precision | None) -> OpenRun:
+    """Read the weights of a run to a device: those that the user named, or the best ones."""
     torch_device = pick_device(device)
     precision = precision or run.settings.train.precision
     check_precision(precision, torch_device)
@@ -138,7 +137,7 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: Pr
     model = model.to(torch_device).eval().on(precision=precision)
     step = saved.state["step"]
     return OpenRun(
-        subject=Path(run.path_to_open),
+        subject=run.subject,
         settings=run.settings,
         model=model,
         vocab=vocab,

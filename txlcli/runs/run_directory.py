@@ -144,9 +144,9 @@ class Run:
         return self.directory / LAST
 
     @property
-    def path_to_open(self) -> str:
-        """Path by which a job opens the run: of the weights, if the user named one of its files."""
-        return str(self.weights or self.directory)
+    def subject(self) -> Path:
+        """Directory, or file of the weights if the user named one, which results and messages show."""
+        return self.weights or self.directory
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Append one report to metrics.jsonl."""
@@ -243,7 +243,7 @@ def find_directory(run_name: str, runs_dir: Path) -> Path:
 def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
     """Find several runs, or files of their weights, by paths or names; without one, the most recent run."""
     runs = [find(run_name, runs_dir) for run_name in run_names or (None,)]
-    check_distinct([Path(run.path_to_open) for run in runs])
+    check_distinct([run.subject for run in runs])
     return runs
 
 

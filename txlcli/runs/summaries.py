@@ -151,7 +151,7 @@ def compare(histories: Sequence[History]) -> Comparison:
     if not all(texts):
         texts = [run.settings.corpus.store for run in runs]
     vocabularies = {run.vocab_fingerprint for run in runs}
-    labels = run_directory.short_names([Path(run.path_to_open) for run in runs])
+    labels = run_directory.short_names([run.subject for run in runs])
     return Comparison(
         runs=summaries,
         labels=tuple(labels),

@@ -166,11 +166,11 @@ def check_options(run: Run, options: AttentionOptions) -> None:
     one_lane(run, mem_len=options.mem_len)
 
 
-def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
+def measure_attention(run: Run, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
     """Measure the attention of a run on a split."""
-    opened = workspace.open_run(run_name)
-    check_options(opened.run, options)
-    settings = one_lane(opened.run, mem_len=options.mem_len, seg_len=options.seg_len)
+    check_options(run, options)
+    opened = workspace.open_run(run)
+    settings = one_lane(run, mem_len=options.mem_len, seg_len=options.seg_len)
     first = first_query(settings)
     positions = first + (options.positions or DEFAULT_QUERIES)
     text = split_text(opened, options.split, positions, workspace)

@@ -31,6 +31,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, RecipeError, UsageError, VocabularyError
 from txlcli.runs import loading, run_directory
 from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.system.input_files import errors_of_reading
 from txlcli.system.written_files import check_replaceable
@@ -74,18 +75,16 @@ class CompressResult(DecompressResult):
     mem_len: int
 
 
-def compress(
-    run_name: str, source: Path, target: Path, options: CompressOptions, workspace: Workspace
-) -> CompressResult:
+def compress(run: Run, source: Path, target: Path, options: CompressOptions, workspace: Workspace) -> CompressResult:
     """Compress a file with the predictions of a run."""
     _check_target(target, source, options)
     check_replaceable(target, compressed_file.MAGIC.decode())
     data = read_unchanged(source)
-    opened = _open_exact(run_name, workspace)
+    opened = _open_exact(run)
     ids = _encode(opened.vocab, data, source)
     lanes = options.lanes or min(MAX_LANES, len(data) // BYTES_PER_LANE)
     lanes = max(1, min(lanes, len(data)))
-    settings = one_lane(opened.run, mem_len=options.mem_len).with_batch_size(lanes)
+    settings = one_lane(run, mem_len=options.mem_len).with_batch_size(lanes)
     lanes = Lanes.of(max(1, len(ids)), settings).n_lanes  # fewer if the last ones would be empty
     started = time.perf_counter()
     coder = SymbolEncoder()
@@ -111,7 +110,7 @@ def compress(
     with errors_of_writing(target):
         size = compressed_file.write(target, header, coder.words())
     return CompressResult(
-        run=str(opened.run.directory),
+        run=str(run.directory),
         file=str(source),
         compressed=str(target),
         bytes=len(data),
@@ -164,7 +163,7 @@ def _code(
 
 
 def decompress(
-    run_name: str, source: Path, target: Path, options: DecompressOptions, workspace: Workspace
+    run: Run, source: Path, target: Path, options: DecompressOptions, workspace: Workspace
 ) -> DecompressResult:
     """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
     _check_target(target, source, options)
@@ -172,7 +171,7 @@ def decompress(
         raise UsageError(f"{target} is an HDF5 file, such as a token store; name another file to write")
     with errors_of_reading(source):
         header, words = compressed_file.read(source)
-    opened = _open_exact(run_name, workspace)
+    opened = _open_exact(run)
     started = time.perf_counter()
     with threads(header.threads):  # sums are divided among them
         data = _restored(source, header, SymbolDecoder(words), opened, workspace)
@@ -184,7 +183,7 @@ def decompress(
     with errors_of_writing(target), replacing(target) as draft:
         draft.write_bytes(data)
     return DecompressResult(
-        run=str(opened.run.directory),
+        run=str(run.directory),
         file=str(target),
         compressed=str(source),
         bytes=len(data),
@@ -192,9 +191,9 @@ def decompress(
     )
 
 
-def _open_exact(run_name: str, workspace: Workspace) -> OpenRun:
+def _open_exact(run: Run) -> OpenRun:
     """Open a run on the device and in the precision with which its predictions are repeated to the bit."""
-    return loading.open_run(run_name, workspace.runs_dir, device="cpu", precision="fp32")
+    return loading.open_run(run, device="cpu", precision="fp32")
 
 
 def _check_target(target: Path, source: Path, options: DecompressOptions) -> None:

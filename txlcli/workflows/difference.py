@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.data import loss_file
+from txlcli.data.loss_file import Losses
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.difference_options import DifferenceOptions
 from txlcli.workflows.evaluation import evaluate, words_file
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -64,6 +66,36 @@ class LossDifference(Result):
     """True if the interval does not contain 0: the difference is more than chance."""
 
 
+@dataclass(frozen=True)
+class Compared:
+    """A run, or a file of losses, that is compared with another."""
+
+    name: str
+    """Name that the user gave."""
+    source: Run | Losses
+    has_state: bool
+    """True for a run with a recurrent state, or the losses of one: it has no memory length."""
+
+    @classmethod
+    def open(cls, name: str, workspace: Workspace) -> "Compared":
+        """Find the run of a name, or read the file of losses."""
+        if name.lower().endswith(LOSS_FORMATS):
+            file = loss_file.read(Path(name))
+            return cls(name, file, file.has_state)
+        run = run_directory.find(name, workspace.runs_dir)
+        return cls(name, run, run.settings.model.recurrent_state)
+
+    @property
+    def default_length(self) -> tuple[str, int]:
+        """Letter and length of a run's evaluation, or of the best one of a file: "M" or "N", or "" without one."""
+        if self.has_state:
+            return "", 0
+        if isinstance(self.source, Losses):
+            prefix, _, length = _chosen_evaluation(self.name, self.source.losses_nats, None).rpartition("_")
+            return "M" if prefix == "mem_len" else "N", int(length)
+        return "M", self.source.settings.evaluation_settings().mem_len
+
+
 def mean_interval(differences: NDArray[np.floating]) -> tuple[float, float]:
     """Return the bounds between which 95 % of the means of resampled differences (T,) are.
 
@@ -98,17 +130,18 @@ def run(first: str, second: str, options: DifferenceOptions, workspace: Workspac
             f"{words_files[0]} has losses of words, which are compared with those of another such file; write it with "
             '"txl eval RUN --text FILE --words FILE.tsv"'
         )
-    names = [name for name in (first, second) if not _is_file(name)]
-    if not names:
+    compared = [Compared.open(name, workspace) for name in (first, second)]
+    runs = [item.source for item in compared if isinstance(item.source, Run)]
+    if not runs:
         options.exclude("split", "positions", because="files of losses have the text that they were written for")
-    run_directory.check_same_text([run_directory.find(name, workspace.runs_dir) for name in names])
+    run_directory.check_same_text(runs)
     if options.mem_len is None:
-        _check_lengths(first, second, workspace)
-    elif _has_state(first, workspace) and _has_state(second, workspace):
+        _check_lengths(*compared)
+    elif all(item.has_state for item in compared):
         raise _length_error(first, second)
     lengths = options.mem_len or (None,)
-    first_source, first_tokens, first_losses = _evaluate(first, lengths[0], options, workspace)
-    second_source, second_tokens, second_losses = _evaluate(second, lengths[-1], options, workspace)
+    first_source, first_tokens, first_losses = _losses(compared[0], lengths[0], options, workspace)
+    second_source, second_tokens, second_losses = _losses(compared[1], lengths[-1], options, workspace)
     if not np.array_equal(first_tokens, second_tokens):
         raise UsageError(f"{first} and {second} have losses of different tokens; evaluate both runs on the same text")
     differences = second_losses.astype(np.float64) - first_losses.astype(np.float64)
@@ -207,81 +240,56 @@ def _check_unknown(path: Path, file: WordLosses) -> None:
         )
 
 
-def _is_file(name: str) -> bool:
-    """Return True for the name of a file of losses; others are runs."""
-    return name.lower().endswith(LOSS_FORMATS)
-
-
-def _check_lengths(first: str, second: str, workspace: Workspace) -> None:
+def _check_lengths(first: Compared, second: Compared) -> None:
     """Reject default evaluations with different memory lengths, or with windows of different lengths."""
-    first_kind, first_len = _default_length(first, workspace)
-    second_kind, second_len = _default_length(second, workspace)
+    first_kind, first_len = first.default_length
+    second_kind, second_len = second.default_length
     if first_kind and first_kind == second_kind and first_len != second_len:
         raise UsageError(
-            f"{first} is evaluated with {first_kind} = {first_len}, and {second} with {second_kind} = {second_len}; "
-            "give `mem_len`, one length for both, or one for each"
+            f"{first.name} is evaluated with {first_kind} = {first_len}, and {second.name} with {second_kind} = "
+            f"{second_len}; give `mem_len`, one length for both, or one for each"
         )
 
 
-def _default_length(name: str, workspace: Workspace) -> tuple[str, int]:
-    """Return "M" or "N" and the length of a run's evaluation, or of the best one of a file; "" if it has none."""
-    if _has_state(name, workspace):
-        return "", 0
-    if _is_file(name):
-        losses_nats = loss_file.read(Path(name)).losses_nats
-        prefix, _, length = _chosen_evaluation(name, losses_nats, None).rpartition("_")
-        return "M" if prefix == "mem_len" else "N", int(length)
-    settings = run_directory.find(name, workspace.runs_dir).settings
-    return "M", settings.evaluation_settings().mem_len
-
-
-def _has_state(name: str, workspace: Workspace) -> bool:
-    """Return True for a run with a recurrent state, or the losses of one: it has no memory length."""
-    if _is_file(name):
-        return loss_file.read(Path(name)).has_state
-    return run_directory.find(name, workspace.runs_dir).settings.model.recurrent_state
-
-
-def _evaluate(
-    name: str, mem_len: int | None, options: DifferenceOptions, workspace: Workspace
+def _losses(
+    compared: Compared, mem_len: int | None, options: DifferenceOptions, workspace: Workspace
 ) -> tuple[LossSource, NDArray[np.integer], NDArray[np.float32]]:
     """Return one evaluation with the ids and the losses of its tokens, (T,): of a file, or of a run that it evaluates.
 
     `mem_len` selects it, unless the model has a recurrent state; None is the best evaluation of a file.
     """
-    has_state = _has_state(name, workspace)
-    if has_state:
+    if compared.has_state:
         mem_len = None
+    source = compared.source
     file_name = None
-    if _is_file(name):
-        file_name = name
-        file = loss_file.read(Path(name))
-        evaluation = _chosen_evaluation(name, file.losses_nats, mem_len)
-        tokens = file.tokens
-        losses = file.losses_nats[evaluation]
-        temperature = file.temperatures[evaluation]
-        run_name: str | None = file.run
+    if isinstance(source, Losses):
+        file_name = compared.name
+        evaluation = _chosen_evaluation(file_name, source.losses_nats, mem_len)
+        tokens = source.tokens
+        losses = source.losses_nats[evaluation]
+        temperature = source.temperatures[evaluation]
+        run_name = source.run
     else:
         lengths = None if mem_len is None else (mem_len,)
         settings = EvalOptions(mem_len=lengths, split=options.split, positions=options.positions, timed=False)
-        result = evaluate.run(name, settings, workspace)
+        result = evaluate.evaluate_run(source, settings, workspace)
         result.raise_pending()
         (row,) = result.rows
         evaluation = f"mem_len_{row.mem_len}"
         tokens = result.scoring.text.targets
         losses = row.losses_nats
         temperature = row.temperature
-        run_name = str(result.scoring.opened.subject)
-    if has_state:
+        run_name = str(source.subject)
+    if compared.has_state:
         evaluation = words_file.RECURRENT_STATE
-    source = LossSource(
+    loss_source = LossSource(
         file=file_name,
         run=run_name,
         evaluation=evaluation,
         temperature=temperature,
         loss_nats=float(losses.mean(dtype=np.float64)),
     )
-    return source, tokens, losses
+    return loss_source, tokens, losses
 
 
 def _chosen_evaluation(name: object, losses_nats: Mapping[str, NDArray[np.floating]], mem_len: int | None) -> str:

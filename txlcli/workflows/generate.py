@@ -17,6 +17,7 @@ from txlcli.core.reading.sampling import Sampling, continue_text, generate, read
 from txlcli.corpora.corpus import unchanged
 from txlcli.errors import StoreError, UsageError
 from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import write_text
 from txlcli.system.input_files import check_regular
 from txlcli.system.written_files import MARK
@@ -161,9 +162,9 @@ def _reader(opened: OpenRun) -> Reader:
     return reader_of_one_text(opened.model, opened.run.settings.evaluation_settings())
 
 
-def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> Generation:
+def prepare(run: Run, options: GenerateOptions, workspace: Workspace) -> Generation:
     """Open a run and encode its context; nothing is generated until the samples are consumed."""
-    opened = workspace.open_run(run_name)
+    opened = workspace.open_run(run)
     if options.stop:
         opened.vocab.check_has_text()
     opened = compile_reading(opened, options, options.compile)
@@ -175,13 +176,13 @@ def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace
     else:
         context = encode_prompt(opened, options.prompt, workspace.reporter)
         generation = Generation(opened=opened, options=options, context=context)
-    workspace.reporter.say(f"generating with {opened.run.path_to_open}, after {generation.title}")
+    workspace.reporter.say(f"generating with {run.subject}, after {generation.title}")
     return generation
 
 
-def run(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> GenerateResult:
-    """Generate texts with a run, by default the most recent one."""
-    generation = prepare(run_name, options, workspace)
+def generate_texts(run: Run, options: GenerateOptions, workspace: Workspace) -> GenerateResult:
+    """Generate texts with a run, and write their ids to the file of the options."""
+    generation = prepare(run, options, workspace)
     result = generation.result()
     if options.out is not None:
         write_ids(options.out, generation.context, result.samples)

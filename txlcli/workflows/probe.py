@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.annotated import Pieces
 from txlcli.workflows.evaluation.rows import score_with_memory
 from txlcli.workflows.evaluation.scoring import Scoring, one_lane
@@ -81,9 +82,9 @@ class ProbeResult(Result):
         }
 
 
-def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> ProbeResult:
-    """Probe a run, by default the most recent one."""
-    opened = workspace.open_run(run_name)
+def probe_run(run: Run, options: ProbeOptions, workspace: Workspace) -> ProbeResult:
+    """Probe a run."""
+    opened = workspace.open_run(run)
     settings = one_lane(opened.run, mem_len=options.mem_len)
     text = split_text(opened, options.split, options.positions, workspace)
     scoring = Scoring(opened, text, settings, workspace)

@@ -16,6 +16,7 @@ from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.rows import non_finite_advice
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.texts import ScoredText, split_text
@@ -76,9 +77,9 @@ class ReclResult(Result):
         return rows
 
 
-def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> ReclResult:
+def run(runs: Sequence[Run], options: ReclOptions, workspace: Workspace) -> ReclResult:
     """Measure the RECL of every run of a group."""
-    group = _open_group(run_names, options, workspace)
+    group = _open_group(runs, options, workspace)
     losses = _group_losses(group, options)
     gains_by_share = {share: gains(losses, options.contexts, share) for share in options.top_r}
     models = []
@@ -115,13 +116,10 @@ def _model_result(member: Scoring, losses: NDArray[np.float32], points: Sequence
     )
 
 
-def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> list[Scoring]:
+def _open_group(runs: Sequence[Run], options: ReclOptions, workspace: Workspace) -> list[Scoring]:
     """Open the runs, each with the text that all of them are scored on; M = 0 is a model without memory."""
-    if not run_names:
-        raise UsageError("`runs` is empty; name at least one run")
-    runs = run_directory.find_each(run_names, workspace.runs_dir)
     run_directory.check_same_text(runs)
-    all_opened = [workspace.open_run(name) for name in run_names]
+    all_opened = [workspace.open_run(run) for run in runs]
     text = split_text(all_opened[0], options.split, None, workspace)
     group = []
     for opened in all_opened:

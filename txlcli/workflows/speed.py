@@ -30,7 +30,7 @@ from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.optimizer import check_trainable
 from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.system.memory import is_out_of_memory
 from txlcli.system.plain_json import as_json
 from txlcli.system.processors import ShareClock, is_trusted
@@ -39,7 +39,6 @@ from txlcli.workflows.result import Result
 from txlcli.workflows.speed_options import SpeedOptions
 from txlcli.workflows.workspace import Workspace, explain_attention
 
-DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
 TRAINING_TOKENS_ON_CPU = 1024  # a full step of a recipe takes minutes, and its rate is nearly the same
 
@@ -113,10 +112,30 @@ class SpeedResult(Result):
         return [dict(as_json(row)) for row in (*self.slowdown, *self.throughput)]
 
 
-def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> SpeedResult:
-    """Time a run, or a recipe with random weights; by default the most recent run, or enwik8 without any run."""
+def time_run(run: Run, options: SpeedOptions, workspace: Workspace) -> SpeedResult:
+    """Time a run."""
+    options.exclude("overrides", because="`overrides` changes a recipe, not a run")
+    opened = workspace.open_run(run)
+    return _time(f"run {opened.subject}", run.settings, opened.model, options, workspace)
+
+
+def time_recipe(name: str, options: SpeedOptions, workspace: Workspace) -> SpeedResult:
+    """Time a recipe with random weights; speed does not depend on them."""
+    settings = recipe.load(name, list(options.overrides))
+    vocab_size = settings.published.vocab_size
+    if vocab_size is None:
+        vocab_size = workspace.open_store(settings.corpus.store).vocab.size
+    model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(workspace.device))
+    explain_attention(settings, model.device, workspace.reporter)
+    title = f"recipe {name} with random weights (V = {vocab_size:,})"
+    return _time(title, settings, model, options, workspace)
+
+
+def _time(
+    title: str, settings: Settings, model: LanguageModel, options: SpeedOptions, workspace: Workspace
+) -> SpeedResult:
+    """Time a model in the precision of training."""
     reporter = workspace.reporter
-    title, settings, model = _open_subject(subject, options, workspace)
     lengths = _attention_lengths(settings, options, title)
     has_attention = settings.model.has_attention
     if not has_attention:
@@ -144,26 +163,6 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
         slowdown=tuple(bench.slowdown(length) for length in lengths),
         throughput=tuple(bench.throughput()),
     )
-
-
-def _open_subject(
-    subject: str | None, options: SpeedOptions, workspace: Workspace
-) -> tuple[str, Settings, LanguageModel]:
-    """Return title, settings and model of a run or a recipe."""
-    runs_dir = workspace.runs_dir
-    if subject is None and not run_directory.any_run(runs_dir):
-        subject = DEFAULT_RECIPE
-    if subject is None or run_directory.is_run(subject, runs_dir):
-        options.exclude("overrides", because="`overrides` changes a recipe, not a run")
-        opened = workspace.open_run(subject)
-        return f"run {opened.subject}", opened.run.settings, opened.model
-    settings = recipe.load(subject, list(options.overrides))
-    vocab_size = settings.published.vocab_size
-    if vocab_size is None:
-        vocab_size = workspace.open_store(settings.corpus.store).vocab.size
-    model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(workspace.device))
-    explain_attention(settings, model.device, workspace.reporter)
-    return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
 def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from txlcli.data.token_store import TokenStore
     from txlcli.runs.loading import OpenModel, OpenRun
+    from txlcli.runs.run_directory import Run
 
 Opened = TypeVar("Opened", bound="OpenModel")
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -70,11 +71,11 @@ class Workspace(RunsDir, StoresDir):
 
         return TokenStore.open(self.store_path(name))
 
-    def open_run(self, run_name: str | None) -> "OpenRun":
-        """Open a run with its weights, by default the most recent one; see `loading.open_run`."""
+    def open_run(self, run: "Run") -> "OpenRun":
+        """Open a run with its weights; see `loading.open_run`."""
         from txlcli.runs import loading
 
-        opened = loading.open_run(run_name, self.runs_dir, device=self.device, precision=self.precision)
+        opened = loading.open_run(run, device=self.device, precision=self.precision)
         explain_attention(opened.run.settings, opened.model.device, self.reporter)
         return opened
 

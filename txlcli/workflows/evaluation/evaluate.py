@@ -11,8 +11,9 @@ from txlcli.core.kernels.device import pick_device
 from txlcli.core.training import distributed
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.core.training.validation import check_lanes
-from txlcli.runs import history, run_directory
+from txlcli.runs import history
 from txlcli.runs.loading import OpenModel
+from txlcli.runs.run_directory import Run
 from txlcli.system.processors import ShareClock
 from txlcli.workflows.evaluation import result
 from txlcli.workflows.evaluation.adapted import adapted_rows
@@ -32,38 +33,35 @@ from txlcli.workflows.evaluation.settings import (
 from txlcli.workflows.evaluation.texts import read_text, text_of_split, warn_if_trained_on
 from txlcli.workflows.evaluation.words import words_of_parts
 from txlcli.workflows.exchange import external_run
-from txlcli.workflows.exchange.options import is_external
 from txlcli.workflows.workspace import Workspace, compile_reading
 
 NOT_COMPARED = ("text", "losses", "words", "html", "plot")
 """Options that need not be the same in all processes, or are compared by what they name."""
 
 
-def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> EvalResult:
-    """Evaluate a run, by default the most recent one, and append the rows to its evals.jsonl.
-
-    The name may also be that of a model of Transformers, hf:FOLDER or a GGUF file, whose results are not recorded.
+def evaluate_run(run: Run, options: EvalOptions, workspace: Workspace) -> EvalResult:
+    """Evaluate a run, and append the rows to its evals.jsonl.
 
     If a launcher started several processes, they divide the lanes or windows, and all of them return the result.
     An exception after the first row ends the sweep: `EvalResult.ended_by`.
     """
-    if run_name is not None and is_external(run_name):
-        return _evaluate_external(run_name, options, workspace)
-    found = run_directory.find(run_name, workspace.runs_dir)
     world = distributed.join(
-        pick_device(workspace.device), rank_timeout_s=found.settings.train.rank_timeout, next_step="evaluate again"
+        pick_device(workspace.device), rank_timeout_s=run.settings.train.rank_timeout, next_step="evaluate again"
     )
     with world.failing_together():
-        history.check_results(found)
-        opened = workspace.open_run(found.path_to_open)
+        history.check_results(run)
+        opened = workspace.open_run(run)
         evaluated = evaluate(opened, options, workspace, world)
     if world.is_rank_zero:
         result.record(evaluated)
     return evaluated
 
 
-def _evaluate_external(name: str, options: EvalOptions, workspace: Workspace) -> EvalResult:
-    """Evaluate a model of Transformers on a text, or on a split of a token store as text."""
+def evaluate_external(name: str, options: EvalOptions, workspace: Workspace) -> EvalResult:
+    """Evaluate a model of Transformers, hf:FOLDER or a GGUF file, on a text or a split of a token store as text.
+
+    The result is not recorded.
+    """
     opened = external_run.open_external(
         name,
         device=workspace.device,
@@ -80,7 +78,7 @@ def _evaluate_external(name: str, options: EvalOptions, workspace: Workspace) ->
 def evaluate(
     opened: OpenModel, options: EvalOptions, workspace: Workspace, world: World = SINGLE_PROCESS
 ) -> EvalResult:
-    """Evaluate an open model, in the processes of `world`, without recording the result; see `run`."""
+    """Evaluate an open model, in the processes of `world`, without recording the result; see `evaluate_run`."""
     check_options(opened, options)
     if options.attention is not None:
         opened = opened.on(attention=options.attention)
@@ -139,10 +137,8 @@ def _rows(scoring: Scoring, settings: Sequence[RowSetting]) -> Iterator[EvalRow]
     on_cpu = scoring.opened.model.device.type == "cpu"
     clock = ShareClock()
     for row in _scored_rows(scoring, settings):
-        if on_cpu:
-            yield replace(row, processor_share=clock.share())
-        else:
-            yield row
+        share = clock.share() if on_cpu else None
+        yield replace(row, processor_share=share)
         clock = ShareClock()
 
 

@@ -20,6 +20,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_directory import Run
 from txlcli.system.input_files import utf8_path
 from txlcli.workflows.exchange import export_directory, huggingface, transformers_folder, weights
 from txlcli.workflows.exchange.conversion import missing_setting, to_hugging_face
@@ -59,9 +60,9 @@ class ExportedRun(Result):
     notes: tuple[str, ...]
 
 
-def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
+def run(run: Run, directory: Path, options: ExportOptions) -> ExportedRun:
     """Write a run as a directory in one of the formats."""
-    opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
+    opened = loading.open_run(run, device="cpu", precision="fp32")
     notes = []
     if options.format == "transformers":
         transformers_folder.check(opened)

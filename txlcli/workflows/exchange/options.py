@@ -1,7 +1,7 @@
 """Options of `txl import` and `txl export`, and names of other programs' models, without PyTorch."""
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 from txlcli.errors import UsageError
 from txlcli.workflows.options import Options, check_given_once, force_option, option, overrides_option
@@ -14,7 +14,7 @@ StoreFormat = Literal["nanogpt", "llm.c", "megatron", "parquet"]
 RUN_FORMATS: tuple[RunFormat, ...] = get_args(RunFormat)
 
 
-def is_external(name: str | None) -> bool:
+def is_external(name: str | None) -> TypeGuard[str]:
     """Return True for the name of a model of Transformers, hf:FOLDER or a GGUF file; others are runs."""
     return name is not None and (name.startswith(HUGGING_FACE) or name.lower().endswith(GGUF))
 

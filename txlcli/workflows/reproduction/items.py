@@ -96,7 +96,7 @@ def table9(runner: Runner, item: str) -> ReportSection:
     recipe = runner.scale.timed_recipe
     options = SpeedOptions(attn_len=runner.scale.attn_lens)
     runner.record_command("speed", recipe, options=options)
-    result = speed.run(recipe, options, runner.workspace)
+    result = speed.time_recipe(recipe, options, runner.workspace)
     rows = []
     for row in result.slowdown:
         times = [f"{row.xl_ms_per_token:.3f}", f"{row.vanilla_ms_per_token:.1f}"]
@@ -134,7 +134,7 @@ def attention_figure(runner: Runner, item: str) -> ReportSection:
     run = runner.run(part)
     options = AttentionOptions()
     runner.record_command("attention", str(run.directory), "--out", str(runner.directory), "--force", options=options)
-    result = attention.run(str(run.directory), options, runner.workspace)
+    result = attention.measure_attention(run, options, runner.workspace)
     runner.report.plot_attention(result, number, runner.directory / file)
     return ReportSection(figures=[[file, f"Figure {number}, {run.name}, {run.settings.corpus.store} valid"]])
 
@@ -143,11 +143,11 @@ def appendix_e(runner: Runner, item: str) -> ReportSection:
     """Generate samples, each next to the actual continuation."""
     (part,) = parts(item)
     samples = []
-    directory = str(runner.run(part).directory)
+    run = runner.run(part)
     for seed, tokens in enumerate(runner.scale.sample_tokens, FIRST_SEED):
         options = GenerateOptions(context=runner.scale.context, tokens=tokens, reference=True, seed=seed)
-        runner.record_command("generate", directory, options=options)
-        samples.append(generate.run(directory, options, runner.workspace))
+        runner.record_command("generate", str(run.directory), options=options)
+        samples.append(generate.generate_texts(run, options, runner.workspace))
     note = "The first samples generated, without selection; contexts are random passages of the test split."
     return ReportSection(notes=[note], texts=sample_texts(samples))
 

@@ -75,11 +75,11 @@ def _options(scale: Scale) -> ReclOptions:
 
 def _measure_group(runner: Runner, group: list[str], options: ReclOptions) -> ReclResult:
     """Return the result of `txl recl`, which does not depend on figures; the recorded command also plots them."""
-    directories = [str(runner.run(part).directory) for part in group]
-    runner.record_command("recl", *directories, options=options)
+    runs = [runner.run(part) for part in group]
+    runner.record_command("recl", *(str(run.directory) for run in runs), options=options)
     key = tuple(group)
     if key not in runner.recl_results:
-        runner.recl_results[key] = recl.run(directories, options, runner.workspace)
+        runner.recl_results[key] = recl.run(runs, options, runner.workspace)
     return runner.recl_results[key]
 
 

@@ -123,7 +123,7 @@ class Runner:
         """Return the result of `txl eval` on as many positions as the scale has."""
         options = replace(options, positions=self.scale.positions, timed=False)
         self.record_command("eval", str(run.directory), options=options)
-        result = evaluate.run(str(run.directory), options, self.workspace)
+        result = evaluate.evaluate_run(run, options, self.workspace)
         result.raise_pending()
         reading = result.describe_settings(result.rows[0])
         if reading not in self.readings:

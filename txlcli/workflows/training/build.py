@@ -103,8 +103,8 @@ class Builder:
         reporter = self.workspace.reporter
         store = self.store
         weights = None
-        if request.options.begin_from is not None:
-            weights = initial_weights.read(request.options.begin_from, request.settings.model, store, self.workspace)
+        if request.begin_from is not None:
+            weights = initial_weights.read(request.begin_from, request.settings.model, store, reporter)
         self._agree(weights.checkpoint if weights else None)
         registry.count_parameters(request.settings.model, store.vocab.size)  # rejects a model that cannot be made
         segments, valid = read_splits(request.settings, store, reporter)

@@ -129,9 +129,8 @@ def planned(request: Request, workspace: Workspace, device: torch.device, *, pro
     settings = request.settings
     directory = next(request.directories(workspace.runs_dir))
     store = _store_if_prepared(settings, workspace)
-    begin_from = request.options.begin_from
-    if store is not None and begin_from is not None:
-        initial_weights.read(begin_from, settings.model, store, workspace)
+    if store is not None and request.begin_from is not None:
+        initial_weights.read(request.begin_from, settings.model, store, workspace.reporter)
     run = new_run(request, directory, store)
     check_trainable(settings.model, run.vocab_size, settings.train)
     segments = None

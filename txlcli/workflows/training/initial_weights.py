@@ -27,7 +27,6 @@ from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, read_vocabulary
 from txlcli.runs.run_directory import Origin, Run
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.workspace import Workspace
 
 OF_SYMBOLS = re.compile(r"((?:.+\.)?(?:tables|biases)\.)(\d+)")
 """Name of a parameter with a row for each symbol of a band."""
@@ -90,10 +89,9 @@ class InitialWeights:
                 parameter[rows] = saved[f"{prefix}{old_band}"][old_rows].to(parameter)
 
 
-def read(begin_from: str, settings: ModelSettings, store: TokenStore, workspace: Workspace) -> InitialWeights:
+def read(run: Run, settings: ModelSettings, store: TokenStore, reporter: Reporter) -> InitialWeights:
     """Read the weights of a run for a model with these settings on the text of a store, and say what is new in it."""
-    run = run_directory.find(begin_from, workspace.runs_dir)
-    check_shapes(run, settings, workspace.reporter)
+    check_shapes(run, settings, reporter)
     path = run.best_or_last
     saved = checkpoint.load(path, to_evaluate=True)
     check_checkpoint(run, saved, path)
@@ -108,7 +106,7 @@ def read(begin_from: str, settings: ModelSettings, store: TokenStore, workspace:
         if new == size:
             raise VocabularyError(f"{store.path} has no {unit} in common with {run.directory}; {_same_vocabulary(run)}")
         begin += f": {size - new:,} of {size:,} {unit} keep their rows, {new:,} are new"
-    workspace.reporter.say(begin)
+    reporter.say(begin)
     return weights
 
 
