@@ -93,8 +93,8 @@ class EvalSettings(Section):
         return self.mem_len + 1 if self.same_length == "m_plus_one" else self.mem_len
 
     @property
-    def exported_temperature(self) -> float:
-        """Temperature of an exported model, for which none is chosen: 1 in place of "auto"."""
+    def fixed_temperature(self) -> float:
+        """Temperature before one is chosen on a text: 1 in place of "auto"."""
         return 1.0 if self.temperature == "auto" else self.temperature
 
     def with_batch_size(self, batch_size: int) -> "EvalSettings":

@@ -65,7 +65,7 @@ def adapted_rows(scoring: Scoring) -> Iterator[EvalRow]:
     tempered = with_temperature(scoring, score_model)
     yield score_model(tempered)
     if cache:
-        yield _with_cache(tempered, for_cache.changed(temperature=tempered.settings.temperature), cache)
+        yield _with_cache(tempered, replace(for_cache, temperature=tempered.temperature), cache)
     if options.dynamic:
         yield from _dynamic(scoring, for_dynamic, rms)
 
@@ -89,7 +89,7 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
 
 def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterator[EvalRow]:
     """Yield the row of dynamic evaluation, and one with a temperature in addition, if one is asked for."""
-    plain = valid.changed(temperature=1.0)
+    plain = replace(valid, temperature=1.0)
 
     def loss_on_valid(parameters: DynamicSettings) -> float:
         scores = plain.score(partial(score_dynamic, dynamic=parameters, rms=rms), f"{TITLE}, on valid")
@@ -101,16 +101,16 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor]) -> Iterato
         scores = scoring.score(partial(score_dynamic, dynamic=best, rms=rms), TITLE)
         adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
         method = "dynamic"
-        if scoring.settings.temperature != 1:
+        if scoring.temperature != 1:
             method += ", temperature"
-            adaptation["temperature"] = float(scoring.settings.temperature)
+            adaptation["temperature"] = scoring.temperature
         return make_row(scoring, scores, next_step="leave out `dynamic`", method=method, adaptation=adaptation)
 
     if not best.lr:
         scoring.reporter.say("every learning rate tried increases the loss on valid: dynamic evaluation is not applied")
-    yield score_with_best(scoring.changed(temperature=1.0))
+    yield score_with_best(replace(scoring, temperature=1.0))
     tempered = with_temperature(scoring, score_with_best, valid)
-    if tempered.settings.temperature != 1:
+    if tempered.temperature != 1:
         yield score_with_best(tempered)
 
 

@@ -93,7 +93,8 @@ def annotate(result: EvalResult) -> AnnotatedText:
     scoring = result.scoring
     opened = scoring.opened
     text = scoring.text
-    at_longest = replace(scoring, settings=rows[-1].settings)
+    longest = rows[-1]
+    at_longest = replace(scoring, settings=longest.settings, temperature=longest.temperature)
     count = min(LIKELIEST, opened.vocab.size)
     _, likeliest, probabilities = at_longest.score(partial(score_with_likeliest, count=count), "likeliest tokens")
     pieces = Pieces.of(opened.vocab, text)
@@ -105,7 +106,7 @@ def annotate(result: EvalResult) -> AnnotatedText:
     scale = max(float(bits.max()), 1.0) / np.iinfo(np.uint16).max
     return AnnotatedText(
         title=f"{opened.name} on {text.title}",
-        settings=f"{rows[0].tokens:,} tokens scored. {result.describe_settings(rows[-1])}",
+        settings=f"{rows[0].tokens:,} tokens scored. {result.describe_settings(longest)}",
         metric=metrics.METRIC_TITLES[opened.metric],
         rows=[_result_of(row, opened) for row in rows],
         before=pieces.before,

@@ -87,7 +87,7 @@ def evaluate(
 
     text = read_text(opened, options, workspace)
     settings = eval_settings(opened.settings, text, options)
-    scoring = Scoring(opened, text, settings, workspace, options, world)
+    scoring = Scoring(opened, text, settings, workspace, options, world, settings.fixed_temperature)
     if options.words is not None:
         words_of_parts(scoring)  # a text without words is an error before it is scored
     chosen_on_valid = bool(options.searched or options.adapts or settings.temperature == "auto")

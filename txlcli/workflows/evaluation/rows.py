@@ -244,7 +244,7 @@ def make_row(
         loss_nats=scores.total_nats / tokens,
         measures={name: metrics.finite(value) for name, value in measures.items()},
         ms_per_token=scores.ms_per_token,
-        temperature=float(scoring.settings.temperature),
+        temperature=scoring.temperature,
         losses_nats=scores.losses_nats,
         settings=scoring.settings,
         **fields,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import Stream
@@ -29,6 +29,8 @@ class Scoring:
     options: EvalOptions = field(default_factory=EvalOptions)
     world: World = SINGLE_PROCESS
     """Processes that divide the lanes or the windows."""
+    temperature: float = 1.0
+    """Number that the logits are divided by; `search.with_temperature` chooses it if the settings have "auto"."""
 
     @property
     def reporter(self) -> Reporter:
@@ -38,8 +40,7 @@ class Scoring:
     def score(self, function: Callable[[Stream], Result], title: str) -> Result:
         """Score the text with a function of the core; `title` names its progress."""
         text = self.text
-        temperature = float(self.settings.temperature)  # `with_temperature` has chosen it
-        model = self.opened.model.on(temperature=temperature)
+        model = self.opened.model.on(temperature=self.temperature)
         with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
             return function(Stream(model, text.inputs, text.targets, self.settings, bar.reach))
 
@@ -59,10 +60,8 @@ class Scoring:
         return replace(self, settings=replace(self.settings, **settings))
 
 
-def one_lane(
-    run: Run, *, mem_len: int | None, seg_len: int | None = None, temperature: float | Literal["auto"] = 1.0
-) -> EvalSettings:
-    """Return the run's evaluation settings with one lane, a temperature, and these lengths if they are given.
+def one_lane(run: Run, *, mem_len: int | None, seg_len: int | None = None) -> EvalSettings:
+    """Return the run's evaluation settings with one lane, and these lengths if they are given.
 
     Raises a UsageError for a memory length of a model that has none.
     """
@@ -74,4 +73,4 @@ def one_lane(
         mem_len = settings.eval.mem_len
     settings.check_memory(mem_len, run=run.directory, instead="give `mem_len` 0")
     seg_len = seg_len or settings.eval.seg_len
-    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=seg_len, temperature=temperature)
+    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=seg_len)

@@ -1,7 +1,7 @@
 """Searches on the validation split for the temperature and the length that another text is scored with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from txlcli.errors import UsageError
@@ -46,13 +46,13 @@ def find_temperature(loss_at: Callable[[float], float]) -> float:
 def with_temperature(
     scoring: Scoring, score_text: Callable[[Scoring], EvalRow], valid: Scoring | None = None
 ) -> Scoring:
-    """Return the scoring with a number as its temperature; `auto` is chosen on valid, which `score_text` scores."""
+    """Return the scoring; a temperature "auto" is chosen on valid, which `score_text` scores."""
     if scoring.settings.temperature != "auto":
         return scoring
     on_valid = valid or scoring.on_valid()
 
     def loss_at(temperature: float) -> float:
-        return score_text(on_valid.changed(temperature=temperature)).loss_nats
+        return score_text(replace(on_valid, temperature=temperature)).loss_nats
 
     temperature = find_temperature(loss_at)
     remark = ""
@@ -61,7 +61,7 @@ def with_temperature(
     scoring.reporter.say(
         f"temperature {temperature:g}, chosen on {len(on_valid.text.targets):,} tokens of valid{remark}"
     )
-    return scoring.changed(temperature=temperature)
+    return replace(scoring, temperature=temperature)
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,6 @@ def search_length(scoring: Scoring, setting: RowSetting) -> LengthSearch:
         longest = min(tokens, opened.settings.model.longest_window or tokens)
     if stride > longest:
         raise UsageError(f"`stride` {stride} exceeds the longest window that can be tried, {longest}; use at most that")
-    if on_valid.settings.temperature == "auto":
-        on_valid = on_valid.changed(temperature=1.0)
     # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.
     step = max(stride, trained // SEARCH_STEPS)
     scoring.reporter.say(

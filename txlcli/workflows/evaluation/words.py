@@ -201,7 +201,7 @@ def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64]:
     if vocab.unit != "piece":
         return np.zeros(len(scoring.text.targets))
     is_blank = np.array([piece[:1].isspace() for piece in vocab.pieces])
-    scoring = replace(scoring, settings=row.settings)
+    scoring = replace(scoring, settings=row.settings, temperature=row.temperature)
     if not row.in_windows:
         if scoring.text.documents:
             scoring = scoring.changed(batch_size=1)

@@ -114,7 +114,7 @@ class Program(nn.Module):
 
     def __init__(self, model: TransformerXL, settings: EvalSettings) -> None:
         super().__init__()
-        self.model = model.on(attention="reference", temperature=settings.exported_temperature)
+        self.model = model.on(attention="reference", temperature=settings.fixed_temperature)
         self.settings = settings
 
     def forward(self, tokens: Tensor, count: Tensor, remembered: Tensor, memory: Memory) -> tuple[Tensor, Memory]:

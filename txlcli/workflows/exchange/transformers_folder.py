@@ -121,7 +121,7 @@ def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: 
         "mem_len": evaluation.mem_len,
         "key_limit": min(limits, default=None),
         "max_distance": evaluation.max_distance,
-        "softmax_temperature": evaluation.exported_temperature,
+        "softmax_temperature": evaluation.fixed_temperature,
         **{name: model.dropout_rate(name) for name in DROPOUTS},
         "inner_dropout": model.dropout_rate("inner_dropout", "feed_forward_dropout"),
         "dtype": "float32",
