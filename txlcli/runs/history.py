@@ -3,10 +3,11 @@
 import itertools
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from txlcli.config.saved_state import check_state
+from txlcli.config.settings import EvalSettings
 from txlcli.errors import RunError
 from txlcli.paper import metrics
 from txlcli.runs import log_file, run_directory
@@ -180,18 +181,11 @@ class History:
         return tokens / seconds
 
 
-SETTINGS = (
-    "mem_len",
-    "seg_len",
-    "same_length",
-    "attn_len",
-    "max_distance",
-    "precision",
-    "stride",
-    "batch_size",
-    "temperature",
-)
-"""Keys of the settings as requested, even if the text was too short for them; `describe_protocol` tells them apart."""
+SETTINGS = (*(setting.name for setting in fields(EvalSettings)), "attn_len", "stride", "precision")
+"""Settings of an evaluation, by their keys in evals.jsonl: those of [eval], of windows, and of the model.
+
+They are as requested, even if the text was too short for them. `describe_protocol` puts them into words.
+"""
 
 
 def _settings(result: Record) -> tuple[object, ...]:
