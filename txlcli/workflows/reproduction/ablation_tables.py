@@ -1,6 +1,6 @@
 """Tables 6 and 10: recurrence, encodings and losses compared, by models that are changes of one recipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from txlcli.paper import published
 from txlcli.paper.metrics import perplexity
@@ -37,12 +37,13 @@ def table6(runner: Runner, item: str) -> ReportSection:
     section, models = _ablations(runner, item)
     mem_len = runner.settings(STANDARD).train.mem_len
     further = (3 * mem_len, 2 * mem_len)  # the paper's 450 and 300 keys, of 150 in training
-    further_rows = published.TABLES[6].rows[len(models) :]
-    for row, length in zip(further_rows, further, strict=True):
+    (grid,) = section.grids
+    rows = list(grid.rows)
+    for row, length in zip(published.TABLES[6].rows[len(models) :], further, strict=True):
         value = runner.measure(STANDARD, "valid", "ppl", mem_len=length)
-        section.grids[0].rows.append(_row(row, "-", str(value), str(length)))
-    section.claims.extend(_check_lengths(runner, models[BEST]))
-    return section
+        rows.append(_row(row, "-", str(value), str(length)))
+    claims = section.claims + _check_lengths(runner, models[BEST])
+    return replace(section, grids=[replace(grid, rows=rows)], claims=claims)
 
 
 def table10(runner: Runner, item: str) -> ReportSection:
@@ -51,10 +52,8 @@ def table10(runner: Runner, item: str) -> ReportSection:
     trained = [runner.settings(part).train for part in models]
     steps = ", ".join(f"{train.batch_size} x {train.seg_len}" for train in trained)  # segment lengths differ
     paper = ", ".join(str(row.backprop_len) for row in published.TABLES[10].rows)
-    section.notes.append(
-        f"Tokens per step (batch size x segment length), row by row: {steps}. Segments of the paper: {paper}."
-    )
-    return section
+    note = f"Tokens per step (batch size x segment length), row by row: {steps}. Segments of the paper: {paper}."
+    return replace(section, notes=[note])
 
 
 def _ablations(runner: Runner, item: str) -> tuple[ReportSection, dict[str, LengthResult]]:
