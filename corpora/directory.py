@@ -240,10 +240,10 @@ def cut(
     for name, (start, stop) in zip(wanted, itertools.pairwise(cuts), strict=True):
         splits[name] = tuple(_between(slices, start, stop))
     if not all(splits.values()):
-        fault = f"{total:,} bytes are too short"
+        fault = f"too few bytes to split ({total:,})"
         if boundaries is not None:
-            fault = f"{len(boundaries):,} {unit} are too few"
-        raise CorpusError(f"{source}: {fault} to split; give more text, another --split or other --documents")
+            fault = f"too few {unit} to split ({len(boundaries):,})"
+        raise CorpusError(f"{source}: {fault}; give more text, another --split or other --documents")
     return splits
 
 

@@ -144,7 +144,7 @@ def test_what_documents_cannot_be_used_for_is_named(here):
         ("eval byte --reset-at-documents", "does not record where documents begin", 1),
         (shuffled, "does not record where documents start", 2),
         ("train tiny.toml --set train.reset_at_documents=true", "does not record where documents start", 2),
-        ("prepare one.txt --documents files", "too few to split", 1),
+        ("prepare one.txt --documents files", "too few documents to split (1)", 1),
         ("prepare one.txt --documents <|nope|>", "other --documents", 1),
     ):
         assert telling in refusal(*command.split(), code=code)

@@ -80,7 +80,7 @@ def test_files_without_text_are_rejected(untouched):
     parquet.write_table(arrow.table({"text": arrow.array([None, None], arrow.string())}), "hub/train.parquet")
     assert "has no text" in refusal("prepare", "hub", code=1)
     write_rows(untouched / "short.parquet", ["a"])
-    assert "too short to split" in refusal("prepare", "short.parquet", code=1)
+    assert "too few bytes to split" in refusal("prepare", "short.parquet", code=1)
 
 
 def test_a_single_file_is_cut_at_line_ends(untouched):

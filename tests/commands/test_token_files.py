@@ -159,7 +159,7 @@ def test_a_single_file_is_cut_by_its_ids(untouched):
     assert ids_by_split("long") == {"train": ids[:800], "valid": ids[800:900], "test": ids[900:]}
     assert store("long").sentence_starts("train") is None
     write_ids(untouched / "all.bin", [1, 2, 3])
-    assert "too few to split" in refusal("prepare", "all.bin", "--force", code=1)
+    assert "too few ids to split" in refusal("prepare", "all.bin", "--force", code=1)
 
 
 def test_files_without_splits_are_cut_together_and_a_doubtful_type_is_noted(untouched):
