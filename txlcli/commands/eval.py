@@ -17,7 +17,7 @@ from txlcli.runs.history import describe_setting
 from txlcli.system import launcher, signals
 from txlcli.system.atomic_files import write_text
 from txlcli.system.command_lines import with_flags
-from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD, SLOWDOWN_WINDOWS, EvalOptions
+from txlcli.workflows.evaluation.options import LENGTH_THRESHOLD, SLOWDOWN_REPETITIONS, EvalOptions
 from txlcli.workflows.exchange.options import is_external
 from txlcli.workflows.workspace import RunWorkspace
 
@@ -213,7 +213,7 @@ def _notes(result: "EvalResult") -> list[str]:
         notes.append("one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.")
         notes.append(
             "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
-            f"{SLOWDOWN_WINDOWS} windows)."
+            f"{SLOWDOWN_REPETITIONS} windows)."
         )
     return notes + notes_on_times
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from txlcli import console
 from txlcli.system.escapes import on_one_line
-from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.reporter import Progress, Reporter
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress as LiveBar
 
 BAR_WIDTH = 12
 PLAIN_INTERVAL_S = 10.0  # between lines if stderr is not a terminal
@@ -33,32 +33,32 @@ class TerminalReporter(Reporter):
         console.warn(message)
 
     @contextmanager
-    def showing(self, step: Step) -> Iterator[Step]:
+    def showing(self, progress: Progress) -> Iterator[Progress]:
         """Show the progress of one long step while the block runs; a narrow terminal folds it."""
         bar = _live_bar() if self._bars and console.shows_bars() else None
         with bar or nullcontext():
-            step.on_reach = _display(step, bar)
-            yield step
+            progress.on_reach = _display(progress, bar)
+            yield progress
 
 
-def _display(step: Step, bar: "Progress | None") -> Callable[[Step, str], None]:
+def _display(progress: Progress, bar: "LiveBar | None") -> Callable[[Progress, str], None]:
     """Return the function that shows how far a step is: in the bar, or else as lines at intervals."""
-    name = on_one_line(step.description)
+    name = on_one_line(progress.description)
     started = time.monotonic()
     last = started
     task = None
     if bar is not None:
-        task = bar.add_task(name, total=step.total, completed=int(step.start), state="")
+        task = bar.add_task(name, total=progress.total, completed=int(progress.start), state="")
 
-    def show(step: Step, detail: str) -> None:
+    def show(progress: Progress, detail: str) -> None:
         nonlocal last
         now = time.monotonic()
         elapsed = max(now - started, 1e-9)
-        since_start = step.done - step.start
-        rate = on_one_line(detail) or f"{_amount(since_start / elapsed, step.unit)}/s"
-        state = ", ".join([_share(step), rate, *_times(step, elapsed, since_start)])
+        since_start = progress.done - progress.start
+        rate = on_one_line(detail) or f"{_amount(since_start / elapsed, progress.unit)}/s"
+        state = ", ".join([_share(progress), rate, *_times(progress, elapsed, since_start)])
         if bar is not None and task is not None:
-            bar.update(task, completed=step.done, state=state)
+            bar.update(task, completed=progress.done, state=state)
         elif now - last >= PLAIN_INTERVAL_S:
             last = now
             console.say(f"{name}: {state}")
@@ -66,23 +66,23 @@ def _display(step: Step, bar: "Progress | None") -> Callable[[Step, str], None]:
     return show
 
 
-def _share(step: Step) -> str:
+def _share(progress: Progress) -> str:
     """Return how much is done: 50%, or 4.0M tokens if the total is unknown, and steps by number."""
-    if not step.total:
-        return _amount(step.done, step.unit)
-    share = f"{step.done / step.total:.0%}"
-    if step.unit == "steps":
-        return f"step {step.done:,.0f} of {step.total:,.0f}, {share}"
+    if not progress.total:
+        return _amount(progress.done, progress.unit)
+    share = f"{progress.done / progress.total:.0%}"
+    if progress.unit == "steps":
+        return f"step {progress.done:,.0f} of {progress.total:,.0f}, {share}"
     return share
 
 
-def _times(step: Step, elapsed: float, since_start: float) -> list[str]:
+def _times(progress: Progress, elapsed: float, since_start: float) -> list[str]:
     """Return the time since the start and, if the total is known, the time left at this rate, or to the limit."""
-    if not step.total or since_start <= 0:
+    if not progress.total or since_start <= 0:
         return []
-    left = elapsed * (step.total - step.done) / since_start
-    if step.limit_s is not None:
-        left = max(0.0, min(left, step.limit_s - elapsed))
+    left = elapsed * (progress.total - progress.done) / since_start
+    if progress.limit_s is not None:
+        left = max(0.0, min(left, progress.limit_s - elapsed))
     return [f"{timedelta(seconds=round(elapsed))} elapsed", f"{timedelta(seconds=round(left))} left"]
 
 
@@ -95,7 +95,7 @@ def _amount(number: float, unit: str) -> str:
     return f"{number:.0f} {unit}" if number >= 10 else f"{number:.2g} {unit}"
 
 
-def _live_bar() -> "Progress":
+def _live_bar() -> "LiveBar":
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 

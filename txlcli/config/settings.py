@@ -101,7 +101,7 @@ class EvalSettings(Section):
         """Return the settings of an evaluation with so many lanes, or windows, side by side."""
         return dataclasses.replace(self, batch_size=batch_size)
 
-    def in_windows(self, length: int) -> "EvalSettings":
+    def with_windows(self, length: int) -> "EvalSettings":
         """Return the settings of the vanilla model: windows of `length` tokens, and no memory."""
         return dataclasses.replace(self, seg_len=length, mem_len=0)
 

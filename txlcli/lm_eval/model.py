@@ -81,7 +81,7 @@ class HarnessModel(LM):
         self._settings = options.apply_to(settings.evaluation_settings(**changes))
         self._in_windows = attn_len is not None or not (self._settings.mem_len or settings.model.recurrent_state)
         if self._in_windows:
-            self._settings = self._settings.in_windows(attn_len or settings.train.seg_len)
+            self._settings = self._settings.with_windows(attn_len or settings.train.seg_len)
 
     @property
     def tokenizer_name(self) -> str:

@@ -33,7 +33,7 @@ class SystemResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(SystemResult):
+class BenchmarkResult(SystemResult):
     """A row of Tables 1 to 5, or of Table 7, which does not name the split."""
 
     mark: str = ""
@@ -111,7 +111,7 @@ class Table(Generic[Row]):
 
 
 ROW_TYPES: dict[int, type[Any]] = {6: Ablation, 8: ContextLength, 9: Slowdown, 10: Ablation}
-"""Types of the rows by table; those of the other tables are a `Result`."""
+"""Types of the rows by table; those of the other tables are a `BenchmarkResult`."""
 
 
 CONTENT = tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def _read_tables() -> dict[int, Table[Any]]:
     tables = {}
     for facts in CONTENT["tables"]:
         number = facts["number"]
-        row_type = ROW_TYPES.get(number, Result)
+        row_type = ROW_TYPES.get(number, BenchmarkResult)
         facts["rows"] = tuple(row_type(**row) for row in facts["rows"])
         tables[number] = Table(**facts)
     return tables
@@ -137,7 +137,9 @@ def _read_others() -> dict[str, tuple[OtherResult, ...]]:
 
 
 TABLES: Mapping[int, Table[Any]] = _read_tables()
-BENCHMARKS: Mapping[str, Table[Result]] = {str(TABLES[number].corpus): TABLES[number] for number in range(1, 6)}
+BENCHMARKS: Mapping[str, Table[BenchmarkResult]] = {
+    str(TABLES[number].corpus): TABLES[number] for number in range(1, 6)
+}
 """Tables 1 to 5 by their corpora."""
 OTHERS: Mapping[str, tuple[OtherResult, ...]] = _read_others()
 """Results of other papers by corpus: those of Tables 1 to 5, and WikiText-2."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from txlcli.corpora.corpus import Corpus
 from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
-from txlcli.paper.published import CONTEMPORARY, FINETUNED, OtherResult, Result, SystemResult, Table
+from txlcli.paper.published import CONTEMPORARY, FINETUNED, BenchmarkResult, OtherResult, SystemResult, Table
 from txlcli.runs.history import History, Record, describe_setting, lowest
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
@@ -65,7 +65,7 @@ def rank(history: History) -> ReportSection:
     return ReportSection(notes=notes, grids=grids)
 
 
-def _rows_of_table(table: Table[Result], *, released: bool | None) -> tuple[list[Ranked], str]:
+def _rows_of_table(table: Table[BenchmarkResult], *, released: bool | None) -> tuple[list[Ranked], str]:
     """Return the rows of one of the paper's tables, and their marks.
 
     `released` is True if the run's text lacks the symbols that the released code drops; None if rows are not marked.

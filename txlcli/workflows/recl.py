@@ -21,7 +21,7 @@ from txlcli.workflows.evaluation.rows import non_finite_advice
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.texts import ScoredText, split_text
 from txlcli.workflows.recl_options import DEFAULT_RECL_POSITIONS, ReclOptions
-from txlcli.workflows.reporter import Step
+from txlcli.workflows.reporter import Progress
 from txlcli.workflows.result import Result
 from txlcli.workflows.workspace import Workspace
 
@@ -187,7 +187,7 @@ def _group_losses(group: Sequence[Scoring], options: ReclOptions) -> NDArray[np.
 
 
 def _losses(
-    member: Scoring, positions: NDArray[np.int64], context_len: int, batch_size: int | None, bar: Step
+    member: Scoring, positions: NDArray[np.int64], context_len: int, batch_size: int | None, bar: Progress
 ) -> NDArray[np.float32]:
     """Return the losses of one model at a context length, (P,)."""
     opened = member.opened.as_run

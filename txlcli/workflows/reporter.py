@@ -9,8 +9,8 @@ OnProgress = Callable[[str, float | None, float | None], None]
 
 
 @dataclass
-class Step:
-    """One long step of a workflow."""
+class Progress:
+    """How far one long step of a workflow is."""
 
     description: str
     total: float | None
@@ -19,7 +19,7 @@ class Step:
     """Units that were done before."""
     limit_s: float | None
     """Time that it takes at most."""
-    on_reach: Callable[["Step", str], None]
+    on_reach: Callable[["Progress", str], None]
     """Called when more is done, with details."""
 
     def __post_init__(self) -> None:
@@ -56,19 +56,19 @@ class Reporter:
         unit: str = "",
         start: float = 0.0,
         limit_s: float | None = None,
-    ) -> AbstractContextManager[Step]:
+    ) -> AbstractContextManager[Progress]:
         """Return a context manager that covers one long step of `total` units, `start` of which are done before.
 
         It takes `limit_s` seconds at most.
         """
-        return self.showing(Step(description, total, unit, start, limit_s, self._pass_on))
+        return self.showing(Progress(description, total, unit, start, limit_s, self._pass_on))
 
-    def showing(self, step: Step) -> AbstractContextManager[Step]:
-        """Return a context manager that shows a step while it is taken."""
-        return nullcontext(step)
+    def showing(self, progress: Progress) -> AbstractContextManager[Progress]:
+        """Return a context manager that shows the progress of a step while it is taken."""
+        return nullcontext(progress)
 
-    def _pass_on(self, step: Step, detail: str) -> None:
-        message = step.description
+    def _pass_on(self, progress: Progress, detail: str) -> None:
+        message = progress.description
         if detail:
             message += f": {detail}"
-        self._on_progress(message, step.done, step.total)
+        self._on_progress(message, progress.done, progress.total)

@@ -224,7 +224,7 @@ class Bench:
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
-        in_windows = settings.in_windows(attn_len)
+        window_settings = settings.with_windows(attn_len)
         clock = ShareClock()
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
@@ -232,9 +232,9 @@ class Bench:
             bar.reach(1, "one token at a time with memory")
             tokens = time_single_tokens(self.model, settings, self._times)
             bar.reach(2, "vanilla, one window at a time")
-            vanilla = time_vanilla(self.model, in_windows, self._times)
+            vanilla = time_vanilla(self.model, window_settings, self._times)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, in_windows, vanilla, self._times)
+            windows, batched = best_windows(self.model, window_settings, vanilla, self._times)
         share = self._share(clock)
         return SlowdownRow(
             attn_len=attn_len,

@@ -19,7 +19,7 @@ from txlcli.core.measures import timing
 from txlcli.core.measures.timing import Repetitions, Timing
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.workflows.evaluation import rows
-from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
+from txlcli.workflows.evaluation.options import SLOWDOWN_REPETITIONS
 from txlcli.workflows.speed import Bench
 
 CPU = torch.device("cpu")
@@ -154,8 +154,8 @@ def test_the_slowdown_of_an_evaluation_compares_one_lane_with_windows_of_as_many
     row = rows.with_times(scoring, row)
     assert {call.rows for call in calls} == {1}
     reading = sizes(calls).count((1, L, M))
-    assert reading > SLOWDOWN_WINDOWS
-    vanilla = calls[-1 - SLOWDOWN_WINDOWS :]  # the warm-up and the repetitions, each a window from its start
+    assert reading > SLOWDOWN_REPETITIONS
+    vanilla = calls[-1 - SLOWDOWN_REPETITIONS :]  # the warm-up and the repetitions, each a window from its start
     assert sizes(vanilla) == [(1, keys, 0)] * len(vanilla)
     assert row.slowdown == row.vanilla_ms_per_token / row.one_lane_ms_per_token
 

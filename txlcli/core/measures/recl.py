@@ -47,7 +47,7 @@ def context_losses(stream: Stream, positions: NDArray[np.int64], *, context_len:
     of `read_length`. `Stream.on_tokens` is called with the number of tokens read.
     """
     if stream.settings.mem_len == 0 and not stream.model.settings.recurrent_state:
-        stream = replace(stream, settings=stream.settings.in_windows(context_len))
+        stream = replace(stream, settings=stream.settings.with_windows(context_len))
     count = math.ceil(len(positions) / stream.settings.batch_size)
     batches = np.array_split(positions, count)  # nearly equal, the largest first
     losses = list[Tensor]()

@@ -28,8 +28,8 @@ LengthOption = Literal["mem_len", "attn_len"]
 """Option whose lengths are swept or searched."""
 LENGTH_THRESHOLD = 0.001
 """Smallest relative gain of perplexity that counts in a search for a length."""
-SLOWDOWN_WINDOWS = 3
-"""Repetitions of the timing of an evaluation."""
+SLOWDOWN_REPETITIONS = 3
+"""Repetitions of each time of which the slowdown is made; a repetition of the vanilla model is one window."""
 PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
 """Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
 

@@ -9,7 +9,7 @@ from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import RunError
 from txlcli.runs import history, run_directory
-from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
+from txlcli.workflows.evaluation.options import SLOWDOWN_REPETITIONS
 from txlcli.workflows.evaluation.rows import EvalRow
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.search import LengthSearch
@@ -67,7 +67,7 @@ class EvalResult:
             "precision": opened.precision,
             "attention": opened.model.attention_backend,
             "processes": self.scoring.world.size,
-            "slowdown_windows": SLOWDOWN_WINDOWS,
+            "slowdown_windows": SLOWDOWN_REPETITIONS,
             "paper": text.paper,
             "search": self.search,
             "in_sample": self.in_sample,

@@ -20,7 +20,7 @@ from txlcli.core.training.validation import add_shares, check_lanes, score_in_pr
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
 from txlcli.system.processors import is_trusted
-from txlcli.workflows.evaluation.options import SLOWDOWN_WINDOWS
+from txlcli.workflows.evaluation.options import SLOWDOWN_REPETITIONS
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.settings import RowSetting
 from txlcli.workflows.result import Result
@@ -204,9 +204,9 @@ def _times(scoring: Scoring, settings: EvalSettings) -> tuple[float, float] | No
         return None
     if longest is not None and attn_len > longest:
         return None
-    xl = time_evaluation(model, one_lane, Repetitions(SLOWDOWN_WINDOWS))
-    windows = one_lane.in_windows(attn_len)
-    vanilla = time_vanilla(model, windows, Repetitions(SLOWDOWN_WINDOWS))
+    xl = time_evaluation(model, one_lane, Repetitions(SLOWDOWN_REPETITIONS))
+    windows = one_lane.with_windows(attn_len)
+    vanilla = time_vanilla(model, windows, Repetitions(SLOWDOWN_REPETITIONS))
     return xl.median, vanilla.median
 
 

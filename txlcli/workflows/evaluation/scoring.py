@@ -15,7 +15,7 @@ from txlcli.workflows.evaluation.texts import ScoredText, first_positions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
-Result = TypeVar("Result")
+Scored = TypeVar("Scored")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Scoring:
         """Receives messages and progress."""
         return self.workspace.reporter
 
-    def score(self, function: Callable[[Stream], Result], title: str) -> Result:
+    def score(self, function: Callable[[Stream], Scored], title: str) -> Scored:
         """Score the text with a function of the core; `title` names its progress."""
         text = self.text
         model = self.opened.model.on(temperature=self.temperature)

@@ -29,7 +29,7 @@ from txlcli.data.vocabulary import Ids, Vocab, count_words, smallest_dtype
 from txlcli.errors import CorpusInputError, TxlError
 from txlcli.system import processors
 from txlcli.workflows.preparation.planning import CHUNK
-from txlcli.workflows.reporter import Step
+from txlcli.workflows.reporter import Progress
 
 MAX_WORKERS = 6  # a worker needs 250 MB to split a chunk into words; six and the first process stay below 2 GiB
 
@@ -255,13 +255,13 @@ class NumberedText:
                 counts[split].update(dict(zip(symbols, times, strict=True)))
         return counts
 
-    def ids(self, split: str, vocab: Vocab, step: Step) -> Iterator[Ids]:
+    def ids(self, split: str, vocab: Vocab, progress: Progress) -> Iterator[Ids]:
         """Yield the ids of each chunk, with -1 for unknown symbols, and remove its file."""
         for chunk in self.chunks[split]:
             symbols, numbers = chunk.read()
             chunk.path.unlink()
             yield vocab.table(symbols)[numbers]
-            step.advance(chunk.tokens)
+            progress.advance(chunk.tokens)
 
 
 Number = Callable[[Job], NumberedChunk]

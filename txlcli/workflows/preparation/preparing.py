@@ -205,10 +205,10 @@ def _prepare_text(plan: PreparationPlan, work: Path) -> None:
     tokens = sum(of_split.tokens for of_split in counts.values())
     with (
         writing(plan.store, facts, vocab, work=work) as writer,
-        plan.reporter.progress("writing", tokens, "tokens") as step,
+        plan.reporter.progress("writing", tokens, "tokens") as progress,
     ):
         for split, of_split in counts.items():
-            writer.add(split, of_split, numbered.ids(split, vocab, step), numbered.starts(split))
+            writer.add(split, of_split, numbered.ids(split, vocab, progress), numbered.starts(split))
 
 
 def _changes(
@@ -280,8 +280,8 @@ def _number(
     number = partial(number_chunk, splitter, work, sentences=plan.corpus.sentences and not documents)
     numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
     total = sum(map(size_of, splits.values()))
-    with plan.reporter.progress("reading", total, "B") as step:
+    with plan.reporter.progress("reading", total, "B") as progress:
         for (split, _), numbered_chunk in zip(chunks, map_in_order(number, jobs, workers), strict=True):
             numbered[split].append(numbered_chunk)
-            step.advance(numbered_chunk.bytes)
+            progress.advance(numbered_chunk.bytes)
     return NumberedText(numbered)

@@ -110,7 +110,7 @@ def _write_text(plan: PreparationPlan, directory: Path, documents: Documents | N
     with_starts = plan.options.documents == "records"
     only_utf8 = plan.tokenizer != "byte"
     written = []
-    with plan.reporter.progress("reading files", len(plan.files), "files") as step:
+    with plan.reporter.progress("reading files", len(plan.files), "files") as progress:
         for file in plan.files:
             if not (file.column or file.packing):
                 reject_other_than_text(file.path, is_utf8=plan.options.encoding is None)
@@ -121,7 +121,7 @@ def _write_text(plan: PreparationPlan, directory: Path, documents: Documents | N
             if documents and with_starts:
                 documents.offsets[target] = text.starts
             written.append(text)
-            step.advance(1)
+            progress.advance(1)
     return written
 
 
@@ -147,8 +147,8 @@ def _fetch_or_mirror(plan: PreparationPlan, download: Download) -> Sequence[Down
     for files in filter(None, ((download,), mirror)):
         try:
             for file in files:
-                with plan.reporter.progress(f"downloading {file.file}", file.size, "B") as step:
-                    fetch(file, directory, step.reach, f"txl/{__version__}")
+                with plan.reporter.progress(f"downloading {file.file}", file.size, "B") as progress:
+                    fetch(file, directory, progress.reach, f"txl/{__version__}")
             return files
         except CorpusError as error:
             if mirror and not faults:

@@ -16,7 +16,7 @@ from txlcli.workflows.exchange.token_files import IDX, VOCABULARY, WITHOUT_HEADE
 from txlcli.workflows.exchange.token_types import advice, other_type
 from txlcli.workflows.preparation.planning import PreparationPlan
 from txlcli.workflows.preparation.sources import digest
-from txlcli.workflows.reporter import Step
+from txlcli.workflows.reporter import Progress
 
 
 def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> None:
@@ -48,7 +48,7 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> None:
     )
     with (
         writing(plan.store, facts, vocab, work=work) as writer,
-        plan.reporter.progress("writing", total, "tokens") as step,
+        plan.reporter.progress("writing", total, "tokens") as progress,
     ):
         for split, count in counts.items():
             n_bytes = count if has_bytes else 0  # 0: not known, like the words
@@ -56,15 +56,15 @@ def write_store(plan: PreparationPlan, tokens: TokenFiles, work: Path) -> None:
             if tokens.documents:
                 starts = np.array(tokens.documents.starts(splits[split])) // size
             counts_of_split = SplitCounts(tokens=count, words=0, bytes=n_bytes)
-            writer.add(split, counts_of_split, _ids(splits[split], tokens, vocab, step), starts)
+            writer.add(split, counts_of_split, _ids(splits[split], tokens, vocab, progress), starts)
 
 
 def _count_ids(plan: PreparationPlan, tokens: TokenFiles, splits: Splits, total: int) -> int:
     """Return the size of the smallest vocabulary with all ids."""
     largest = 0
-    with plan.reporter.progress("counting ids", total, "tokens") as step:
+    with plan.reporter.progress("counting ids", total, "tokens") as progress:
         for pieces in splits.values():
-            for block in _blocks(pieces, tokens, step):
+            for block in _blocks(pieces, tokens, progress):
                 largest = max(largest, int(block.max()))
     return 1 + largest
 
@@ -92,16 +92,16 @@ def _splits(plan: PreparationPlan, tokens: TokenFiles, source: Path) -> tuple[Sp
     return cut(pieces, source, shares, ids, "ids"), by_position
 
 
-def _ids(pieces: Slices, tokens: TokenFiles, vocab: Vocab, step: Step) -> Iterator[Ids]:
+def _ids(pieces: Slices, tokens: TokenFiles, vocab: Vocab, progress: Progress) -> Iterator[Ids]:
     """Yield the ids of pieces in blocks, all of them in the vocabulary, and -1 for unknown symbols."""
-    for block in _blocks(pieces, tokens, step, vocab.size):
+    for block in _blocks(pieces, tokens, progress, vocab.size):
         if vocab.unknown is None:
             yield block
         else:
             yield np.where(block == vocab.unknown, np.int64(-1), block)
 
 
-def _blocks(pieces: Slices, tokens: TokenFiles, step: Step, vocab_size: int | None = None) -> Iterator[Ids]:
+def _blocks(pieces: Slices, tokens: TokenFiles, progress: Progress, vocab_size: int | None = None) -> Iterator[Ids]:
     """Yield the ids of pieces in blocks, all of them in the vocabulary, if its size is known, and below MAX_IDS."""
     limit = vocab_size or MAX_IDS
     for piece in pieces:
@@ -116,7 +116,7 @@ def _blocks(pieces: Slices, tokens: TokenFiles, step: Step, vocab_size: int | No
                     f"{piece.path}: has the id {int(wrong[0]):,}, but the vocabulary has {limit:,} ids; {way}"
                 )
             yield block
-            step.advance(len(block))
+            progress.advance(len(block))
 
 
 def _notes(

@@ -89,7 +89,7 @@ def _measure(runner: Runner, part: str) -> LengthResult:
         as_trained = EvalOptions(split="valid", mem_len=(train.mem_len,), seg_len=train.seg_len, same_length=False)
         search = EvalOptions(split="valid", mem_len="auto")
     else:
-        as_trained = runner.in_windows(part, "valid")
+        as_trained = runner.window_options(part, "valid")
         search = EvalOptions(split="valid", attn_len="auto", stride=as_trained.stride)
     init = [perplexity(result.rows[0].loss_nats) for result in runner.evaluate_all(part, as_trained)]
     searches = [result.search for result in runner.evaluate_all(part, search) if result.search]

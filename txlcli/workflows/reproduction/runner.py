@@ -134,7 +134,7 @@ class Runner:
         """Return the result of `evaluate` for each seed of a model."""
         return [self.evaluate(self.run(part, seed), options) for seed in self.seeds]
 
-    def in_windows(self, part: str, split: Split) -> EvalOptions:
+    def window_options(self, part: str, split: Split) -> EvalOptions:
         """Return the evaluation of a model without memory, by windows of the segment length."""
         seg_len = self.settings(part).train.seg_len
         return EvalOptions(split=split, attn_len=(seg_len,), stride=min(self.scale.stride, seg_len))
@@ -146,7 +146,7 @@ class Runner:
         """
         settings = self.settings(part)
         if settings.eval.mem_len == 0 and not settings.model.recurrent_state:
-            options = self.in_windows(part, split)
+            options = self.window_options(part, split)
         elif mem_len:
             options = EvalOptions(split=split, mem_len=(mem_len,))
         else:

@@ -11,7 +11,7 @@ from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.system.plain_json import as_json
 from txlcli.system.processors import ShareClock
-from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.reporter import Progress, Reporter
 from txlcli.workflows.training.plan import Plan
 
 MIN_SHARE = 0.5
@@ -46,7 +46,7 @@ class TrainingLog:
 
     plan: Plan
     reporter: Reporter
-    progress: Step
+    progress: Progress
     track: OnReport
     """Experiment trackers."""
     on_report: OnReport | None = None
