@@ -81,16 +81,17 @@ def quickstart(
         passed = (time.monotonic() - started) / 60
         minutes = round(max(0.0, TRAINING_SHARE * max_minutes - passed), 2)
     run = _train(minutes, workspace)
+    directory = str(run.directory)
     positions = None
     if max_minutes is not None:
         positions = _positions(run, 60 * max_minutes - (time.monotonic() - started))
     lengths = EvalOptions(mem_len=MEM_LENS, positions=positions)
-    _announce("eval", str(run.directory), options=lengths, data_dir=data_dir)
+    _announce("eval", directory, options=lengths, data_dir=data_dir)
     evaluation = evaluate.evaluate_run(run, lengths, workspace)
     eval_.show(evaluation)
     evaluation.raise_pending()
     sample = GenerateOptions(prompt=PROMPT, tokens=TOKENS)
-    _announce("generate", str(run.directory), options=sample, data_dir=data_dir)
+    _announce("generate", directory, options=sample, data_dir=data_dir)
     show_generated(generate.prepare(run, sample, workspace))
     write_figure(run.directory / FIGURE, figures.plot_evaluation, evaluation)
     _summarize(evaluation, workspace)

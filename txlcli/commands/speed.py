@@ -18,8 +18,7 @@ from txlcli.workflows.workspace import RunWorkspace
 if TYPE_CHECKING:
     from txlcli.workflows.speed import SpeedResult, ThroughputRow
 
-DEFAULT_RECIPE = "enwik8"
-"""Recipe that is timed without any run."""
+DEFAULT_RECIPE = "enwik8"  # without any run
 
 
 def speed(

@@ -83,8 +83,8 @@ def compress(run: Run, source: Path, target: Path, options: CompressOptions, wor
     opened = _open_exact(run)
     ids = _encode(opened.vocab, data, source)
     lanes = options.lanes or min(MAX_LANES, len(data) // BYTES_PER_LANE)
-    lanes = max(1, min(lanes, len(data)))
-    settings = one_lane(run, mem_len=options.mem_len).with_batch_size(lanes)
+    batch_size = max(1, min(lanes, len(data)))
+    settings = one_lane(run, mem_len=options.mem_len).with_batch_size(batch_size)
     lanes = Lanes.of(max(1, len(ids)), settings).n_lanes  # fewer if the last ones would be empty
     started = time.perf_counter()
     coder = SymbolEncoder()

@@ -23,6 +23,7 @@ from txlcli.core.measures.adaptation import (
 )
 from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import UsageError
+from txlcli.runs.history import MODEL_ALONE
 from txlcli.workflows.evaluation.rows import EvalRow, make_row, score_with_memory
 from txlcli.workflows.evaluation.scoring import Scoring
 from txlcli.workflows.evaluation.search import with_temperature
@@ -61,9 +62,9 @@ def adapted_rows(scoring: Scoring) -> Iterator[EvalRow]:
     if options.dynamic:
         train = scoring.opened.as_run.store(scoring.workspace.data_dir).ids("train")
         rms = gradient_rms(scoring.opened.model, train, settings, RMS_SEGMENTS)
-    score_model = partial(score_with_memory, mem_len=settings.mem_len, method="model")
+    score_model = partial(score_with_memory, mem_len=settings.mem_len)
     tempered = with_temperature(scoring, score_model)
-    yield score_model(tempered)
+    yield replace(score_model(tempered), method=MODEL_ALONE)
     if cache:
         yield _with_cache(tempered, replace(for_cache, temperature=tempered.temperature), cache)
     if options.dynamic:

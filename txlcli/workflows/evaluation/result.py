@@ -93,9 +93,10 @@ class EvalResult:
         """Return the settings of a row in one sentence, with the temperatures of all rows of a sweep."""
         settings = self.scoring.settings
         model = self.scoring.opened.model.settings
-        details: list[str] = [self.scoring.opened.precision]
+        details = []
         if model.limits_distance:
-            details.insert(0, f"max_distance = {settings.max_distance or 'none'}")
+            details.append(f"max_distance = {settings.max_distance or 'none'}")
+        details.append(self.scoring.opened.precision)
         temperature = self._describe_temperature(row)
         if temperature:
             details.append(temperature)

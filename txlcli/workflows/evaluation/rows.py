@@ -138,15 +138,17 @@ class EvalRows(list[EvalRow], Result):
 
 def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
     """Score the text with one setting."""
-    if setting.attn_len is not None:
-        return score_in_windows(scoring, setting.attn_len, setting.stride, protocol=setting.protocol)
-    return score_with_memory(scoring, setting.mem_len, protocol=setting.protocol)
+    if setting.attn_len is None:
+        row = score_with_memory(scoring, setting.mem_len)
+    else:
+        row = score_in_windows(scoring, setting.attn_len, setting.stride)
+    return replace(row, protocol=setting.protocol)
 
 
-def score_with_memory(scoring: Scoring, mem_len: int, **fields: Any) -> EvalRow:
+def score_with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
     """Score the text with a memory length; each of its documents, if it has any, from an empty memory.
 
-    The first token of a document of a split follows the one before it alone. `fields` are more of those of the row.
+    The first token of a document of a split follows the one before it alone.
     """
     scoring = scoring.changed(mem_len=mem_len)
     title = "evaluation" if scoring.opened.model.settings.recurrent_state else f"M = {mem_len}"
@@ -155,10 +157,10 @@ def score_with_memory(scoring: Scoring, mem_len: int, **fields: Any) -> EvalRow:
         scores = scoring.score(partial(score_spans, spans=spans), title)
         longest = max(end - first for first, end in spans)
         keys = _keys_seen(scoring.changed(batch_size=1), longest)
-        return make_row(scoring, scores, keys=keys, documents=len(spans), **fields)
+        return make_row(scoring, scores, keys=keys, documents=len(spans))
     check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
     scores = scoring.score(partial(score_in_processes, world=scoring.world), title)
-    return make_row(scoring, scores, **fields)
+    return make_row(scoring, scores)
 
 
 def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
@@ -170,7 +172,7 @@ def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
     return replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla)
 
 
-def score_in_windows(scoring: Scoring, length: int, stride: int, **fields: Any) -> EvalRow:
+def score_in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
     """Score the text with a window length, without memory; by default, the device decides how many at once."""
     model = scoring.opened.model
     world = scoring.world
@@ -187,7 +189,7 @@ def score_in_windows(scoring: Scoring, length: int, stride: int, **fields: Any) 
     longest = min(length, tokens, model.settings.attention_window or length)
     keys = (min(length - stride + 1, longest), longest)
     documents = len(text.document_spans) or None
-    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents, **fields)
+    return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents)
 
 
 def _times(scoring: Scoring, settings: EvalSettings) -> tuple[float, float] | None:
