@@ -4,10 +4,13 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.commands.novel import refusal
 from txlcli.errors import VocabularyError
+from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.words import Words
 from txlcli.workflows.exchange.external_vocab import ExternalVocab
 
 TEXT = ("--text", "novel/test.txt")
@@ -69,7 +72,9 @@ class Letters:
 
     def __call__(self, text, **_):
         ids = []
-        text = text.replace(" ", "Ġ").replace(self.lost, "") if self.lost else text.replace(" ", "Ġ")
+        text = text.replace(" ", "Ġ").replace("\n", "Ċ")
+        if self.lost:
+            text = text.replace(self.lost, "")
         text = self.first + text
         while text:
             number = next((n for n, token in enumerate(self.tokens) if n and text.startswith(token)), 0)
@@ -101,3 +106,26 @@ def test_the_bytes_of_tokens_are_those_of_the_text():
 def test_text_that_the_tokenizer_or_the_model_cannot_take_is_named_with_its_place(tokenizer, size, text, telling):
     with pytest.raises(VocabularyError, match=telling):
         ExternalVocab(tokenizer, size, "model").encode(text)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rows"),
+    [
+        ("so|Ġ.Ċ|She", ["so", ".", "She"]),  # as Llama 3, Qwen and GPT-4 divide it
+        ("so.ĊĊ|She", ["so.", "She"]),
+        ("so|Ġ|.|ĠĊ|ĠShe|Ċ", ["so", ".", "\n", "She", "\n"]),
+        ("so|ĊĊ|She", ["so", "\n", "She"]),
+        ("so|ĊĊĠ|ĠShe", ["so", "\n", "She"]),
+        ("so|ĊS|he", ["so", "She"]),
+        ("ofĠthe|Ġend", ["the", "end"]),
+        ("北京|天", ["京", "天"]),
+    ],
+)
+def test_a_piece_belongs_to_the_last_word_that_it_has_letters_of_and_a_line_end_after_it_too(pieces, rows):
+    vocab = ExternalVocab(Letters(pieces.split("|")), 9, "model")
+    data = pieces.replace("|", "").replace("Ġ", " ").replace("Ċ", "\n").encode()
+    ids = np.append(vocab.boundary, vocab.encode(data))
+    text = ScoredText(title="", inputs=ids[:-1], targets=ids[1:], data=data, words=None, size=None, unit="")
+    words = Words.of(vocab, text, "")
+    assert words.texts == rows
+    assert words.tokens.sum() == len(text.targets)

@@ -1,7 +1,8 @@
 """The words of a scored text with their bits: surprisal, for each memory length or window.
 
 A word is what blanks divide, and a line end is a word of its own, as when words are counted for a perplexity per word.
-Each scored token belongs to one word, so that the bits of all words add up to those of the text.
+Each scored token belongs to one word, so that the bits of all words add up to those of the text. A piece of several
+words belongs to the last of them, but a line end after a word does not count as one.
 
 The probability of a word is that of its letters and of its end, the blank after it. Bytes, characters and words have
 the end where it belongs. A piece of SentencePiece begins with the blank before a word instead, so the probability that
@@ -167,8 +168,9 @@ def owners_of(vocab: Vocab, text: ScoredText, characters: str, spans: NDArray[np
         lasts = numbers
     else:
         firsts, lasts = _characters_of_tokens(vocab, text, characters, skipped)
-    if vocab.unit == "piece":  # blanks belong to the word after them
-        owners = np.searchsorted(spans[:, 1], lasts, side="right")
+    if vocab.unit == "piece":  # blanks belong to the word after them, those after a word in its piece to the word
+        places = _last_letters(characters, firsts, lasts)
+        owners = np.searchsorted(spans[:, 1], places, side="right")
     else:  # to the word before
         owners = np.searchsorted(spans[:, 0], firsts, side="right") - 1
     return owners.clip(0, len(spans) - 1)
@@ -190,6 +192,13 @@ def _characters_of_tokens(
     character_bytes = [len(character.encode()) for character in characters]
     character_of_byte = np.repeat(np.arange(len(characters)), character_bytes)
     return character_of_byte[first_byte], character_of_byte[last_byte]
+
+
+def _last_letters(characters: str, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the offset of the last character of each token that is not a blank, or of its first one, (T,)."""
+    blanks = np.array([character.isspace() for character in characters])
+    last_letter = np.maximum.accumulate(np.where(blanks, -1, np.arange(len(characters))))  # up to each character
+    return np.maximum(last_letter[lasts], firsts)
 
 
 def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64]:
