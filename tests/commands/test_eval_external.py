@@ -94,6 +94,20 @@ def test_the_bytes_of_tokens_are_those_of_the_text():
     assert (vocab.size, vocab.unit, vocab.boundary) == (9, "piece", 0)
 
 
+def test_a_byte_may_be_the_character_of_its_number():
+    """As in ByT5's tokenizer."""
+
+    class Bytes(Letters):
+        def __call__(self, text, **_):
+            return {"input_ids": [byte + 1 for byte in text.encode()]}
+
+    tokenizer = Bytes(())
+    tokenizer.tokens = ["<s>", *map(chr, range(256))]
+    vocab = ExternalVocab(tokenizer, 257, "model")
+    text = "une vie, voilà\xad é\n"
+    assert b"".join(vocab.pieces[number] for number in vocab.encode(text)) == text.encode()
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "size", "text", "telling"),
     [

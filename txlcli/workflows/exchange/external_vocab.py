@@ -52,8 +52,14 @@ def _of_characters(tokens: list[str]) -> list[bytes]:
     return [token.encode() for token in tokens]
 
 
+def _of_single_bytes(tokens: list[str]) -> list[bytes]:
+    """Return the bytes of tokens of one character each, whose number is the byte, as ByT5 writes them."""
+    bytes_ = {chr(byte): bytes([byte]) for byte in range(256)}
+    return [bytes_.get(token, token.encode()) for token in tokens]
+
+
 Kind = Callable[[list[str]], list[bytes]]
-KINDS: tuple[Kind, ...] = (_of_bytes, _of_sentencepiece, _of_characters)
+KINDS: tuple[Kind, ...] = (_of_bytes, _of_sentencepiece, _of_characters, _of_single_bytes)
 """How tokenizers write tokens; a text shows which it is."""
 
 
