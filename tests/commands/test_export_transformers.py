@@ -8,7 +8,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.commands.novel import RMT, card, done, json_of, refusal, train
-from tests.core.builders import POSITIONS
+from tests.core.builders import POSITIONS, model_settings
+from txlcli.config.settings import EvalSettings
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.runs import history, run_directory
 from txlcli.workflows.exchange import transformers_folder
@@ -70,6 +71,16 @@ def test_the_code_needs_torch_and_transformers_alone(name):
         *("torch", "transformers"),
         *("base64", "collections", "json", "math", "pathlib", "re", "shutil"),
     }
+
+
+@pytest.mark.parametrize(
+    ("position", "mem_len", "longest"), [("shaw", 0, None), ("shaw", 5, None), ("learned", 5, None), ("learned", 0, 5)]
+)
+def test_the_configuration_has_the_length_of_the_longest_text(position, mem_len, longest):
+    """As lm-evaluation-harness reads it: vectors of distances, or of places in a segment, limit no text."""
+    model = model_settings(position=position, n_positions=5)
+    config = transformers_folder.config_of(model, EvalSettings(seg_len=5, mem_len=mem_len), 7)
+    assert (config["n_positions"], config["n_learned_vectors"]) == (longest, 5)
 
 
 def test_every_encoding_of_txl_is_in_the_code():

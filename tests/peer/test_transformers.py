@@ -169,6 +169,20 @@ def test_outputs_are_tuples_or_of_some_positions_as_those_of_other_models(tmp_pa
     assert_close(theirs(tokens, logits_to_keep=torch.tensor([4, 11])).logits, logits[:, [4, 11]])
 
 
+@torch.no_grad()
+def test_embeddings_in_place_of_tokens_and_several_texts_in_a_row_are_rejected(tmp_path):
+    theirs, tokens = opened(tmp_path, small_model(), evaluation_of(M)), draw_tokens(B, T)
+    for call in (theirs, theirs.generate):
+        with pytest.raises(ValueError, match="inputs_embeds"):
+            call(inputs_embeds=theirs.get_input_embeddings()(tokens))
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    assert_close(theirs(tokens, mask, position_ids=position).logits, theirs(tokens, mask).logits)
+    with pytest.raises(ValueError, match="each text its own row"):
+        theirs(tokens, position_ids=torch.arange(T)[None] % 11)
+
+
 def test_half_precision_is_near(tmp_path):
     tokens = draw_tokens(B, T)
     theirs = opened(tmp_path, small_model(std=0.1), evaluation_of(M))
@@ -218,6 +232,7 @@ def test_the_cache_can_be_switched_off_in_the_configuration(tmp_path):
 
 def test_more_positions_than_were_learned_are_an_error(tmp_path):
     theirs = opened(tmp_path, small_model(**POSITIONS["learned"]), EvalSettings(seg_len=5, mem_len=0))
+    assert theirs.config.n_positions == 5
     with pytest.raises(ValueError, match="5 positions"):
         theirs(draw_tokens(B, 6))
 

@@ -32,7 +32,6 @@ SAME_SETTINGS = (
     "n_heads",
     "d_head",
     "position",
-    "n_positions",
     "tie_biases",
     "tie_embeddings",
     "norm",
@@ -108,6 +107,7 @@ def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: 
     limits = [limit for limit in (evaluation.key_limit, model.window) if limit is not None]
     auto_map = {"AutoConfig": "modeling_txl.TxlConfig", "AutoModelForCausalLM": "modeling_txl.TxlForCausalLM"}
     segment_len = evaluation.seg_len if evaluation.mem_len else None
+    longest_text = None if evaluation.mem_len else model.longest_window
     return {
         "model_type": "txl",
         "architectures": ["TxlForCausalLM"],
@@ -115,6 +115,8 @@ def config_of(model: TransformerSettings, evaluation: EvalSettings, vocab_size: 
         "vocab_size": vocab_size,
         **{name: getattr(model, name) for name in SAME_SETTINGS},
         **asdict(model.parts),
+        "n_learned_vectors": model.n_positions,
+        "n_positions": longest_text,  # as other programs read it
         "inner_width": model.inner_width,
         "bands": [asdict(band) for band in bands(model, vocab_size)],
         "segment_len": segment_len,

@@ -26,8 +26,9 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 class TxlConfig(PreTrainedConfig):
     """Settings of a model, with the names of `txl recipes keys`, and of its evaluation.
 
-    `bands` are those of adaptive embedding and softmax: first and end of the ids, width, number of the projection, and
-    if the softmax shares it. `key_limit` is the largest number of keys of a token, itself included.
+    `n_learned_vectors` is called `n_positions` there. `n_positions` is the number of tokens of the longest text, None
+    without a limit. `bands` are those of adaptive embedding and softmax: first and end of the ids, width, number of the
+    projection, and if the softmax shares it. `key_limit` is the largest number of keys of a token, itself included.
     """
 
     model_type = "txl"
@@ -167,12 +168,12 @@ class ShawEncoding(Encoding):
     def __init__(self, config):
         super().__init__(config)
         width = config.n_heads * config.d_head
-        tables = (torch.empty(config.n_positions, width) for _ in range(config.n_layers))
+        tables = (torch.empty(config.n_learned_vectors, width) for _ in range(config.n_layers))
         self.distance_tables = nn.ParameterList(nn.Parameter(table) for table in tables)
 
     def score(self, attention, query, key, distance, encoded):
         keys = split_heads(self.distance_tables[attention.number], self.config.n_heads)
-        index = distance.clamp(max=self.config.n_positions - 1)[:, None].expand(-1, self.config.n_heads, -1, -1)
+        index = distance.clamp(max=self.config.n_learned_vectors - 1)[:, None].expand(-1, self.config.n_heads, -1, -1)
         return (query @ key.mT + (query @ keys.mT).gather(-1, index)) * self.config.d_head**-0.5
 
 
@@ -188,13 +189,13 @@ class LearnedEncoding(Encoding):
 
     def __init__(self, config):
         super().__init__(config)
-        tables = (torch.empty(config.n_positions, config.d_model) for _ in range(config.n_layers))
+        tables = (torch.empty(config.n_learned_vectors, config.d_model) for _ in range(config.n_layers))
         self.position_tables = nn.ParameterList(nn.Parameter(table) for table in tables)
 
     def add_to_layer_input(self, hidden, layer, place):
-        if place.max() >= self.config.n_positions:
+        if place.max() >= self.config.n_learned_vectors:
             raise ValueError(
-                f"the model has learned {self.config.n_positions} positions; give it at most as many tokens"
+                f"the model has learned {self.config.n_learned_vectors} positions; give it at most as many tokens"
             )
         return hidden + self.position_tables[layer][place]
 
@@ -480,6 +481,16 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, dim=-1)
 
 
+def check_positions(position_ids: Tensor | None, position: Tensor, is_token: Tensor) -> None:
+    """Reject positions (B, T) that are not those of the last T tokens of each row, as of several texts in one row."""
+    if position_ids is None:
+        return
+    last = slice(-position_ids.shape[-1], None)
+    differs = position_ids != position[:, last]
+    if (differs & is_token[:, last]).any():
+        raise ValueError("position_ids must count the tokens of each row, without padding; give each text its own row")
+
+
 class TxlForCausalLM(PreTrainedModel, GenerationMixin):
     """Transformer-XL with its softmax."""
 
@@ -515,7 +526,7 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         cache: Cache | None = None,
         labels: Tensor | None = None,
@@ -539,6 +550,8 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
             output_hidden_states: return the input of the first layer and the output of each, (B, T, d), the last one
                 after the final norm.
         """
+        if input_ids is None:
+            raise ValueError("give input_ids; embeddings in their place (inputs_embeds) are not supported")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if use_cache is None:
@@ -557,6 +570,7 @@ class TxlForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask = input_ids.new_ones(len(input_ids), total)
         is_token = F.pad(attention_mask, (total - attention_mask.shape[1], 0), value=1).bool()
         position = is_token.long().cumsum(1) - 1
+        check_positions(options.pop("position_ids", None), position, is_token)
         segments = []
         for part in input_ids.split(self.config.segment_len or input_ids.shape[1], dim=1):
             read += part.shape[1]
