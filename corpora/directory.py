@@ -117,7 +117,8 @@ def remarks_on(beginning: bytes, *, has_documents: bool = False) -> Iterator[str
             numbers = "numbers from 0 to 255, such as the codes of bytes"
         yield (
             f"the text is a list of {numbers}; bits per byte and per character are those of the digits; `tokenizer` "
-            "word makes each number a token; token ids are read with `ids`, from .json, .npy, .npz and .bin"
+            "word makes each number between blanks a token; token ids are read with `ids`, from .json, .npy, .npz and "
+            ".bin"
         )
     elif HEX_CODES.fullmatch(complete) and len(re.findall(rb"\d[0-9a-fA-F]", complete)) >= MIN_HEX_CODES:
         yield "the text is hexadecimal codes, which are learned digit by digit; decode it first"

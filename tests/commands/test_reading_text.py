@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 from pathlib import Path
 
 import pyarrow
@@ -53,9 +54,24 @@ def test_another_encoding_and_a_column_are_read_as_prepare_reads_them(here):
     assert byte.score(Path("rows.csv"), column="body").bits_per_byte == from_python
     assert "--column" in refusal("eval", "byte", "--text", "rows.csv", code=1)
     assert "no effect" in refusal("eval", "byte", "--text", "plain.txt", "--column", "body")
-    assert "stdin: --column has no effect" in refusal("eval", "byte", "--text", "-", "--column", "body", stdin="a")
+    assert "--column" in refusal("eval", "byte", "--text", "-", "--column", "body", stdin="a", code=1)
     assert "a split is scored" in refusal("eval", "byte", "--encoding", "utf-16")
     assert "not known" in refusal("eval", "byte", "--text", "wide.txt", "--encoding", "utf-17")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        b"title,body\n" + b"a,the fox\n" * 40,
+        b"title\tbody\n" + b"a\tthe fox\n" * 40,
+        b'{"title": "a", "body": "the fox"}\n' * 40,
+        json.dumps([{"title": "a", "body": "the fox"}] * 40).encode(),
+        gzip.compress(b"title,body\n" + b"a,the fox\n" * 40),
+    ],
+)
+def test_a_column_of_stdin_is_read_as_that_of_a_file(here, rows):
+    (here / "plain.txt").write_text("the fox\n" * 40)
+    assert scored("-", "--column", "body", stdin=rows) == scored("plain.txt")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def test_the_list_is_printed_as_json():
     assert listed["wt103-large"].items() >= facts.items()
     assert [listed["stdlib"][key] for key in ("parameters", "vocab_size", "paper_test")] == [None] * 3
     # A first sentence that continues in the second line of the header.
+    assert listed["qrnn-wt103"]["description"].startswith('Table 1, "Merity et al. (2018) - QRNN"')
     assert listed["text8"]["description"] == "The 12-layer model of Table 2 on text8, as the released scripts train it"
 
 

@@ -1,5 +1,7 @@
 """The bands of a vocabulary: edges, widths, projections."""
 
+import shlex
+
 import pytest
 
 from tests.core.builders import model_settings
@@ -58,7 +60,7 @@ def test_every_recipe_with_bands_takes_the_overrides_that_its_error_suggests(nam
     with pytest.raises(RecipeError) as caught:
         bands(recipe.resolve_text(text, name).model, V)
     overrides = plain_softmax_overrides(recipe.resolve_text(text, name).model)
-    assert all(f"`overrides` {override}" in str(caught.value) for override in overrides)
+    assert all(f"`overrides` {shlex.quote(override)}" in str(caught.value) for override in overrides)
     assert len(bands(recipe.resolve_text(text, name, overrides).model, V)) == 1
 
 

@@ -147,7 +147,7 @@ def _entry(name: str) -> dict[str, Any]:
         "metric": metrics.metric_of(corpora.CORPORA[store].unit),
         "paper_valid": published.valid,
         "paper_test": published.test,
-        "description": re.split(r"[:;]|\.(?:\s|$)", header)[0],
+        "description": re.split(r"[:;]|(?<!et al)\.(?:\s|$)", header)[0],
     }
 
 

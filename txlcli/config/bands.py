@@ -1,5 +1,6 @@
 """The bands into which adaptive embedding and adaptive softmax divide a vocabulary (Grave et al. 2016)."""
 
+import shlex
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,7 +36,7 @@ def plain_softmax_overrides(settings: ModelSettings) -> tuple[str, ...]:
 def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
     """Return the bands of a vocabulary, the head first."""
     if settings.cutoffs and settings.cutoffs[-1] >= vocab_size:
-        options = " ".join(f"`overrides` {override}" for override in plain_softmax_overrides(settings))
+        options = " ".join(f"`overrides` {shlex.quote(override)}" for override in plain_softmax_overrides(settings))
         raise RecipeError(
             f"[model] cutoffs {list(settings.cutoffs)} reach beyond the vocabulary of {vocab_size:,}; "
             f"each must be less, or none: {options}",

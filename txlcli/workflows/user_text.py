@@ -156,8 +156,9 @@ class UserText:
             path = Path(self.name)
             try:
                 if self.name == STDIN:
-                    path = Path(directory, "stdin")
-                    path.write_bytes(read_stdin(max_bytes))
+                    data = read_stdin(max_bytes)
+                    path = Path(directory, "stdin").with_suffix(_suffix_of_rows(data) if column else "")
+                    path.write_bytes(data)
                 file = self.file
                 if file is None:
                     if path.is_dir():
@@ -168,6 +169,11 @@ class UserText:
                 raise CorpusInputError(str(error).replace(f"{directory}/", "")) from error
             except UsageError as error:  # an option has no effect on this file
                 raise UsageError(str(error).replace(f"{directory}/", "")) from error
+
+
+def _suffix_of_rows(data: bytes) -> str:
+    """Return the ending that a file of such rows has: the name tells a table or JSON from plain text."""
+    return ".json" if data.lstrip()[:1] in (b"{", b"[") else ".csv"
 
 
 def read_unchanged(path: Path) -> bytes:
