@@ -43,7 +43,7 @@ DTYPES = {
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
 }
 """Dtypes of the tensors that processes send each other, by name."""
-TIMED_OUT = ("Timed out", "timed out")
+TIMED_OUT = ("Timed out", "timed out", "timeout")
 LOST_PROCESS = ("Connection", "connection", "Broken pipe", *TIMED_OUT)
 """Words in PyTorch's errors about a process that has ended or does not answer."""
 
