@@ -1,9 +1,11 @@
 """A request for training that follows a restart of the processes resumes the run."""
 
+import dataclasses
 import os
 
 import pytest
 
+from txlcli.errors import UnknownNameError
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training.options import TrainOptions
 from txlcli.workflows.training.resolve import EARLIER_RUN, remember_earlier_run, resolve
@@ -32,6 +34,13 @@ def test_a_resumed_run_is_not_profiled_again_after_a_restart(here):
     options = TrainOptions(resume="byte", overrides=("train.max_steps=9",), profile=3)
     request = resolve(None, options, Workspace(), restarts=1)
     assert (request.resumed.name, request.options.profile) == ("byte", None)
+
+
+def test_a_restart_resumes_a_run_although_the_one_that_it_began_with_is_gone(here):
+    options = dataclasses.replace(OF_BYTE, begin_from="gone")
+    assert resolve("tiny.toml", options, Workspace(), restarts=1).resumed.name == "byte"
+    with pytest.raises(UnknownNameError):
+        resolve("tiny.toml", options, Workspace())
 
 
 @pytest.fixture

@@ -93,20 +93,16 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
     has begun is resumed, if the options name it; its limits stay, and it is not profiled again.
     """
     runs_dir = workspace.runs_dir
-    begin_from = None
-    if options.begin_from is not None:
-        begin_from = run_directory.find(options.begin_from, runs_dir)
     if options.resume is not None:
         if source is not None:
             raise UsageError("`resume` continues a run with its own recipe; leave out the recipe")
         request = _resumed(run_directory.find(options.resume, runs_dir), options)
     elif source is not None:
-        request = _of_source(source, options, begin_from, workspace)
-    elif begin_from is not None:
-        request = _with_settings_of(begin_from, options)
+        request = _of_source(source, options, workspace)
+    elif options.begin_from is not None:
+        request = _with_settings_of(run_directory.find(options.begin_from, runs_dir), options)
     else:
         raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume` or `begin_from`")
-    request = replace(request, begin_from=begin_from)
     if restarts:
         workspace.reporter.say(f"a process was lost; all processes were started again (restart {restarts})")
         run = _restarted_run(request, runs_dir)
@@ -116,12 +112,14 @@ def resolve(source: str | None, options: TrainOptions, workspace: Workspace, *, 
             )
             request = _resumed(run, resume)
         request = replace(request, options=replace(request.options, profile=None))
+    if request.resumed is None and options.begin_from is not None:
+        request = replace(request, begin_from=run_directory.find(options.begin_from, runs_dir))
     options.check_steps(request.settings.train.max_steps)
     trackers.check_packages(request.settings.log)
     return request
 
 
-def _of_source(source: str, options: TrainOptions, begin_from: Run | None, workspace: Workspace) -> Request:
+def _of_source(source: str, options: TrainOptions, workspace: Workspace) -> Request:
     """Resolve a recipe, or the name of a token store: the small recipe of its unit, or a run's settings, on it."""
     source = source.removesuffix("/")  # a shell completes the name of a store by the folder of its text
     unit = _unit_of_store(source, workspace.data_dir)
@@ -129,9 +127,10 @@ def _of_source(source: str, options: TrainOptions, begin_from: Run | None, works
         return _of_recipe(source, options)
     options = replace(options, overrides=(f"corpus.store={source}", *options.overrides))
     explanation = f"{source} is a token store (unit {unit})"
-    if begin_from is not None:
+    if options.begin_from is not None:
         workspace.reporter.say(f"{explanation}: training with the settings of {options.begin_from} on it")
-        return _with_settings_of(begin_from, options, new_name=source)
+        run = run_directory.find(options.begin_from, workspace.runs_dir)
+        return _with_settings_of(run, options, new_name=source)
     name = RECIPES[unit]
     workspace.reporter.say(f'{explanation}: training a small model on it, with the settings of the recipe "{name}"')
     return _of_recipe(name, options, new_name=source)
