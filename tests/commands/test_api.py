@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import txlcli
-from tests.commands.novel import json_of
+from tests.commands.novel import done, json_of
 from txlcli.errors import RecipeError, StoreError, TxlError, UnknownNameError, UsageError, VocabularyError
 
 TEXT = "the zebra and the horse\nwent on\n"
@@ -176,6 +176,12 @@ def test_a_run_is_written_as_by_the_commands_without_a_line_of_output(run, here,
         run.attention(txlcli.AttentionOptions(format="pdf"))
     with pytest.raises(UsageError, match="token store"):
         run.export(here / "ids", txlcli.ExportOptions(format="nanogpt"))
+
+
+def test_a_loaded_run_is_measured_with_the_settings_that_it_was_resumed_with(run, here):
+    done("train", "--resume", "byte", "--set", "eval.mem_len=4", "--set", "train.max_steps=8", "-q")
+    run.export(here / "written")
+    assert json.loads((here / "written/config.json").read_text())["mem_len"] == 4
 
 
 def test_results_are_dictionaries_and_tables(run):

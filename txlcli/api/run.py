@@ -28,6 +28,7 @@ from txlcli.report.attention import measure_and_plot
 from txlcli.report.run_report import ReportOptions, RunReport
 from txlcli.runs import run_directory
 from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_directory import Run
 from txlcli.workflows import attention, probe, speed
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.attention_options import AttentionOptions
@@ -161,6 +162,11 @@ class LoadedRun:
     def folder(self) -> Path:
         """Folder of the run."""
         return self._opened.run.directory
+
+    @property
+    def _run_on_disk(self) -> Run:
+        """The run as it is now: it may have been resumed, or trained again."""
+        return run_directory.find(str(self._opened.run.subject), self._workspace.runs_dir)
 
     @property
     def settings(self) -> Settings:
@@ -364,7 +370,7 @@ class LoadedRun:
         """
         given = options or SpeedOptions()
         # Opened again, since the steps that it times change the weights.
-        result = speed.time_run(self._opened.run, given, self._workspace)
+        result = speed.time_run(self._run_on_disk, given, self._workspace)
         if given.plot is not None:
             figures.plot_times(given.plot, result)
         return result
@@ -383,8 +389,8 @@ class LoadedRun:
         given = options or AttentionOptions()
         if given.out is None:
             given.exclude("format", "force", because="figures are written only to the folder `out`")
-            return attention.measure_attention(self._opened.run, given, self._workspace)
-        result, _ = measure_and_plot(self._opened.run, given.out, given, self._workspace)
+            return attention.measure_attention(self._run_on_disk, given, self._workspace)
+        result, _ = measure_and_plot(self._run_on_disk, given.out, given, self._workspace)
         return result
 
     @checked
@@ -398,7 +404,7 @@ class LoadedRun:
             UsageError: the options do not fit the run.
         """
         given = options or ProbeOptions()
-        result = probe.probe_run(self._opened.run, given, self._workspace)
+        result = probe.probe_run(self._run_on_disk, given, self._workspace)
         if given.plot is not None:
             figures.plot_probes(given.plot, result)
         return result
@@ -419,7 +425,7 @@ class LoadedRun:
         given = options or ExportOptions()
         if given.format not in RUN_FORMATS:
             raise UsageError(f"`format` {given.format} is for a token store; a run has {listed(RUN_FORMATS)}")
-        return export_run.run(self._opened.run, Path(directory), given)
+        return export_run.run(self._run_on_disk, Path(directory), given)
 
     @checked
     def report(self, options: ReportOptions | None = None) -> RunReport:
@@ -431,8 +437,7 @@ class LoadedRun:
         Raises:
             RunError: the folder has files.
         """
-        now = run_directory.find(str(self._opened.run.subject), self._workspace.runs_dir)  # it may have been resumed
-        return run_report.make(now, options or ReportOptions(), self._workspace)
+        return run_report.make(self._run_on_disk, options or ReportOptions(), self._workspace)
 
 
 def _check_sampling(options: Sampling) -> None:

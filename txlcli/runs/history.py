@@ -184,7 +184,8 @@ class History:
 SETTINGS = (*(setting.name for setting in fields(EvalSettings)), "attn_len", "stride", "precision")
 """Settings of an evaluation, by their keys in evals.jsonl: those of [eval], of windows, and of the model.
 
-They are as requested, even if the text was too short for them. `describe_protocol` puts them into words.
+They are as requested, even if the text was too short for them. `describe_protocol` puts them into words. A record has
+no `compressed_len`, which only the recipe sets.
 """
 
 

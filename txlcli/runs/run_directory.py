@@ -117,7 +117,7 @@ class Run:
     origin: Origin | None = None
     """None if it began with new weights."""
     path: str = ""
-    """How its last steps were computed, see `Step.path`; empty before the first report."""
+    """How its last steps were computed, see `Stepper.path`; empty before the first report."""
     weights: Path | None = None
     """File of the weights to read, if the user named one of the run."""
     id: str | None = field(default_factory=lambda: secrets.token_hex(8), compare=False)
