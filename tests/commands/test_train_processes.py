@@ -95,6 +95,17 @@ def test_torchrun_is_rejected_for_other_commands(here):
 
 
 @pytest.mark.slow
+def test_a_script_under_torchrun_may_train_twice(here):
+    (here / "twice.py").write_text(
+        "import txlcli\n"
+        "txlcli.train('tiny.toml', txlcli.TrainOptions(name='first', max_steps=2), device='cpu')\n"
+        "txlcli.train('tiny.toml', txlcli.TrainOptions(name='second', max_steps=3), device='cpu')\n"
+    )
+    ended(start("--standalone", "--nproc-per-node", 2, "twice.py", module="torch.distributed.run"), 0)
+    assert [reports(f"runs/{name}")[-1]["step"] for name in ("first", "second")] == [2, 3]
+
+
+@pytest.mark.slow
 def test_processes_of_a_cluster_form_one_training(here, free_port):
     arguments = ["train", "tiny.toml", "--name", "two", *NOTHING_RANDOM]
     processes = start_ranks(arguments, arguments, port=free_port)

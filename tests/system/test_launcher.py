@@ -1,5 +1,9 @@
 """The environment of torchrun is understood; contradictions and other launchers are rejected."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from txlcli.errors import UsageError
@@ -43,6 +47,30 @@ def test_a_single_process_is_alone(environment):
 def test_a_wrong_environment_is_rejected(environment, error):
     with pytest.raises(UsageError, match=error):
         launcher.place_in(environment)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "False"),
+        ({launcher.TORCHRUN: "1"}, "True"),
+        ({launcher.STARTED: "2"}, "True"),
+        ({launcher.STARTED: "1", "WORLD_SIZE": "1"}, "True"),  # of --restarts
+    ],
+)
+def test_a_process_whose_variables_were_set_by_hand_outlives_the_shell_that_started_it(variables, expected):
+    program = (
+        "import os, time; from txlcli.system import launcher; began_in = os.getppid(); print('began', flush=True)\n"
+        "while os.getppid() == began_in: time.sleep(0.01)\n"
+        "print(launcher.is_orphan())"
+    )
+    shell = ["sh", "-c", '"$0" -c "$1" & read line', sys.executable, program]
+    environment = os.environ | {"RANK": "0", "WORLD_SIZE": "2", **variables}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(shell, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "began\n"
+        process.stdin.close()
+        assert process.stdout.read() == f"{expected}\n"
 
 
 def test_more_processes_than_a_machine_can_run_are_rejected_before_they_start():

@@ -75,3 +75,16 @@ def test_the_repetition_of_a_warning_does_not_disturb_the_cleanup(number):
         warned_twice(number, done)
     assert done == ["cleanup"]
     assert signals.number_of(ended.value) == number
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_silent"),
+    [({}, False), ({"RANK": "1"}, False), ({"RANK": "1", "WORLD_SIZE": "2"}, True), ({"WORLD_SIZE": "2"}, False)],
+)
+def test_only_a_process_that_is_not_the_first_of_several_ends_silently(received, monkeypatch, variables, is_silent):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with signals.silent():
+        assert (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL) is is_silent

@@ -31,6 +31,8 @@ NO_ANSWER = signal.SIGALRM
 """Signal by which the other processes end one that does not answer; they have reported it."""
 STARTED = "TXL_PROCESSES"
 """Variable that `txl train` and `txl eval` set for the processes that they start."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Variable that torchrun sets, not a cluster that sets the others."""
 STORE = "TXL_STORE"
 """Variable with the file in which these processes meet."""
 LOOPBACK_INTERFACES = ("lo", "lo0")
@@ -133,8 +135,12 @@ def may_restart() -> bool:
 
 
 def is_orphan() -> bool:
-    """Return True if the launcher, which started this process, was killed and can no longer stop it."""
-    return place().world_size > 1 and os.getppid() != _PARENT
+    """Return True if the launcher, which started this process, was killed and can no longer stop it.
+
+    A process whose variables were set by hand or by a cluster has none: its parent may be a shell that ends.
+    """
+    has_launcher = place().starter == "txl" or TORCHRUN in os.environ
+    return has_launcher and os.getppid() != _PARENT
 
 
 def end_with_launcher() -> None:

@@ -99,7 +99,7 @@ def last_line(number: int) -> str:
 
 def _is_main() -> bool:
     """Return True for rank 0, without imports: the handlers are installed before them."""
-    return os.environ.get("RANK", "0") == "0"
+    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 def handling(action: Handler) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ messages. The number of processes changes a step by rounding and by dropout mask
 Axes: B lanes.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -43,6 +43,7 @@ DTYPES = {
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
 }
 """Dtypes of the tensors that processes send each other, by name."""
+_JOINS = itertools.count()
 TIMED_OUT = ("Timed out", "timed out", "timeout")
 LOST_PROCESS = ("Connection", "connection", "Broken pipe", *TIMED_OUT)
 """Words in PyTorch's errors about a process that has ended or does not answer."""
@@ -303,10 +304,15 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
             store = _store(rank, size)
             if place.local_world_size == size:  # torchrun keeps its store when it starts the processes again
                 store = distributed.PrefixStore(f"restart {launcher.restart_count()}", store)
+            store = distributed.PrefixStore(f"join {next(_JOINS)}", store)
             store.set(f"pid/{rank}", str(os.getpid()))
             store.set(f"met/{rank}", "")
             store.wait([f"met/{other}" for other in range(size)], JOIN_TIMEOUT)
-            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+            if distributed.is_initialized():  # by an earlier training run of this program, or by the program itself
+                hosts = distributed.new_group(backend="gloo", timeout=timeout)
+            else:
+                distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+                hosts = distributed.group.WORLD
             if device.type == "cuda":
                 steps = distributed.new_group(backend="nccl", timeout=timeout + NCCL_MARGIN)
             else:
@@ -316,7 +322,7 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
                 f"{size} processes do not meet ({str(error).splitlines()[0]}); check that all of them were started, "
                 "MASTER_ADDR and MASTER_PORT"
             ) from error
-    return World(rank, size, distributed.group.WORLD, steps, store, next_step)
+    return World(rank, size, hosts, steps, store, next_step)
 
 
 def _store(rank: int, size: int) -> distributed.Store:
@@ -338,7 +344,7 @@ def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
 def even_parts(batch_size: int, count: int) -> list[range]:
     """Divide lanes into contiguous parts whose sizes differ by one at most."""
     edges = [batch_size * number // count for number in range(count + 1)]
-    return [range(first, end) for first, end in pairwise(edges)]
+    return [range(first, end) for first, end in itertools.pairwise(edges)]
 
 
 def of_one_process(settings: TrainSettings, processes: int) -> TrainSettings:
