@@ -84,7 +84,7 @@ def test_the_configuration_has_the_length_of_the_longest_text(position, mem_len,
 
 
 def test_every_encoding_of_txl_is_in_the_code():
-    assert set(transformers_folder.POSITIONS) == set(ENCODINGS) == set(POSITIONS)
+    assert set(transformers_folder.EXPORTED_POSITIONS) == set(ENCODINGS) == set(POSITIONS)
 
 
 def test_a_model_that_the_code_does_not_compute_is_rejected(watched):

@@ -45,6 +45,7 @@ def weights_of(numbers, settings):
             found["compression"] = matrix_and_bias(f"layers.{n}.compression.convolution")
         return found
 
+    assert settings.parts.feed_forward in ("relu", "swiglu"), "the oracle lacks this feed-forward sublayer"
     relative, gated = settings.position == "relative", settings.parts.feed_forward == "swiglu"
 
     def layer(n):

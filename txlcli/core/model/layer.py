@@ -37,8 +37,8 @@ class Past(ABC):
     def extend(self, keys: Tensor, values: Tensor, layer: "Layer", rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Return the keys and values of past and segment, (B, H, K, D) each, given the segment's, (B, H, L, D) each.
 
-        A reader's past stores those of the segment as they were projected; a memory is projected by the layer, and
-        rotated to the positions before the segment.
+        A reader's past stores the keys and values of each segment. A `HiddenMemory` has hidden states, which the layer
+        projects now, and rotates to the positions before the segment.
         """
 
 

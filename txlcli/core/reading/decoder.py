@@ -268,8 +268,9 @@ class Decoder(Reader):
         with self._autocast:
             hidden = self._read(tokens, count)
         self._read_before += length
-        # What leaves the memory is forgotten at the end of a segment.
-        mem_len = self.capacity if self._in_segment else self.mem_len
+        mem_len = self.mem_len
+        if self._in_segment:
+            mem_len = self.capacity  # nothing is forgotten before the segment ends
         self._range.advance(length, mem_len=mem_len)
         return hidden
 

@@ -2,6 +2,9 @@
 
 A bucket is sent as soon as the backward pass has computed all its gradients: layers first, the tables of the embedding
 last. A CUDA graph captures the exchange with the step, on the stream of the process group.
+
+Passes read the `leaves` of a bucket; their gradients collect in `gradients` and travel in `sent`; the optimizer changes
+the parameters, from which the leaves are cast if they have another dtype.
 """
 
 import contextlib
@@ -138,7 +141,8 @@ class Exchange(StepWeights):
     def _receive_weights(self) -> None:
         """Begin to receive what the passes read of the weights that other processes have updated.
 
-        The weights of a layer are awaited before the layer, once the model is known to announce it.
+        The first pass waits for all of them, and notes which layers the model announces; later passes wait for the
+        weights of these before the layer.
         """
         for bucket in reversed(self._buckets):
             self._pass.weights[bucket] = self._send_weights(bucket)

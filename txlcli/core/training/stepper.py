@@ -26,7 +26,7 @@ from txlcli.core.training.step import Batch, Step
 from txlcli.errors import TrainingError, UsageError
 
 Graph = TypeVar("Graph")
-Stage = Literal["warm-up", "due", "captured", "impossible"]
+Stage = Literal["first eager", "due", "captured", "impossible"]
 
 
 class Gradients(NamedTuple):
@@ -45,18 +45,18 @@ class Gradients(NamedTuple):
 class Capture(Generic[Graph]):
     """A graph, if there is one, and the stage of its capture; "impossible" means that CUDA cannot capture it."""
 
-    def __init__(self, first: Stage) -> None:
-        self._first = first
-        self.stage = first
+    def __init__(self, initial: Stage) -> None:
+        self._initial = initial
+        self.stage = initial
         self.graph: Graph | None = None
 
     @property
-    def is_ahead(self) -> bool:
+    def is_pending(self) -> bool:
         """True if there is no graph yet."""
-        return self.stage in ("warm-up", "due")
+        return self.stage in ("first eager", "due")
 
-    def end_warm_up(self) -> None:
-        """Let the graph be captured the next time."""
+    def end_first_eager(self) -> None:
+        """Let the graph be captured the next time, after its function has run eagerly."""
         self.stage = "due"
 
     def end(self, graph: Graph | None) -> None:
@@ -68,7 +68,7 @@ class Capture(Generic[Graph]):
         """Drop the graph, which is captured again."""
         self.graph = None
         if self.stage != "impossible":
-            self.stage = self._first
+            self.stage = self._initial
 
 
 class Stepper:
@@ -100,7 +100,7 @@ class Stepper:
         may_capture_update = OPTIMIZERS[self.settings.optimizer].capturable and not eager.scaler.is_enabled()
         is_capturable = capture_graph is not None and may_capture_update
         # The first update after a replay runs eagerly, so that libraries initialize themselves.
-        self._update_capture = Capture[Callable[[], None]]("warm-up" if is_capturable else "impossible")
+        self._update_capture = Capture[Callable[[], None]]("first eager" if is_capturable else "impossible")
         self._is_replayed = False
         """True if the gradients of the step at work come from the graph."""
         if is_capturable:
@@ -138,9 +138,10 @@ class Stepper:
     def _step_down(self, error: Exception) -> None:
         """Leave out the part of the fast path that raised an error, or raise the error if it lies elsewhere.
 
-        The graphs are dropped, also if memory ran out: they hold the memory of another step.
+        Graphs hold as much memory of the GPU as a step takes, so that without them an eager step may have enough.
         """
-        if not (self._may_drop_graphs and isinstance(error, torch.OutOfMemoryError)):
+        is_helped_by_dropping = self._may_drop_graphs and isinstance(error, torch.OutOfMemoryError)
+        if not is_helped_by_dropping:
             self.fast_path.step_down(error)
         self._gradient_capture.drop()
         self._update_capture.drop()
@@ -184,8 +185,8 @@ class Stepper:
         capture = self._update_capture
         if capture.stage == "due":
             capture.end(self._capture(self.eager.clip_and_update, warm_up=0))
-        elif capture.stage == "warm-up":
-            capture.end_warm_up()
+        elif capture.stage == "first eager":
+            capture.end_first_eager()
         update = capture.graph or self.eager.clip_and_update
         update()
         self.model.forget_gradients()
@@ -193,9 +194,12 @@ class Stepper:
     def _as_replayed(self, batches: Sequence[Batch], memories: list[Memory]) -> list[Batch] | None:
         """Return micro-batches as the graph reads them; None for a step that is not replayed.
 
-        That is one at the beginning of an epoch, where memories are not full, a shorter segment at its end, a jittered
-        segment of unusual length, and one with more targets in a tail of the softmax than it has rows. Until all graphs
-        are captured, it is also a step that another process does not replay: all capture a graph in the same step.
+        These steps are not replayed:
+
+        - those at the beginning of an epoch, whose memories are not full;
+        - a shorter segment at the end of an epoch, and a jittered segment of unusual length;
+        - one with more targets in a tail of the softmax than the graph has rows;
+        - until all graphs are captured, one that another process does not replay: all capture in the same step.
         """
         if self._gradient_capture.stage == "impossible":
             return None
@@ -207,8 +211,8 @@ class Stepper:
         is_reread = batches[0].inputs.shape[1] == settings.reread_len + length
         is_full = all(self.model.memory_is_full(memory, settings.mem_len) for memory in memories)
         replayed = self._padded(batches) if is_whole and is_reread and is_full else None
-        is_ahead = self._gradient_capture.is_ahead or self._update_capture.is_ahead
-        if is_ahead and self._world.any_of(replayed is None):
+        is_pending = self._gradient_capture.is_pending or self._update_capture.is_pending
+        if is_pending and self._world.any_of(replayed is None):
             return None
         return replayed
 
@@ -247,7 +251,9 @@ class Stepper:
         if not self._tail_shares:
             return []
         settings = self.settings
-        part = "full" if settings.seg_len_jitter else settings.loss_part  # else weights leave out the rest
+        part = settings.loss_part
+        if settings.seg_len_jitter:
+            part = "full"  # positions that do not count have the weight 0
         counted = targets[:, counted_positions(targets.shape[1], part)].flatten()
         count = len(counted)
         rows = []

@@ -148,7 +148,7 @@ def score_row(scoring: Scoring, setting: RowSetting) -> EvalRow:
 def score_with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
     """Score the text with a memory length; each of its documents, if it has any, from an empty memory.
 
-    The first token of a document of a split follows the one before it alone.
+    In a split, the first token of a document is predicted from one token, the last one of the document before.
     """
     scoring = scoring.changed(mem_len=mem_len)
     title = "evaluation" if scoring.opened.model.settings.recurrent_state else f"M = {mem_len}"
@@ -220,10 +220,10 @@ def make_row(
     next_step: str = "train it again",
     **fields: Any,
 ) -> EvalRow:
-    """Return the result with a memory length.
+    """Return the row of scores.
 
     Args:
-        scoring: the text and the settings.
+        scoring: the text, and the settings with which it was scored.
         scores: losses of the text.
         keys: smallest and largest number of keys that a query sees; None computes them for a stream with a memory.
         next_step: advice of the error if the loss is not finite, not even in fp32.

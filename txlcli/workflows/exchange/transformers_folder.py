@@ -24,8 +24,8 @@ TOKENIZER_CODE = "tokenization_txl.py"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 FILES: tuple[str, ...] = (CONFIG, WEIGHTS, CARD, MODEL_CODE, TOKENIZER_CODE, TOKENIZER_CONFIG)
 CODE = files("txlcli.workflows.exchange") / "transformers_files"
-POSITIONS = ("relative", "relative_tied", "shaw", "sinusoid", "learned", "rotary", "alibi", "t5", "none")
-FEED_FORWARDS = ("relu", "swiglu")
+EXPORTED_POSITIONS = ("relative", "relative_tied", "shaw", "sinusoid", "learned", "rotary", "alibi", "t5", "none")
+EXPORTED_FEED_FORWARDS = ("relu", "swiglu")
 SAME_SETTINGS = (
     "n_layers",
     "d_model",
@@ -62,14 +62,16 @@ def check(opened: OpenRun) -> None:
     check_architecture(opened)
     registered = registered_part(opened.transformer.settings)
     if registered is not None:
-        raise RunError(f"{opened.run.directory}: {registered} is not built in: only `format` pt2 exports it")
+        raise RunError(
+            f"{opened.run.directory}: {registered} is not part of the exported code: only `format` pt2 exports it"
+        )
 
 
 def registered_part(settings: TransformerSettings) -> str | None:
     """Return a setting that names a part of a package, which the code in the folder lacks; None if there is none."""
-    if settings.position not in POSITIONS:
+    if settings.position not in EXPORTED_POSITIONS:
         return f'position = "{settings.position}"'
-    if settings.parts.feed_forward not in FEED_FORWARDS:
+    if settings.parts.feed_forward not in EXPORTED_FEED_FORWARDS:
         return f'feed_forward = "{settings.parts.feed_forward}"'
     return None
 
