@@ -68,6 +68,7 @@ def test_another_encoding_and_a_column_are_read_as_prepare_reads_them(here):
         json.dumps([{"title": "a", "body": "the fox"}] * 40).encode(),
         gzip.compress(b"title,body\n" + b"a,the fox\n" * 40),
     ],
+    ids=["csv", "tsv", "jsonl", "json", "packed"],
 )
 def test_a_column_of_stdin_is_read_as_that_of_a_file(here, rows):
     (here / "plain.txt").write_text("the fox\n" * 40)
