@@ -58,7 +58,7 @@ def test_a_wrong_environment_is_rejected(environment, error):
         ({launcher.STARTED: "1", "WORLD_SIZE": "1"}, "True"),  # of --restarts
     ],
 )
-def test_a_process_whose_variables_were_set_by_hand_outlives_the_shell_that_started_it(variables, expected):
+def test_only_a_process_with_a_launcher_ends_with_the_one_that_started_it(variables, expected):
     program = (
         "import os, time; from txlcli.system import launcher; began_in = os.getppid(); print('began', flush=True)\n"
         "while os.getppid() == began_in: time.sleep(0.01)\n"

@@ -33,7 +33,7 @@ def compress(
 
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
-    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)
     from txlcli.workflows import compress as workflow
 
     result = workflow.compress(run, source, target, options, workspace)
@@ -55,7 +55,7 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
-    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)
     from txlcli.workflows import compress as workflow
 
     result = workflow.decompress(run, source, target, options, workspace)

@@ -61,7 +61,7 @@ def evaluate(
         # A wrong name ends each of several processes at once.
         run = run_directory.find(model_name, workspace.runs_dir)
         options.check_run(processes, run.settings.eval.batch_size)
-        if processes > 1 and launcher.place().starter == "nobody":
+        if processes > 1 and launcher.place().starter is None:
             _start_processes(processes, context, run)
     if processes > 1:
         launcher.end_with_launcher()

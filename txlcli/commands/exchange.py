@@ -75,7 +75,7 @@ def export(
     if options.format in RUN_FORMATS:
         if path.is_file() and not is_run:
             raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
-        run = run_directory.find(name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+        run = run_directory.find(name, workspace.runs_dir)
         from txlcli.workflows.exchange import export_run
 
         console.show_result(export_run.run(run, directory, options), _show_run, json=json)

@@ -43,7 +43,7 @@ def generate(
 
     Example: txl generate --prompt "def main(" --tokens 300
     """
-    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)
     if interactive:
         others = ("prompt", "prompt_ids", "at", "context", "reference", "samples", "out")
         options.exclude(*others, because="--interactive asks for prompts")

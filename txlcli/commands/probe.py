@@ -30,7 +30,7 @@ def probe(
 
     Example: txl probe --plot probe.png
     """
-    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)
     from txlcli.workflows import probe as workflow
 
     result = workflow.probe_run(run, options, workspace)

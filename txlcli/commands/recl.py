@@ -28,7 +28,7 @@ def recl(
 
     Example: txl recl stdlib vanilla-stdlib --start 16 --step 16 --positions 500
     """
-    runs = run_directory.find_each(run_names, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    runs = run_directory.find_each(run_names, workspace.runs_dir)
     from txlcli.workflows import recl as workflow
 
     result = workflow.run(runs, options, workspace)

@@ -308,7 +308,7 @@ def report(options: ReportOptions, run_name: RunName = None, *, workspace: RunWo
 
     Example: txl runs report stdlib
     """
-    run = run_directory.find(run_name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
+    run = run_directory.find(run_name, workspace.runs_dir)
     result = run_report.make(run, options, workspace)
     if json:
         console.show_json(result)

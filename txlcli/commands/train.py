@@ -44,7 +44,7 @@ def train(
         _show_forecast(request, launch, workspace, json)
         return
     needs_launcher = launch.processes > 1 or launch.restarts > 0
-    if needs_launcher and launcher.place().starter == "nobody":
+    if needs_launcher and launcher.place().starter is None:
         sys.exit(_start_processes(request, launch, workspace, context.find_root().obj))
     _train_each(request.with_seeds(launch.seeds, workspace.runs_dir), workspace, json)
 
@@ -99,7 +99,7 @@ def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
         raise UsageError("`measure` belongs to `dry_run`; add it, or leave out `measure`")
     if launch.dry_run:
         options.exclude("profile", "max_minutes", "resume", because="`dry_run` takes no steps")
-    if launch.seeds > 1 and (options.resume or launcher.place().starter != "nobody"):
+    if launch.seeds > 1 and (options.resume or launcher.place().starter is not None):
         raise UsageError("--seeds trains new runs in one process; leave out --resume and torchrun")
     launcher.check_processes(launch.processes)
     if launch.restarts and launcher.place().starter == "torchrun":

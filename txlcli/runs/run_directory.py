@@ -214,7 +214,8 @@ def _digest_of(card: dict[str, Any]) -> str:
 def find(run_name: str | None, runs_dir: Path) -> Run:
     """Find a run by its directory or its name under `runs_dir`; None means the most recent one.
 
-    A file of weights in the directory, such as RUN/step-1000.safetensors, is the run with these weights.
+    A file of weights in the directory, such as RUN/step-1000.safetensors, is the run with these weights. Commands call
+    this before they import PyTorch, so that a wrong name is reported at once.
     """
     if run_name is None:
         trained = [directory for directory in newest_first(runs_dir) if has_weights(directory)]

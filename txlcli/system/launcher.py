@@ -47,15 +47,15 @@ OTHER_LAUNCHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SI
 """Programs whose processes do not know where to meet, and the variables with their number."""
 
 
-Starter = Literal["nobody", "torchrun", "txl"]
+Starter = Literal["torchrun", "txl"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Who started this process, and its place among the processes of its command."""
+    """What started this process, and its place among the processes of its command."""
 
-    starter: Starter = "nobody"
-    """A cluster that sets the variables of torchrun counts as torchrun."""
+    starter: Starter | None = None
+    """None for a process without a launcher. A cluster that sets the variables of torchrun counts as torchrun."""
     world_size: int = 1
     rank: int = 0
     local_rank: int = 0
@@ -83,7 +83,7 @@ def place_in(environment: Mapping[str, str]) -> Place:
                 f"RANK={rank}, WORLD_SIZE={size} or the LOCAL ones are wrong; start the processes with torchrun, or "
                 "unset them"
             )
-        starter: Starter = "nobody"
+        starter: Starter | None = None
         if STARTED in environment:
             starter = "txl"
         elif int(size) > 1:

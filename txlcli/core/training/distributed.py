@@ -44,6 +44,7 @@ DTYPES = {
 }
 """Dtypes of the tensors that processes send each other, by name."""
 _JOINS = itertools.count()
+"""Numbers the times that this process has joined others: each training run has its own keys in the store."""
 TIMED_OUT = ("Timed out", "timed out", "timeout")
 LOST_PROCESS = ("Connection", "connection", "Broken pipe", *TIMED_OUT)
 """Words in PyTorch's errors about a process that has ended or does not answer."""

@@ -169,7 +169,7 @@ def owners_of(vocab: Vocab, text: ScoredText, characters: str, spans: NDArray[np
     else:
         firsts, lasts = _characters_of_tokens(vocab, text, characters, skipped)
     if vocab.unit == "piece":  # blanks belong to the word after them, those after a word in its piece to the word
-        places = _last_letters(characters, firsts, lasts)
+        places = _last_nonblanks(characters, firsts, lasts)
         owners = np.searchsorted(spans[:, 1], places, side="right")
     else:  # to the word before
         owners = np.searchsorted(spans[:, 0], firsts, side="right") - 1
@@ -194,11 +194,11 @@ def _characters_of_tokens(
     return character_of_byte[first_byte], character_of_byte[last_byte]
 
 
-def _last_letters(characters: str, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _last_nonblanks(characters: str, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the offset of the last character of each token that is not a blank, or of its first one, (T,)."""
     blanks = np.array([character.isspace() for character in characters])
-    last_letter = np.maximum.accumulate(np.where(blanks, -1, np.arange(len(characters))))  # up to each character
-    return np.maximum(last_letter[lasts], firsts)
+    last_nonblank = np.maximum.accumulate(np.where(blanks, -1, np.arange(len(characters))))  # up to each character
+    return np.maximum(last_nonblank[lasts], firsts)
 
 
 def blank_losses(scoring: Scoring, row: EvalRow) -> NDArray[np.float64]:

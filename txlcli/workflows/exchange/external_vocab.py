@@ -54,8 +54,8 @@ def _of_characters(tokens: list[str]) -> list[bytes]:
 
 def _of_single_bytes(tokens: list[str]) -> list[bytes]:
     """Return the bytes of tokens of one character each, whose number is the byte, as ByT5 writes them."""
-    bytes_ = {chr(byte): bytes([byte]) for byte in range(256)}
-    return [bytes_.get(token, token.encode()) for token in tokens]
+    byte_of = {chr(number): bytes([number]) for number in range(256)}
+    return [byte_of.get(token, token.encode()) for token in tokens]
 
 
 Kind = Callable[[list[str]], list[bytes]]
