@@ -208,6 +208,17 @@ def test_semicolons_are_text_unless_all_rows_have_equally_many(plain):
     assert "ends on line 202 has 3 fields, the first one 2" in refusal("prepare", "a.csv", "--force", code=1)
 
 
+@pytest.mark.parametrize("delimiter", [";", ",", "\t"])
+def test_a_first_line_that_declares_the_delimiter_is_not_a_row(plain, delimiter):
+    rows = [["id", "text", "title"], *([7, row, "a"] for row in ROWS)]
+    with (plain / "a.csv").open("w", newline="") as file:
+        file.write(f"sep={delimiter}\r\n")
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    done("prepare", "a.csv", "--column", "text", *AGAIN)
+    assert digests("again") == digests("plain")
+    assert 'its first row is "id", "text", "title"' in refusal("prepare", "a.csv", "--column", "words", code=1)
+
+
 JSON_DOCUMENTS = {
     "array": json.dumps([{"text": row, "title": 7} for row in ROWS]),
     "indented": json.dumps([{"text": row} for row in ROWS], indent=2),

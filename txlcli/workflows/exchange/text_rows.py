@@ -24,6 +24,8 @@ from txlcli.workflows.exchange import parquet_text
 from txlcli.workflows.exchange.parquet_text import Columns
 
 DELIMITERS = {"CSV": ",", "TSV": "\t", "semicolon-separated": ";", "pipe-separated": "|"}
+DECLARATION = "sep="
+"""Begins a first line that names the delimiter for Excel, such as "sep=;", and is not a row."""
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
 UNQUOTED = "written without quoting; quotation marks are part of the text"
@@ -81,17 +83,21 @@ def columns(file: TextFile) -> Columns:
                 texts = [name for name, value in values.items() if isinstance(value, str | None)]
                 nested = [name for name, value in values.items() if isinstance(value, list | dict)]
                 return Columns(texts, nested)
-            return Columns(next(_first_rows(stream, file.format, file.quoting), []), nested=[])
+            return Columns(_header(_first_rows(stream, file.format, file.quoting)), nested=[])
 
 
 def delimited_format(file: TextFile) -> str:
     """Return the format of a CSV by the delimiter of its first rows, which a spreadsheet may choose by its language.
 
-    It is not a comma if the first row has none, and another delimiter cuts the first rows into equally many fields.
+    It is not a comma if the first row has none, and another delimiter cuts the first rows into equally many fields, or
+    the first line declares another.
     """
     for name in DELIMITERS:
         with _reading(file), _open_text(file) as stream:
-            lengths = [len(row) for row in _first_rows(stream, name, file.quoting) if row]
+            rows = [row for row in _first_rows(stream, name, file.quoting) if row]
+        if rows and rows[0] == [DECLARATION, ""]:
+            return name
+        lengths = [len(row) for row in rows]
         has_columns = len(lengths) > 1 and lengths[0] > 1
         if has_columns and (name == "CSV" or len(set(lengths)) == 1):
             return name
@@ -103,6 +109,14 @@ def _first_rows(stream: io.TextIOWrapper, name: str, quoting: Literal[0, 3]) -> 
     csv.field_size_limit(MAX_ROW_LEN)  # a text may be as long as a row
     rows = csv.reader(_lines(stream), delimiter=DELIMITERS[name], quoting=quoting)
     return itertools.islice(rows, FIRST_RECORDS)
+
+
+def _header(rows: Iterator[list[str]]) -> list[str]:
+    """Return the first row, which a declaration of the delimiter may precede."""
+    header = next(rows, [])
+    if header == [DECLARATION, ""]:
+        header = next(rows, [])
+    return header
 
 
 def is_quoted(file: TextFile) -> bool:
@@ -118,7 +132,7 @@ def is_quoted(file: TextFile) -> bool:
     marks_are_quotes = True
     with _reading(file), _open_text(file) as stream:
         for line in _lines(stream):
-            if not line.strip("\r\n"):
+            if line.strip("\r\n") in ("", DECLARATION + delimiter):
                 continue
             if n_delimiters is None:
                 n_delimiters = line.count(delimiter)
@@ -279,7 +293,7 @@ def _json_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None
 
 def _delimited_texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
     reader = csv.reader(_lines(stream), delimiter=DELIMITERS[file.format], quoting=file.quoting, strict=True)
-    header = next(reader, [])
+    header = _header(reader)
     if file.has_header:
         index = header.index(file.column)
     else:
