@@ -106,7 +106,7 @@ class MissingPackageError(RunError):
 
 
 class BusyError(RunError):
-    """Another process writes a run, a report, an export or a file of losses."""
+    """Another process writes a run, a store, a download, a report or an export."""
 
 
 class TrainingError(TxlError):

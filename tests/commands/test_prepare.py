@@ -19,7 +19,7 @@ from tests.errors import rejection
 from tests.samples import sampled
 from txlcli import __version__, corpora
 from txlcli.corpora.corpus import SPLITS, Download
-from txlcli.errors import CorpusInputError
+from txlcli.errors import BusyError, CorpusInputError
 from txlcli.workflows.preparation.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import run, run_plan
@@ -286,6 +286,18 @@ def test_text8_is_downloaded_checked_and_unpacked(tmp_path, site):
     requests = len(site.requests)
     prepare_offered("text8", downloads, tokenizer="byte")
     assert len(site.requests) == requests
+
+
+def test_of_two_downloads_of_one_corpus_the_second_is_rejected_and_the_part_is_kept(tmp_path, site):
+    downloads = [original(packed("zip", {"text8": TEXT8}), site, "text8.zip")]
+    directory = tmp_path / "data/downloads/text8"
+    directory.mkdir(parents=True)
+    (directory / "text8.zip.part").write_bytes(b"PK")
+    rejected = pytest.raises(BusyError, match="another process downloads text8 to data/downloads/text8")
+    with FileLock(directory.with_name(".text8.lock")), rejected:
+        prepare_offered("text8", downloads, tokenizer="byte")
+    assert site.requests == []
+    assert (directory / "text8.zip.part").read_bytes() == b"PK"
 
 
 def test_a_damaged_download_without_a_digest_is_removed(tmp_path, site):

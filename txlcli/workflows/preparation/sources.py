@@ -16,6 +16,7 @@ from txlcli.corpora.locate import list_files, list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text
 from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
+from txlcli.system import locks
 from txlcli.workflows.exchange import containers
 from txlcli.workflows.exchange.containers import Extracted
 from txlcli.workflows.exchange.text_rows import UNQUOTED
@@ -126,15 +127,21 @@ def _write_text(plan: PreparationPlan, directory: Path, documents: Documents | N
 
 
 def _download(plan: PreparationPlan, work: Path) -> None:
-    """Download what is not in the directory of downloads, and unpack it into `work`."""
-    for download in plan.corpus.downloads:
-        for file in _fetch_or_mirror(plan, download):
-            path = plan.downloads / file.file
-            try:
-                _unpack_or_copy(path, plan, work)
-            except (CorpusError, CorpusInputError) as error:
-                path.unlink()  # it is complete by its size, and would not be fetched again
-                raise CorpusError(str(error)) from error
+    """Download what is not in the directory of downloads, and unpack it into `work`.
+
+    Stores of one corpus share its downloads, and two processes would write into the same incomplete files.
+    """
+    plan.downloads.mkdir(parents=True, exist_ok=True)
+    busy = f"another process downloads {plan.corpus.name} to {plan.downloads}; wait for it, and repeat the command"
+    with locks.writing(plan.downloads, busy):
+        for download in plan.corpus.downloads:
+            for file in _fetch_or_mirror(plan, download):
+                path = plan.downloads / file.file
+                try:
+                    _unpack_or_copy(path, plan, work)
+                except (CorpusError, CorpusInputError) as error:
+                    path.unlink()  # it is complete by its size, and would not be fetched again
+                    raise CorpusError(str(error)) from error
 
 
 def _fetch_or_mirror(plan: PreparationPlan, download: Download) -> Sequence[Download]:
