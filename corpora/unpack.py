@@ -27,12 +27,7 @@ def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> Non
     left = max_bytes(archive)
     extracted = 0
     try:
-        for path, content in _files(archive):
-            name = archive.stem
-            if path is not None:
-                name = re.split(r"[/\\:]", path)[-1]
-                if not wanted(name):
-                    continue
+        for name, content in _wanted_files(archive, wanted):
             with (directory / name).open("wb") as file:
                 while block := content.read(BLOCK):
                     left -= len(block)
@@ -61,6 +56,22 @@ def too_large(archive: Path) -> CorpusError:
         f"{archive}: would unpack to more than {max_bytes(archive) >> 20:,} MiB, far more than its size; "
         "this file is not to be trusted"
     )
+
+
+def _wanted_files(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield the name, without folders, and the content of each wanted file; two with one name are a CorpusError."""
+    paths: dict[str, str] = {}
+    for path, content in _files(archive):
+        if path is None:
+            yield archive.stem, content
+            continue
+        name = re.split(r"[/\\:]", path)[-1]
+        if not wanted(name):
+            continue
+        first = paths.setdefault(name, path)
+        if first != path:
+            raise CorpusError(f"{archive}: {first} and {path} have the same name; unpack it, and name a folder of one")
+        yield name, content
 
 
 def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:

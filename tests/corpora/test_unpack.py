@@ -72,6 +72,13 @@ def test_only_wanted_members_are_written(tmp_path, out, make):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {"train.txt": b"one"}
 
 
+@pytest.mark.parametrize("make", ARCHIVES.values(), ids=ARCHIVES)
+def test_of_two_files_with_the_same_name_none_replaces_the_other(tmp_path, out, make):
+    archive = make(tmp_path / "archive", {"wikitext-2/wiki.train.tokens": b"one", "103/wiki.train.tokens": b"two"})
+    with pytest.raises(CorpusError, match=r"wikitext-2/wiki\.train\.tokens and 103/wiki\.train\.tokens have the same"):
+        unpack(archive, out, "wiki.train.tokens".__eq__)
+
+
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
 @pytest.mark.parametrize("name", ["../evil.txt", "a/../../evil.txt", "/evil.txt", "..\\evil.txt", "C:evil.txt"])
 def test_no_member_is_written_outside_the_directory(tmp_path, out, kind, name):
