@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,16 @@ def test_a_pipe_among_the_files_of_a_run_is_rejected(runs_dir):
     run = create(runs_dir, "mine")
     os.mkfifo(run.directory / "evals.jsonl")
     assert "special file" in refusal(run_directory.read_run, run.directory)
+
+
+def test_a_damaged_replacement_is_not_replaced_in_turn(runs_dir):
+    create(runs_dir, "a")
+    (runs_dir / "a/last.safetensors").write_text("damaged")
+    shutil.copytree(runs_dir / "a", lifecycle.aside(runs_dir / "a"))
+    message = refusal(create, runs_dir, "a", force=True)
+    assert message.startswith("runs/a/last.safetensors: damaged (")
+    assert message.endswith("; the earlier run is runs/.a.replaced; remove one of them")
+    assert lifecycle.aside(runs_dir / "a").exists()
 
 
 def test_what_a_killed_start_leaves_is_replaced(runs_dir):

@@ -177,9 +177,8 @@ def recover(runs_dir: Path, say: Callable[[str], None]) -> None:
                     say(settle(directory))
                 except OSError as error:
                     say(f"{replaced} holds the earlier run {directory} and cannot be renamed ({error.strerror})")
-                except (ValueError, LookupError) as error:
-                    last = directory / LAST
-                    say(f"{last}: damaged ({reason_of(error)}); the earlier run is {replaced}; remove one of them")
+                except RunError as error:
+                    say(str(error))
 
 
 def settle(directory: Path) -> str:
@@ -197,14 +196,18 @@ def settle(directory: Path) -> str:
 
 
 def _has_taken_step(directory: Path) -> bool:
-    """Return True if a run has weights of a step: one that was stopped before its first step has saved step 0.
-
-    Raises a ValueError or LookupError if its last checkpoint is damaged.
-    """
+    """Return True if a run has weights of a step: one that was stopped before its first step has saved step 0."""
     if (directory / BEST).exists():
         return True
     last = directory / LAST
-    return last.exists() and bool(read_state(last)["step"])
+    if not last.exists():
+        return False
+    try:
+        return bool(read_state(last)["step"])
+    except (ValueError, LookupError) as error:
+        raise RunError(
+            f"{last}: damaged ({reason_of(error)}); the earlier run is {aside(directory)}; remove one of them"
+        ) from error
 
 
 def aside(directory: Path) -> Path:
