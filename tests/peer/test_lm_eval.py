@@ -283,6 +283,7 @@ WRONG = [
     ({"run": "byte", "seg_len": 0}, UsageError, "`seg_len` must be at least 1, not 0"),
     ({"run": "byte", "batch_size": "auto"}, UsageError, "batch_size=auto: give the number of documents"),
     ({"run": "byte", "attn_len": 5, "mem_len": 5}, UsageError, "`attn_len` evaluates windows without memory"),
+    ({"run": "byte", "device": "cuda:1"}, UnknownNameError, 'unknown device "cuda:1"'),
     ({"runs_dir": "elsewhere"}, RunError, "no run under elsewhere"),
     ({"run": "bite"}, UnknownNameError, 'unknown run "bite"; did you mean "byte"?'),
 ]

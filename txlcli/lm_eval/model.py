@@ -41,7 +41,8 @@ class HarnessModel(LM):
         run: name or directory of the run; None is the most recent one.
         runs_dir: directory of the runs.
         precision: of matrix products; None is that of training.
-        device: cpu, or cuda, which is the CPU on a machine without a GPU, as for other models of the harness.
+        device: cpu, or cuda, which is the CPU on a machine without a GPU, as for other models of the harness; None is
+            cuda. It is the first GPU that CUDA_VISIBLE_DEVICES names.
         batch_size: number of documents that are read side by side.
         mem_len: memory length M; None is that of the recipe.
         seg_len: segment length L; None is that of the recipe.
@@ -69,7 +70,7 @@ class HarnessModel(LM):
             seg_len=seg_len,
             batch_size=int(batch_size),
         )
-        if device is None or device.startswith("cuda"):
+        if device in (None, "cuda", "cuda:0"):
             device = "auto"
         found = run_directory.find(None if run is None else str(run), Path(str(runs_dir)))
         self._opened = open_run(found, device=device, precision=precision)
