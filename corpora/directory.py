@@ -49,7 +49,8 @@ def read(corpus: Corpus, source: Path, options: ReadOptions) -> Text:
     if source.is_dir() and options.shares is None:
         by_split = files_by_split(files, source, OTHERWISE)
     texts = {path: text_of(path) for path in itertools.chain.from_iterable(by_split.values())}
-    left_out = [path for path in listed if path not in texts and path.stat().st_size]
+    others = [path for path in listed if path not in texts]
+    left_out = [path for path in others if path.exists() and path.stat().st_size]  # not a broken link
     notes = []
     splits: Splits
     if "" not in by_split:

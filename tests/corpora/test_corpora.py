@@ -397,6 +397,12 @@ def test_a_link_to_a_file_that_does_not_exist_is_named(tmp_path):
         own.read(tmp_path, PLAIN)
 
 
+def test_a_backup_that_is_a_link_to_a_file_that_does_not_exist_is_left_out(tmp_path):
+    write_named(tmp_path, "a.txt")
+    (tmp_path / "a.txt~").symlink_to("gone.txt")
+    assert b"".join(texts(own.read(tmp_path, PLAIN)).values()) == b"a.txt\n" * 10
+
+
 def test_a_pipe_in_a_folder_is_named(tmp_path):
     write_named(tmp_path, "a.txt")
     os.mkfifo(tmp_path / "b.txt")
