@@ -162,8 +162,18 @@ def _stay_on_loopback() -> None:
             os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # this name, not every name that begins with it
 
 
-def _first_failure(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, int]:
-    """Return the rank and the exit code of the process whose end has ended the others.
+def _set_variables(processes: int, *, rank_timeout_s: float) -> None:
+    """Set the variables that the processes inherit."""
+    _stay_on_loopback()
+    # Auxiliary classifiers stop taking part in the loss during training, which PyTorch would warn about.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors.available() // processes)))
+    os.environ[STARTED] = str(processes)
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(rank_timeout_s) + SECONDS_TO_EXPLAIN)
+
+
+def _exit_code(failures: Mapping[int, "ProcessFailure"], next_step: str) -> int:
+    """Return the exit code of the process whose end has ended the others; raise an error if a signal killed it.
 
     Others may fail in the same second because it was killed, and the launcher ends the rest by SIGTERM.
     """
@@ -173,7 +183,12 @@ def _first_failure(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, int]:
         return failure.timestamp, failure.exitcode == -signal.SIGTERM, failure.exitcode
 
     first = min(failures, key=order)
-    return first, failures[first].exitcode
+    code = failures[first].exitcode
+    if code == -NO_ANSWER:
+        return TrainingError.exit_code
+    if code < 0:
+        raise TrainingError(f"process {first} was killed by signal {-code}; {next_step}")
+    return code
 
 
 def start_processes(
@@ -196,13 +211,8 @@ def start_processes(
     from txlcli.system import local_rendezvous
 
     local_rendezvous.register()
-    _stay_on_loopback()
     logging.disable(logging.ERROR)  # the processes report their own errors
-    # Auxiliary classifiers stop taking part in the loss during training, which PyTorch would warn about.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available // processes)))
-    os.environ[STARTED] = str(processes)
-    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(rank_timeout_s) + SECONDS_TO_EXPLAIN)
+    _set_variables(processes, rank_timeout_s=rank_timeout_s)
     with tempfile.TemporaryDirectory() as directory:  # its mode is 0700
         os.environ[STORE] = os.path.join(directory, "store")
         config = LaunchConfig(
@@ -219,12 +229,7 @@ def start_processes(
         try:
             elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
         except ChildFailedError as error:
-            rank, code = _first_failure(error.failures)
-            if code == -NO_ANSWER:
-                return TrainingError.exit_code
-            if code < 0:
-                raise TrainingError(f"process {rank} was killed by signal {-code}; {next_step}") from None
-            return code
+            return _exit_code(error.failures, next_step)
         except SignalException as stopped:
             return 128 + stopped.sigval
     return 0

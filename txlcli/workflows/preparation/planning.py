@@ -119,13 +119,7 @@ def make_plan(
         if exported is not None and (tokens is not None or has_pieces):
             vocab = exported
             vocab_file = _vocabulary_file(source)
-    tokenizer: TokenizerName = options.tokenizer or corpus.unit
-    if vocab is not None:
-        tokenizer = vocab.tokenizer
-    elif tokens is not None:
-        tokenizer = "ids"
-    if data_dir.exists() and not data_dir.is_dir():
-        raise UsageError(f"`data_dir` {data_dir} is a file; give a folder")
+    tokenizer = _tokenizer(options, corpus, vocab, has_ids=tokens is not None)
     plan = PreparationPlan(
         corpus=corpus,
         source=source,
@@ -140,11 +134,28 @@ def make_plan(
         chunk=chunk,
         reporter=reporter or Reporter(),
     )
+    _check(plan)
+    return plan
+
+
+def _tokenizer(options: PrepareOptions, corpus: Corpus, vocab: Vocab | None, *, has_ids: bool) -> TokenizerName:
+    """Return the tokenizer of an existing vocabulary, or else of ids, of the options or of the corpus."""
+    if vocab is not None:
+        return vocab.tokenizer
+    if has_ids:
+        return "ids"
+    return options.tokenizer or corpus.unit
+
+
+def _check(plan: PreparationPlan) -> None:
+    """Reject a store that cannot be written, options without effect, and a vocabulary that would be read as text."""
+    directory = plan.store.parent
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"`data_dir` {directory} is a file; give a folder")
     _reject_name_of_recipe(plan.store.stem)
     _reject_unused(plan)
     _reject_vocabulary_in_text(plan)
     plan.check_free()
-    return plan
 
 
 def _find_files(
