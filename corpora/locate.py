@@ -93,7 +93,7 @@ def _reject_directory(error: OSError) -> None:
     raise CorpusError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
 
 
-def printable(name: str) -> str:
+def utf8_name(name: str) -> str:
     """Return a file name in which bytes that are not UTF-8 are replaced, so that it can be printed and written."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
@@ -101,7 +101,7 @@ def printable(name: str) -> str:
 def list_names(paths: Sequence[Path], source: Path) -> str:
     """Return the names of files below a directory, or of one itself: the first three and the number of others."""
     directory = source if source.is_dir() else source.parent
-    names = ", ".join(printable(path.relative_to(directory).as_posix()) for path in paths[:3])
+    names = ", ".join(utf8_name(path.relative_to(directory).as_posix()) for path in paths[:3])
     if len(paths) > 3:
         names += f" and {len(paths) - 3:,} more"
     return names

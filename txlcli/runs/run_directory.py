@@ -129,11 +129,6 @@ class Run:
         return self.directory.name
 
     @property
-    def text(self) -> tuple[str, str]:
-        """Store and vocabulary; evaluations of runs can be compared if both are the same."""
-        return self.settings.corpus.store, self.vocab_fingerprint
-
-    @property
     def best_or_last(self) -> Path:
         """Checkpoint to evaluate: the one named, else the best one if the run was validated, otherwise the last."""
         if self.weights is not None:
@@ -256,7 +251,7 @@ def check_distinct(paths: Sequence[Path]) -> None:
 
 def check_same_text(runs: Sequence[Run]) -> None:
     """Reject runs with different stores or vocabularies, before any is evaluated."""
-    if len({run.text for run in runs}) > 1:
+    if len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) > 1:
         directories = " and ".join(str(run.directory) for run in runs)
         stores = ", ".join(run.settings.corpus.store for run in runs)
         raise UsageError(

@@ -13,7 +13,7 @@ from txlcli.core.reading.documents import document_spans
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.corpora import CORPORA
 from txlcli.corpora.documents import note_on_undivided
-from txlcli.corpora.locate import printable
+from txlcli.corpora.locate import utf8_name
 from txlcli.corpora.signatures import HEAD, conversion, encoding_of
 from txlcli.data.token_store import TokenStore, corpus_name
 from txlcli.data.vocabulary import Vocab, count_words
@@ -223,7 +223,7 @@ def _joined(texts: Sequence[ScoredText], title: str, *, whole: bool) -> ScoredTe
     all_notes = itertools.chain.from_iterable(text.notes for text in texts)
     edges = itertools.accumulate((len(text.targets) for text in texts), initial=0)
     return ScoredText(
-        title=printable(title),
+        title=utf8_name(title),
         inputs=np.concatenate([text.inputs for text in texts]),
         targets=np.concatenate([text.targets for text in texts]),
         words=_sum(text.words for text in texts),
@@ -285,7 +285,7 @@ def _read(source: UserText, opened: OpenModel, options: EvalOptions, positions: 
     elif vocab.unit == "piece" and vocab.boundary is not None and whole:  # pieces stand for every byte
         size = len(data)
     return ScoredText(
-        title=printable(source.title),
+        title=utf8_name(source.title),
         inputs=inputs,
         targets=targets,
         data=data,

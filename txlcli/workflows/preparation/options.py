@@ -17,7 +17,7 @@ from txlcli.workflows.options import (
     option,
 )
 
-IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "uint32-be", "int32-be", "int64-be"]
+IdDtype = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "uint32-be", "int32-be", "int64-be"]
 """Types of the ids of a file without a header; -be is big-endian."""
 
 
@@ -43,7 +43,7 @@ class PrepareOptions(Options):
     released_convention: bool = flag_option("Treat enwik8 and lm1b like the released code of the paper.")
     vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
     workers: PositiveInt | None = option("Processes that read the text [default: one per processor, at most 6].")
-    dtype: IdType | None = option(
+    dtype: IdDtype | None = option(
         "Type of the ids of a .bin without a header: uint8, uint16, uint32, int32, int64; big-endian: uint16-be "
         "[default: uint16].",
         metavar="TYPE",
