@@ -156,6 +156,7 @@ def score_with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
     if spans:
         scores = scoring.score(partial(score_spans, spans=spans), title)
         longest = max(end - first for first, end in spans)
+        # A document is not cut into lanes: `batch_size` is the number of documents that are read side by side.
         keys = _keys_seen(scoring.changed(batch_size=1), longest)
         return make_row(scoring, scores, keys=keys, documents=len(spans))
     check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
@@ -187,6 +188,7 @@ def score_in_windows(scoring: Scoring, length: int, stride: int) -> EvalRow:
         score_share = partial(score_windows, stride=stride, share=(world.rank, world.size))
         scores = add_shares(scoring.score(score_share, f"N = {length}"), world)
     longest = min(length, tokens, model.settings.attention_window or length)
+    # The last S positions of a window count: the first of them sees N - S + 1 keys, the last one all N.
     keys = (min(length - stride + 1, longest), longest)
     documents = len(text.document_spans) or None
     return make_row(scoring, scores, keys=keys, attn_len=length, stride=stride, documents=documents)
