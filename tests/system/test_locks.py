@@ -1,4 +1,4 @@
-"""Temporary directories are removed when their process ends, and also after it was killed."""
+"""Temporary directories are removed when their process ends, and also after it was killed; locks are optional."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from filelock import FileLock
 
-from txlcli.system.locks import temporary_directory
+from txlcli.system.locks import temporary_directory, writing
 
 work_directory = partial(temporary_directory, prefix=".preparing-")
 
@@ -46,3 +46,12 @@ def test_the_directory_of_a_running_process_stays(tmp_path):
     (tmp_path / ".preparing-alive").mkdir()
     with FileLock(tmp_path / ".preparing-alive.lock"), work_directory(tmp_path):
         assert (tmp_path / ".preparing-alive").is_dir()
+
+
+def test_where_no_lock_can_be_made_a_file_is_written_without_one(tmp_path):
+    (tmp_path / "file").touch()
+    ran = False
+    with writing(tmp_path / "file" / "below", "busy"):
+        ran = True
+    assert ran
+    assert names(tmp_path) == ["file"]

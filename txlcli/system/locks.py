@@ -32,7 +32,8 @@ def writing(path: Path, busy: str) -> Iterator[None]:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # there is no lock file in a directory that cannot be written
+                lock.unlink()
 
 
 @contextmanager
