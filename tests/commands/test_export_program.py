@@ -159,3 +159,4 @@ def test_other_architectures_are_rejected_and_other_configurations_are_told(here
         assert "only --format pt2 exports it" in refusal("export", "slopes", "out", code=1)
     train(*RMT, name="rmt")
     assert 'not "rmt"' in refusal("export", "rmt", "out", "--format", "pt2", code=1)
+    assert not (here / "out").exists()

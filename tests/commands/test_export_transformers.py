@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.commands.novel import RMT, card, done, json_of, refusal, train
+from tests.commands.novel import card, done, json_of, refusal, train
 from tests.core.builders import POSITIONS, model_settings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.encodings import ENCODINGS
@@ -85,13 +85,6 @@ def test_the_configuration_has_the_length_of_the_longest_text(position, mem_len,
 
 def test_every_encoding_of_txl_is_in_the_code():
     assert set(transformers_folder.EXPORTED_POSITIONS) == set(ENCODINGS) == set(POSITIONS)
-
-
-def test_a_model_that_the_code_does_not_compute_is_rejected(watched):
-    assert "watched" in refusal("export", "watched", "out", code=1)
-    train(*RMT, name="rmt")
-    assert 'not "rmt"' in refusal("export", "rmt", "out", code=1)
-    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("command", [("import", "out"), ("eval", "hf:out", "--text", "novel/test.txt")])
