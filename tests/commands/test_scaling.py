@@ -5,6 +5,8 @@ import itertools
 import pytest
 
 from tests.commands.novel import done, json_of
+from tests.core.measures.test_gpus import LAYER_S, MEASURED, measured_step
+from txlcli.core.measures.gpus import data_sheet_flops_per_s
 
 GPU = ["--device-memory", "80GiB", "--bandwidth", "300GB/s", "--device-flops", "100TFLOP/s"]
 SLOW = ["--device-memory", "16GiB", "--bandwidth", "1kB/s", "--device-flops", "1GFLOP/s"]
@@ -49,9 +51,10 @@ def test_divided_state_and_weights_are_counted_with_what_is_gathered_and_exchang
 
 def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(here):
     forecast, rows = scale(*GPU)
-    layers_s = 245e-6 * 2  # two layers, each with its share of the smallest model that was measured
-    # A product reaches 784 TFLOP/s of the data sheet's 989.
-    flops = 5 * forecast["training_flops_per_token"] / (0.287 * 784 / 989)
+    layers_s = 2 * LAYER_S
+    product_share = 1e12 * MEASURED["product_tflops"] / data_sheet_flops_per_s(MEASURED["card"], "bf16")
+    share = measured_step("ptb-memory")["share"] * product_share  # of the smallest model that was measured
+    flops = 5 * forecast["training_flops_per_token"] / share
     assert rows[1]["step_s"] == pytest.approx(layers_s + 4 * flops / 1e14)
     assert rows[1]["share_of_peak"] == pytest.approx(
         20 * forecast["training_flops_per_token"] / rows[1]["step_s"] / 1e14

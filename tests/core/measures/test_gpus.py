@@ -11,6 +11,14 @@ from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.gpus import data_sheet_flops_per_s, expected_step, product_flops_per_s
 
 MEASURED = tomllib.loads(files("txlcli.core.measures").joinpath("gpus.toml").read_text(encoding="utf-8"))["measured"]
+LAYER_S = MEASURED["layer_us"] / 1e6
+"""Seconds for each layer of a step, whatever the batch."""
+
+
+def measured_step(name):
+    """Return what was measured with a recipe."""
+    (step,) = (step for step in MEASURED["steps"] if step["recipe"] == name)
+    return step
 
 
 def test_a_card_has_the_peak_rate_of_its_data_sheet_by_its_whole_name():
@@ -27,7 +35,7 @@ def test_a_step_is_expected_to_take_as_long_as_the_most_similar_one(model, mflop
     settings = model_settings(**model)
     step = expected_step(settings, 1e6 * mflop_per_token, "cuda")
     assert step.source == f"{name} on one NVIDIA H200"
-    assert step.seconds(0, 1e15) == pytest.approx(245e-6 * settings.n_layers)
+    assert step.seconds(0, 1e15) == pytest.approx(LAYER_S * settings.n_layers)
     assert step.seconds(2e12, 1e15) - step.seconds(1e12, 1e15) == pytest.approx(1e-3 / step.share)
     on_cpu = expected_step(settings, 1e6 * mflop_per_token, "cpu")
     assert (on_cpu.source, on_cpu.seconds(1e9, 1e9)) == ("", 2)
@@ -41,8 +49,7 @@ def test_a_recipe_that_was_measured_is_expected_to_take_its_own_time(name):
     flops_per_token = step_flops_per_token(settings.model, settings.published.vocab_size, train)
     step = expected_step(settings.model, flops_per_token, "cuda")
     assert step.source == f"{name} on one NVIDIA H200"
-    [measured] = [row for row in MEASURED["steps"] if row["recipe"] == name]
     flops = train.batch_size * train.seg_len * flops_per_token
     product = product_flops_per_s(data_sheet_flops_per_s("NVIDIA H200", "bf16"))
     assert product == pytest.approx(1e12 * MEASURED["product_tflops"])
-    assert step.seconds(flops, product) == pytest.approx(measured["ms"] / 1e3, rel=0.01)
+    assert step.seconds(flops, product) == pytest.approx(measured_step(name)["ms"] / 1e3, rel=0.01)
