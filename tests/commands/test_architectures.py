@@ -30,24 +30,30 @@ SHORT = ["--positions", 60, "--batch-size", 2]
 
 
 @pytest.fixture(scope="module")
-def recurrent_novel(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("recurrent") / "here"
+def trained_others(tmp_path_factory):
+    """Make a store of the novel, and a trained run of each architecture, named after it."""
+    directory = tmp_path_factory.mktemp("others") / "here"
     write_texts(directory)
-    done("prepare", directory / "novel", "--data-dir", directory / "data")
+    where = ["--data-dir", directory / "data"]
+    done("prepare", directory / "novel", *where)
+    where += ["--runs-dir", directory / "runs"]
     for arch in ARCHS:
         (directory / f"{arch}.toml").write_text(recipe_of(arch, "d_hidden = 11"))
-        done("train", directory / f"{arch}.toml", "--data-dir", directory / "data", "--runs-dir", directory / "runs")
+        done("train", directory / f"{arch}.toml", *where)
+    for name, changes in {"compressive": [*COMPRESSIVE, "eval.compressed_len=3"], "rmt": RMT}.items():
+        done("train", directory / "tiny.toml", "--name", name, *(f"--set={change}" for change in changes), *where)
     return directory
 
 
 @pytest.fixture
-def recurrent(recurrent_novel, tmp_path, monkeypatch):
-    shutil.copytree(recurrent_novel, tmp_path, dirs_exist_ok=True)
+def others(trained_others, tmp_path, monkeypatch):
+    """Make a copy of the novel and of these runs the current folder."""
+    shutil.copytree(trained_others, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_bits_of_words_with_a_recurrent_state_have_no_memory_length(recurrent):
+def test_the_bits_of_words_with_a_recurrent_state_have_no_memory_length(others):
     Path("story.txt").write_text("the fox and the owl\n")
     (told,) = json_of("eval", "lstm", "--text", "story.txt", "--words", "words.tsv")["rows"]
     with Path("words.tsv").open(newline="") as file:
@@ -56,10 +62,10 @@ def test_the_bits_of_words_with_a_recurrent_state_have_no_memory_length(recurren
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_training_reports_and_saves_the_recurrent_state(recurrent, arch):
+def test_training_reports_and_saves_the_recurrent_state(others, arch):
     result = done("train", f"{arch}.toml", "--name", "again")
     assert "batches of 3 x 5 tokens, recurrent state, 7 steps" in result.stderr
-    tensors = load_file(recurrent / "runs/again/last.safetensors")
+    tensors = load_file(others / "runs/again/last.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("memory.")}
     last = {"lstm": (3, 8), "qrnn": (3, 0, 11)}[arch]
     second = {"lstm": (3, 11), "qrnn": (3, 1, 8)}[arch]
@@ -68,7 +74,7 @@ def test_training_reports_and_saves_the_recurrent_state(recurrent, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_evaluation_has_one_row_without_memory_length_or_slowdown(recurrent, arch):
+def test_evaluation_has_one_row_without_memory_length_or_slowdown(others, arch):
     table, told = done("eval", arch), json_of("eval", arch)
     (row,) = told["rows"]
     assert headings(table) == ["attention", "bpc", "ppl", "ms/token"]
@@ -82,7 +88,7 @@ def test_evaluation_has_one_row_without_memory_length_or_slowdown(recurrent, arc
     assert (shown["test"], shown["test_readings"]) == (pytest.approx(row["bpc"]), 1)  # of the recipe's settings
 
 
-def test_speed_measures_all_but_table_9(recurrent):
+def test_speed_measures_all_but_table_9(others):
     result = done("speed", "lstm", "--repeat", 1)
     assert "Table 9 is left out: a model with a recurrent state has no attention length" in result.stderr
     assert "XL" not in result.stdout
@@ -112,12 +118,12 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_options_without_meaning_for_a_recurrent_state_are_rejected(recurrent, arch):
+def test_options_without_meaning_for_a_recurrent_state_are_rejected(others, arch):
     for words, telling in REJECTED.items():
         assert telling in refusal(*words.format(arch=arch).split())
 
 
-def test_a_recurrent_state_is_probed_with_its_state_alone(recurrent):
+def test_a_recurrent_state_is_probed_with_its_state_alone(others):
     told = json_of("probe", "lstm", "--distances", 4, "--texts", 2)
     assert told["mem_len"] is None
     assert {row["word_nats_without_memory"] for row in told["rows"]} == {None}
@@ -127,7 +133,7 @@ def test_a_recurrent_state_is_probed_with_its_state_alone(recurrent):
         txlcli.load("lstm").score("the fox", mem_len=0)
 
 
-def test_a_recurrent_state_and_a_memory_are_compared_at_a_length_of_the_memory(recurrent):
+def test_a_recurrent_state_and_a_memory_are_compared_at_a_length_of_the_memory(others):
     train(name="xl")
     told = json_of("runs", "difference", "lstm", "xl", "--mem-len", 3, "--split", "train")
     assert (told["first"]["evaluation"], told["second"]["evaluation"]) == ("recurrent state", "mem_len_3")
@@ -140,7 +146,7 @@ def test_a_recurrent_state_and_a_memory_are_compared_at_a_length_of_the_memory(r
 
 
 @pytest.mark.slow
-def test_three_processes_read_the_lanes_of_an_lstm(recurrent):
+def test_three_processes_read_the_lanes_of_an_lstm(others):
     arguments = ["eval", "lstm", "--batch-size", 7, "--device", "cpu", "--json"]
     stdout, _ = ended(start(*arguments, "--processes", 3), 0)
     alone, together = json.loads(done(*arguments).stdout), json.loads(stdout)
@@ -148,17 +154,7 @@ def test_three_processes_read_the_lanes_of_an_lstm(recurrent):
     assert together["rows"][0]["loss_nats"] == pytest.approx(alone["rows"][0]["loss_nats"], abs=1e-6)
 
 
-@pytest.fixture
-def compressive(here):
-    train(*COMPRESSIVE, "eval.compressed_len=3", name="compressive")
-
-
-@pytest.fixture
-def rmt(here):
-    train(*RMT, name="rmt")
-
-
-def test_an_evaluation_counts_the_slots_among_the_keys(compressive):
+def test_an_evaluation_counts_the_slots_among_the_keys(others):
     rows = json_of("eval", "compressive", "--mem-len", "0,5,20", "--seg-len", 5, *SHORT)["rows"]
     assert [(row["mem_len"], row["attn_len_min"], row["attn_len_max"]) for row in rows] == [
         (0, 1, 5),
@@ -169,12 +165,12 @@ def test_an_evaluation_counts_the_slots_among_the_keys(compressive):
     assert json_of("eval", "compressive", "--attn-len", 7, *SHORT)["rows"][0]["attn_len_max"] == 7
 
 
-def test_a_forecast_states_the_parameters_of_the_compression(compressive):
+def test_a_forecast_states_the_parameters_of_the_compression(others):
     parts = json_of("train", "tiny.toml", "--dry-run", *(f"--set={change}" for change in COMPRESSIVE))
     assert parts["parameters_by_part"]["compression"] > 0
 
 
-def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(compressive):
+def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(others):
     for command, telling, code in (
         ("eval compressive --same-length", "leave out --same-length", 2),
         ("eval compressive --compile on", "leave out --compile", 2),
@@ -185,21 +181,21 @@ def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(compressive)
         assert telling in refusal(*command.split(), code=code)
 
 
-def test_the_segment_length_of_an_evaluation_changes_its_speed_only(rmt):
+def test_the_segment_length_of_an_evaluation_changes_its_speed_only(others):
     outputs = [json_of("eval", "rmt", "--seg-len", length, *SHORT) for length in (1, 5, 7, 20)]
     losses = [output["rows"][0]["loss_nats"] for output in outputs]
     assert losses[1:] == pytest.approx(losses[:1] * 3, rel=1e-5)
     assert "The recurrent state is carried along the text." in done("eval", "rmt", *SHORT).stdout
 
 
-def test_what_memory_tokens_cannot_do_is_rejected_in_one_line(rmt):
+def test_what_memory_tokens_cannot_do_is_rejected_in_one_line(others):
     for option in ("--mem-len", "--max-distance"):
         assert f"leave out {option}" in refusal("eval", "rmt", option, 5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "methods"), [("compressive", ["--cache 10"]), ("rmt", ["--cache 10", "--dynamic"])])
-def test_other_memories_generate_compress_and_adapt(compressive, rmt, arch, methods):
+def test_other_memories_generate_compress_and_adapt(others, arch, methods):
     assert len(json_of("generate", arch, "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
     assert compressed_and_restored(arch, b"the fox saw the fox and the fox saw the hen")
     for method in methods:
