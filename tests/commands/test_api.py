@@ -111,7 +111,7 @@ def test_a_model_of_a_recipe_has_its_parameters_and_changes():
     assert (model.settings.cutoffs, model.settings.tie_projections) == ((5, 7), (True, False, True))
 
 
-def test_recl_takes_one_run_as_well_as_several(run):
+def test_recl_takes_one_run_as_well_as_several(here):
     options = txlcli.ReclOptions(start=3, step=4, longest=15, positions=40)
     assert txlcli.recl("byte", options).to_dict() == txlcli.recl(["byte"], options).to_dict()
 

@@ -35,8 +35,8 @@ def test_a_text_whose_file_has_the_name_of_its_store_is_trained_next_to_it(untou
     assert json_of(*command.split()[1:], *SHORT, "--dry-run")["store"] == "data/poem.h5"
 
 
-@pytest.mark.parametrize(("missing", "given", "following"), [("test", [], "valid"), ("valid", [], None)])
-def test_a_store_without_test_is_evaluated_on_valid(here, missing, given, following):
+@pytest.mark.parametrize(("missing", "following"), [("test", "valid"), ("valid", None)])
+def test_a_store_without_test_is_evaluated_on_valid(here, missing, following):
     (here / f"novel/{missing}.txt").unlink()
     done("prepare", "novel", "--name", "part")
     shown = done("train", "tiny.toml", "--set", "corpus.store=part", "--name", "part").stdout

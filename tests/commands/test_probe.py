@@ -72,7 +72,7 @@ def test_a_repetition_before_the_segment_saves_nothing_without_memory(here):
     assert near["word_nats"] == near["word_nats_without_memory"]
 
 
-def test_a_loss_that_rounds_to_0_has_no_sign(here):
+def test_a_loss_that_rounds_to_0_has_no_sign():
     assert _bits(-1e-3) == "0.00"
 
 

@@ -59,7 +59,7 @@ def test_windows_give_the_bits_of_their_own_reading(story, name):
         assert total == pytest.approx(result["bpc"] * result["tokens"], abs=1e-4)
 
 
-def test_the_blank_after_a_word_belongs_to_the_word(story):
+def test_the_blank_after_a_word_belongs_to_the_word(here):
     """Of bytes, directly; of pieces, by the probability that any piece with a blank follows."""
     run = txlcli.load("byte")
     score = run.score("ab cd\n")

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hdf5_files import flip
 from tests.samples import sampled
 from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import SPLITS
@@ -229,6 +228,13 @@ def contents(path):
     store.verify()
     ids = {split: store.ids(split).tolist() for split in store.splits}
     return store.to_json(), store.splits, ids, store.sentence_starts("test").tolist(), store.vocab.to_json()
+
+
+def flip(path, place, bit):
+    """Flip one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
 
 
 def test_no_flipped_bit_changes_a_store_without_an_error(tmp_path):

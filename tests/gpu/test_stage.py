@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.stage import Skip, Stage, first_rows
+from tests.gpu.stage import Stage, first_rows
 
 
 def number(value):
@@ -32,10 +32,6 @@ def start_another():
     child = subprocess.Popen(["sleep", "600"])
     yield {"child": child.pid}
     time.sleep(60)
-
-
-def skip():
-    raise Skip("no such device")
 
 
 def killed():

@@ -255,7 +255,7 @@ def test_rows_of_a_table_on_a_gpu_add_their_gradients_in_place_to_those_of_the_s
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_training_on_a_cpu_uses_gradients_of_rows_for_tied_tables(tmp_path, tied):
+def test_training_on_a_cpu_uses_gradients_of_rows_for_tied_tables(tied):
     model = small_model(tie_embeddings=tied, dtype=torch.float32)
     settings = TrainSettings(seg_len=5, mem_len=5, batch_size=2, max_steps=2)
     segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), settings)

@@ -17,7 +17,7 @@ from txlcli.workflows.reproduction.recl_tables import PAPER_ROWS, compare_groups
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.speed import SlowdownRow
 
-PAPER, TINY = map(scales.get, ("paper", "tiny"))
+PAPER = scales.get("paper")
 
 
 class FakeRunner(Runner):
