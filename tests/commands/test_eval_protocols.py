@@ -6,12 +6,10 @@ import pytest
 
 from tests.cards import read_log
 from tests.commands.novel import cells, done, json_of, recipe_of, refusal, train
+from tests.commands.test_eval_processes import TIMES
 
 ORDER = ["disjoint", "strided", "recurrence", "sliding"]
-TIMES = {
-    *("ms_per_token", "one_lane_ms_per_token", "vanilla_ms_per_token", "slowdown", "best"),
-    *("processor_share", "times_trusted"),
-}
+UNCOMPARED = TIMES | {"best"}
 VANILLA = ("train.mem_len=0", "eval.mem_len=0")
 
 
@@ -22,7 +20,7 @@ def compared(*arguments):
 def row_of(*arguments):
     """Return the row that `txl eval` gives for one setting, without times and marks."""
     (row,) = json_of("eval", *arguments)["rows"]
-    return {key: value for key, value in row.items() if key not in TIMES}
+    return {key: value for key, value in row.items() if key not in UNCOMPARED}
 
 
 def test_each_row_is_the_evaluation_of_its_own_options(here):
