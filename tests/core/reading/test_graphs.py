@@ -4,6 +4,9 @@ The graph of these tests calls the function again, or repeats recorded operation
 them is for a GPU to show.
 """
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +17,7 @@ from tests.core.builders import POSITIONS, assert_close, draw_tokens, make_decod
 from tests.core.tape import Graphs
 from txlcli.core.kernels.cuda_graph import GraphPool, captured_or_called
 from txlcli.core.reading.decoder import MAX_PHASES
+from txlcli.core.reading.sampling import Sampling, sample_next
 from txlcli.errors import UsageError
 
 B, L, M = 2, 5, 7
@@ -62,6 +66,26 @@ def test_what_cannot_be_captured_is_called_each_time_and_a_warning_says_why():
         GraphPool()(run, CUDA)
     with pytest.warns(UserWarning, match=message):
         assert captured_or_called(GraphPool())(run, CUDA) is run
+
+
+def test_a_reader_with_graphs_is_gone_with_its_last_reference():
+    """Its buffers and copies of weights are large, and a GPU without memory does not wait for Python's collector."""
+    decoder = make_decoder(small_model(), batch_size=B, seg_len=L, mem_len=M, capture_graph=tape.capture)
+    tokens = draw_tokens(B, 9 * L)
+    for part in (*tokens[:, : 8 * L].split(L, dim=1), *tokens[:, 8 * L :].split(1, dim=1)):
+        decoder.losses(decoder.read(part), part)
+    noise = torch.ones(3, dtype=torch.float64)
+    choose = decoder.captured(sample_next, Sampling())
+    for _ in range(2):
+        choose(decoder.read(tokens[:, :1])[0], noise)
+    assert decoder.has_captured
+    gone = weakref.ref(decoder), weakref.ref(decoder.model)
+    gc.disable()
+    try:
+        del decoder, choose
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def both_ways(model, count, lengths=(L,), **how):

@@ -178,6 +178,22 @@ def captured_or_called(capture_graph: CaptureGraph) -> CaptureGraph:
     return capture_or_call
 
 
+def without_owner(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a bound method that does not keep its object alive, for an object that has graphs of its own methods.
+
+    Both would otherwise keep each other, so that the memory of the object and of its graphs is free only when Python
+    looks for cycles. The allocator of a GPU does not ask it to when memory runs out.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **options: Any) -> Tensor:
+        bound = reference()
+        assert bound is not None
+        return bound(*args, **options)
+
+    return call
+
+
 class GraphsByPhase:
     """A function of tensors that is captured as CUDA graphs, one for each phase, which read the same memory.
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from txlcli.core.backend import Attend, Rotation, ScoreTerms, round_up
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
-from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphPool, GraphsByPhase, captured_or_called
+from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphPool, GraphsByPhase, captured_or_called, without_owner
 from txlcli.core.kernels.device import check_free_memory, product_dtype, row_multiple, send
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.layer import Layer, Past, rotated
@@ -143,7 +143,10 @@ class GraphOfLosses:
         self._capture_graph = capture_graph
         self._tail_sizes = [0] * (len(model.softmax.bands) - 1)
         """Rows of each tail of the softmax in the graph."""
-        self._graph = GraphsByPhase(self._losses_of, capture_graph)
+        self._graph = self._new_graph()
+
+    def _new_graph(self) -> GraphsByPhase:
+        return GraphsByPhase(without_owner(self._losses_of), self._capture_graph)
 
     def __call__(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """See `Reader.losses`."""
@@ -165,7 +168,7 @@ class GraphOfLosses:
         for number, rows in enumerate(self._model.softmax.rows_of_tails(targets)):
             if len(rows) > self._tail_sizes[number]:
                 self._tail_sizes[number] = tail_capacity(max(len(rows), count * MIN_TAIL_SHARE), count)
-                self._graph = GraphsByPhase(self._losses_of, self._capture_graph)  # sizes of a graph do not change
+                self._graph = self._new_graph()  # sizes of a graph do not change
             padded.append(fill_up(rows, self._tail_sizes[number], count))
         return padded
 
@@ -214,8 +217,8 @@ class Decoder(Reader):
 
     def _make_graphs(self, capture_graph: CaptureGraph) -> None:
         """Make the graphs of single tokens, whole segments, and the losses of both, which are captured when used."""
-        read_segment = partial(self._read_segment, reach=self.reach, count=self.seg_len)
-        self._token = GraphsByPhase(self._read_token, capture_graph)
+        read_segment = partial(without_owner(self._read_segment), reach=self.reach, count=self.seg_len)
+        self._token = GraphsByPhase(without_owner(self._read_token), capture_graph)
         self._segment = GraphsByPhase(read_segment, capture_graph)
         self._losses = {}
         for length in (1, self.seg_len):
@@ -230,8 +233,12 @@ class Decoder(Reader):
             return super().captured(function, options)
         key = function, options
         if key not in self._captured:
-            self._captured[key] = GraphsByPhase(super().captured(function, options), self._capture_graph)
+            call = partial(without_owner(self._call), function, options)
+            self._captured[key] = GraphsByPhase(call, self._capture_graph)
         return self._captured[key]
+
+    def _call(self, function: Callable[..., Tensor], options: Hashable, *tensors: Tensor) -> Tensor:
+        return super().captured(function, options)(*tensors)
 
     @torch.inference_mode()
     def _allocate(self) -> None:
