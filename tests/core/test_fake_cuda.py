@@ -109,7 +109,8 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         "generator of a recomputed step": [],  # the kernels of attention repeat their masks from a seed
         **{f"{case} by graphs": [{}, ["cuda"]] for case in ("relative", "sinusoid", "learned")},
         **{f"{case} captured": [] for case in ("relative", "alibi", "lamb", "documents")},  # nothing to tell the user
-        **{f"one of two, {mode}": [[], "triton, not compiled, captured"] for mode in ("ddp", "zero")},
+        # Nothing is exchanged in a capture that was not exchanged before.
+        **{f"one of two, {mode}": [[], [], "triton, not compiled, captured"] for mode in ("ddp", "zero")},
         "failed captures": [
             CANNOT_CAPTURE.format(WAITS),
             CANNOT_CAPTURE.format(INVALID),

@@ -297,14 +297,15 @@ def path_after_failure(*, compiles="on", operator=None, captured_operator=None, 
 
 
 def captured_updates_of_two(mode):
-    """Return the notes of one of two processes whose steps are captured, and if its last gradients were replayed."""
-    settings = load("relative", f"train.parallel={mode}", "train.exchange_precision=bf16", "train.accumulate=2")
-    with pretending():
+    """Return what one of two processes, which captures its first step, sends first in a capture, its notes and path."""
+    changes = ("train.exchange_precision=bf16", "train.accumulate=2", "model.memory_start=zeros")
+    settings = load("relative", f"train.parallel={mode}", *changes)
+    with pretending() as watch:
         training = start(settings, build("relative", settings, CUDA), world=world_of(2))
         for _ in range(5):
             training.update()
     assert graphs.DEVICE.is_clean
-    return [training.notes, training.path]
+    return [watch.sent_first_in_capture, training.notes, training.path]
 
 
 def _each(check, combinations):

@@ -113,6 +113,8 @@ class Watch(OneDevice):
         self.waits = Counter()
         self.replays, self._in_graph = 0, False
         self.names = set()
+        self.sent, self.sent_first_in_capture = set(), []
+        """What processes have exchanged: operator and size. NCCL may connect them at the first of a kind."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "prim":  # a property of a tensor
@@ -121,7 +123,7 @@ class Watch(OneDevice):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        self._begin(name)
+        self._begin(func, name, args)
         if func._schema.name in UNKNOWN and isinstance(args[0], FakeTensor):
             self._note(name, args[0])
             return UNKNOWN[func._schema.name](args[0])
@@ -142,7 +144,12 @@ class Watch(OneDevice):
                 self._note("copy of pageable memory", result)
         return result
 
-    def _begin(self, name):
+    def _begin(self, func, name, args):
+        if func.namespace == "c10d":
+            size = sum(leaf.numel() for leaf in tree_leaves(args) if torch.is_tensor(leaf))
+            if graphs.DEVICE.capture is not None and (name, size) not in self.sent:
+                self.sent_first_in_capture.append(f"{name} of {size}")
+            self.sent.add((name, size))
         self.names.add(name)
         if self._fails(name):
             raise RuntimeError(f"no kernel of {name} for this")

@@ -129,6 +129,11 @@ class Exchange(StepWeights):
         for bucket in reversed(self._buckets):
             works += self._send_weights(bucket)
         self._wait(works)
+        sizes = [2]  # of the losses
+        if self._owners:
+            sizes.append(len(self._parameters))  # of the norms
+        for size in sizes:  # NCCL may send little in another way than much
+            self.add_up(torch.zeros(size, device=self._model.device))
 
     @torch.no_grad()
     def refresh(self) -> None:
