@@ -117,6 +117,7 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
             CANNOT_CAPTURE.format("no kernel for this"),
             "out of memory",
         ],
+        "graphs beside others": [],
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
         "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4, "empty on the host": 1},
     }

@@ -260,6 +260,22 @@ def failed_captures():
     return reasons
 
 
+def graphs_beside_others_that_are_gone():
+    """Replay graphs after others of their pool, and of more pools than there are streams; return the open pools."""
+    with pretending():
+        there = torch.zeros(3, device=CUDA)
+        pool = GraphPool()
+        first, gone, last = (pool(there.zero_, CUDA) for _ in range(3))
+        del gone
+        for _ in range(2 * graphs.STREAMS):
+            GraphPool()(there.zero_, CUDA)()
+            first()
+            last()
+    assert graphs.DEVICE.is_clean
+    del first, last
+    return [pool for pool, users in graphs.DEVICE.users_of_pool.items() if users]
+
+
 def captured_updates(case, *changes):
     """Return the notes of a training run whose steps are captured by the program's own graphs."""
     settings = load(case, *changes)
@@ -336,6 +352,7 @@ GROUPS = {
         "generator of a recomputed step": generator_of_a_recomputed_step,
         "noticed": detected_waits,
         "failed captures": failed_captures,
+        "graphs beside others": graphs_beside_others_that_are_gone,
         **{f"{case} captured": partial(captured_updates, case) for case in ("relative", "alibi", "lamb")},
         "documents captured": partial(captured_updates, "relative", "train.reset_at_documents=true"),
         **{f"one of two, {mode}": partial(captured_updates_of_two, mode) for mode in ("ddp", "zero")},

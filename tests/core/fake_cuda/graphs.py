@@ -1,10 +1,12 @@
 """Streams and CUDA graphs of the fake device, with the states in which PyTorch leaves a capture that fails.
 
 `capture_end` of a capture that CUDA has found invalid raises before it closes the pool of memory, that of pinned
-memory, and the capture of the random generator, as in PyTorch 2.11. Nothing in Python closes the second one.
+memory, and the capture of the random generator, as in PyTorch 2.11. Nothing in Python closes the second one. A graph
+that is gone frees the workspace that its stream has for products, as in PyTorch 2.13; streams are handed out in turn.
 """
 
 import contextlib
+from collections import Counter
 
 import torch
 
@@ -24,6 +26,8 @@ class Device:
         self.open_pools, self.users_of_pool, self._pools = set(), {}, 0
         self.open_pinned_pools = set()
         self.generator_captures = False
+        self.freed_workspaces = Counter()
+        """By the number of the stream."""
 
     @property
     def is_clean(self):
@@ -73,11 +77,18 @@ class Device:
 DEVICE = Device()
 
 
+STREAMS = 32
+
+
 class Stream:
     """A stream that runs everything at once."""
 
+    _made = 0
+
     def __init__(self, device):
         assert device.type == "cuda"
+        self.number = Stream._made % STREAMS
+        Stream._made += 1
 
     def wait_stream(self, other):
         """Do nothing: the other one has run."""
@@ -91,6 +102,7 @@ class Graph:
 
     def __init__(self):
         self._pool, self._stream, self._has_ended = None, None, False
+        self._freed_before = 0
 
     def capture_begin(self, pool=None, capture_error_mode="global"):
         assert capture_error_mode == "thread_local"
@@ -110,10 +122,13 @@ class Graph:
         DEVICE.open_pools.remove(self._pool)
         DEVICE.open_pinned_pools.remove(self._pool)
         DEVICE.generator_captures, self._has_ended = False, True
+        self._freed_before = DEVICE.freed_workspaces[self._stream.number]
 
     def replay(self):
         assert self._has_ended
+        assert DEVICE.freed_workspaces[self._stream.number] == self._freed_before, "its workspace is gone"
 
     def __del__(self):
         if self._has_ended:
+            DEVICE.freed_workspaces[self._stream.number] += 1
             DEVICE.release_pool(0, self._pool)

@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,16 +23,34 @@ CaptureGraph = Callable[..., Callable[[], Any]]
 """Captures a function as a CUDA graph, and returns a function that replays it; see `GraphPool.__call__`."""
 
 
+class _LiveGraphs:
+    """Graphs of one pool, each of which keeps all of them, and their stream, which no other graphs have meanwhile.
+
+    Matrix products of a graph write to a workspace of its stream. PyTorch 2.13 frees the workspace with the first graph
+    of the stream that is gone, and the others then write to memory that is not theirs (pytorch/pytorch#193402).
+    PyTorch has 32 streams, and hands them out in turn.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        unused = _unused_streams[device]
+        self.stream = unused.pop() if unused else torch.cuda.Stream(device)
+        weakref.finalize(self, unused.append, self.stream).atexit = False
+
+
+_unused_streams = defaultdict[torch.device, list[torch.cuda.Stream]](list)
+"""Streams of graphs that are gone."""
+
+
 class GraphPool:
-    """Captures functions as CUDA graphs that share memory for intermediate results, if all are captured on one stream.
+    """Captures functions as CUDA graphs that share memory for intermediate results, since they share a stream.
 
     The result of one must be read before another is replayed.
     """
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._stream: torch.cuda.Stream | None = None
-        self._graphs = weakref.WeakSet[torch.cuda.CUDAGraph]()
+        self._live: weakref.ref[_LiveGraphs] | None = None
 
     def __call__(
         self, run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
@@ -46,24 +65,37 @@ class GraphPool:
             device: of its tensors.
             warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
         """
+        live = self._live_graphs(device)
         cache_enabled = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a graph would read cached casts after autocast has freed them
         try:
-            graph, out = self._captured(run, device, warm_up)
+            number, out = self._captured(run, device, live, warm_up)
         finally:
             torch.set_autocast_cache_enabled(cache_enabled)
 
         def replay() -> Result:
-            graph.replay()
+            live.graphs[number].replay()  # a reference to all of them
             return out
 
         return replay
 
+    def _live_graphs(self, device: torch.device) -> _LiveGraphs:
+        """Return the graphs of this pool, or none in a new pool: the allocator frees a pool with its last graph."""
+        live = self._live() if self._live is not None else None
+        if live is None:
+            try:
+                live = _LiveGraphs(device)
+            except RuntimeError as error:
+                raise _cannot_capture(error) from error
+            self._live = weakref.ref(live)
+            self._handle = None
+        return live
+
     def _captured(
-        self, run: Callable[[], Result], device: torch.device, warm_up: int
-    ) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """Return a graph of the kernels of `run`, and the tensors that they write."""
-        own = self._own_stream(device)
+        self, run: Callable[[], Result], device: torch.device, live: _LiveGraphs, warm_up: int
+    ) -> tuple[int, Result]:
+        """Add a graph of the kernels of `run`, and return its number, and the tensors that it writes."""
+        own = live.stream
         outside = torch.cuda.current_stream(device)
         own.wait_stream(outside)
         with torch.cuda.stream(own):
@@ -74,28 +106,18 @@ class GraphPool:
         torch.cuda.empty_cache()  # the graph has memory of its own
         try:
             with torch.cuda.stream(own):
-                return self._record(run, device)
+                return self._record(run, device, live)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise _cannot_capture(error) from error
 
-    def _own_stream(self, device: torch.device) -> torch.cuda.Stream:
-        """Return the stream of all captures."""
-        if self._stream is None:
-            try:
-                self._stream = torch.cuda.Stream(device)
-            except RuntimeError as error:
-                raise _cannot_capture(error) from error
-        return self._stream
-
-    def _record(self, run: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
+    def _record(self, run: Callable[[], Result], device: torch.device, live: _LiveGraphs) -> tuple[int, Result]:
         """Capture the kernels of `run` on the current stream. If that fails, the stream runs kernels again."""
         graph = torch.cuda.CUDAGraph()
-        if self._handle is None or not self._graphs:  # the allocator frees a pool with its last graph
-            self._handle = torch.cuda.graph_pool_handle()
-            self._graphs.clear()
-        pool = self._handle
+        number = len(live.graphs)
+        live.graphs.append(graph)  # also one that fails
+        pool = self._handle or torch.cuda.graph_pool_handle()
         self._handle = None  # after a failure, the allocator of pinned memory does not leave the pool
         try:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads may use CUDA
@@ -106,8 +128,7 @@ class GraphPool:
             raise
         _end(graph, pool, device)
         self._handle = pool
-        self._graphs.add(graph)
-        return graph, out
+        return number, out
 
 
 @dataclass(frozen=True)
@@ -134,8 +155,9 @@ def _cannot_capture(error: RuntimeError) -> UsageError:
     )
 
 
-_failed: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture CUDA could not end. The allocator of pinned memory refers to them until the process ends."""
+_kept: list[torch.cuda.CUDAGraph] = []
+"""Graphs that stay until the process ends: those whose capture CUDA could not end, since the allocator of pinned memory
+refers to them, and an empty one after each, since `_LiveGraphs` may have others on its stream."""
 
 
 def _end(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> None:
@@ -143,7 +165,7 @@ def _end(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> None:
     try:
         graph.capture_end()
     except RuntimeError:
-        _failed.append(graph)
+        _kept.append(graph)
         close_pool(pool, device)
         _end_capture_of_generator()
         raise
@@ -152,6 +174,7 @@ def _end(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> None:
 def _end_capture_of_generator() -> None:
     """Let the random generator of the device sample outside of a capture again: the end of any capture does so."""
     graph = torch.cuda.CUDAGraph()
+    _kept.append(graph)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
         graph.capture_begin(capture_error_mode="thread_local")
