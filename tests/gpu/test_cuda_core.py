@@ -7,6 +7,7 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width.
 
 import contextlib
 import copy
+import gc
 from functools import partial
 
 import pytest
@@ -32,6 +33,8 @@ ERRORS = {"fp64": 1e-11, "fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2, "fp16": 1e-2}
 """Largest relative error of attention in each precision."""
 B, H, D = 2, 3, 41
 KEYS = (140, 300, 1024)
+STREAMS = 32
+"""Streams that PyTorch hands out in turn."""
 BACKENDS = ("reference", "auto")
 ODD = {"d_model": 26, "n_heads": 2, "d_head": 13, "d_inner": 51}
 """Widths that are no multiples of 8, as those of wt103 and ptb."""
@@ -271,3 +274,35 @@ def test_a_pool_whose_graphs_are_gone_takes_others():
     torch.cuda.empty_cache()
     assert capture(lambda: ones + 2, CUDA)().tolist() == [3, 3, 3]
     assert twos.tolist() == [2, 2, 2]
+
+
+def test_products_of_a_graph_are_the_same_after_other_graphs_are_gone():
+    left, right = (torch.randn(shape, device=CUDA, dtype=torch.bfloat16) for shape in ((64, 1 << 15), (1 << 15, 64)))
+    multiply = partial(torch.mm, left, right)
+    capture = GraphPool()
+    replay, gone = (capture(multiply, CUDA) for _ in range(2))
+    expected = replay().clone()
+    del gone
+    for _ in range(2 * STREAMS):
+        GraphPool()(multiply, CUDA)()
+    torch.cuda.empty_cache()
+    filled = torch.full((1 << 28,), 3, dtype=torch.uint8, device=CUDA)  # among it the memory of what is gone
+    assert torch.equal(replay(), expected)
+    assert filled.eq(3).all()
+
+
+def test_memory_of_a_reader_is_free_with_its_last_reference():
+    model, tokens = small_model(dtype=torch.float32).to(CUDA), draw_tokens(B, 320)
+    allocated = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):  # the first leaves a workspace
+            decoder = make_decoder(model, batch_size=B, seg_len=16, mem_len=100, precision="bf16")
+            read_parts(decoder, tokens, (16, 1))
+            assert decoder.has_captured
+            del decoder
+            allocated.append(torch.cuda.memory_allocated())
+    finally:
+        gc.enable()
+    assert allocated[1] == allocated[2]
