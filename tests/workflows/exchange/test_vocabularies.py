@@ -1,6 +1,7 @@
 """Reading a vocabulary from files of every format, and refusing other files."""
 
 import io
+import json
 import pickle
 import re
 from collections import Counter, OrderedDict
@@ -216,3 +217,16 @@ def test_a_list_for_ids_keeps_pieces_and_words_with_other_blanks(tmp_path):
     assert pieces.symbols == ["<s>", "<pad>", "</s>", "<unk>", "\u2581the", "ing"]
     with pytest.raises(VocabularyError, match=r"by its dict\.txt"):
         vocabularies.of_fairseq(Vocab("sentencepiece", model=MODEL, boundary=0, unknown=1), has_unused_id=False)
+
+
+@pytest.mark.parametrize("names", [["Bar", "Rest", "Bar"], {"Bar": 0, "Rest": 0}])
+def test_names_of_ids_that_are_the_same_are_rejected(tmp_path, names):
+    path = tmp_path / "names.json"
+    path.write_text(json.dumps(names))
+    assert "names.json: no names, or one of them" in rejection(VocabularyError, vocabularies.read_for_ids, path)
+
+
+def test_an_id_without_a_name_is_not_called_like_another(tmp_path):
+    path = tmp_path / "names.json"
+    path.write_text(json.dumps({"1": 3, "Rest": 5}))
+    assert vocabularies.read_for_ids(path).symbols == ["0", "<1>", "2", "1", "4", "Rest"]

@@ -114,16 +114,21 @@ def of_fairseq(vocab: Vocab, *, has_unused_id: bool) -> Vocab:
 
 
 def _names(content: Any) -> list[str]:
-    """Return the name of each id; an id without one has its number."""
+    """Return the name of each id; an id without one has its number, in angle brackets if another is named like it."""
     if isinstance(content, list):
-        content = {name: number for number, name in enumerate(content)}
-    if not all(type(number) is int and 0 <= number < MAX_IDS for number in content.values()):
+        pairs = list(enumerate(content))
+    else:
+        pairs = [(number, name) for name, number in content.items()]
+    if not all(type(number) is int and 0 <= number < MAX_IDS for number, _ in pairs):
         raise ValueError(f"an id is not a number below {MAX_IDS:,}")
-    by_id = {number: name for name, number in content.items()}
-    size = 1 + max(by_id, default=-1)
-    names = [by_id.get(number, str(number)) for number in range(size)]
+    by_id = dict(pairs)
+    given = set(by_id.values())
+    names = []
+    for number in range(1 + max(by_id, default=-1)):
+        own = f"<{number}>" if str(number) in given else str(number)
+        names.append(by_id.get(number, own))
     "".join(names).encode()  # names are texts without unpaired surrogates
-    if len(by_id) != len(content) or not 0 < len(names) == len(set(names)):
+    if len(by_id) != len(pairs) or not 0 < len(names) == len(set(names)):
         raise ValueError("no names, or one of them or of their ids twice")
     return names
 
