@@ -8,6 +8,8 @@ import warnings
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.commands.novel import RMT, done, json_of, refusal, text_of, train
 from tests.extensions import registered_slopes
@@ -129,6 +131,28 @@ def test_the_loader_scores_a_text_of_words_as_eval_does(here):
     scored = json_of("eval", "word", "--text", "text.txt", "--batch-size", 1)["rows"][0]
     score = runpy.run_path("out/load.py")["score"]
     assert score("\ufeff" + text) == pytest.approx(scored["loss_nats"], abs=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that is computed."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_the_loader_holds_no_distribution_of_each_token_of_a_text(here):
+    done("export", "byte", "out", "--format", "pt2")
+    score = runpy.run_path("out/load.py")["score"]
+    text = "the fox " * 40
+    with LargestTensor() as largest:
+        score(text)
+    assert largest.elements < len(text) * 256 / 8
 
 
 @pytest.mark.slow

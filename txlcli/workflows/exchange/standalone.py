@@ -97,9 +97,12 @@ def score(text: str) -> float:
     ids = torch.tensor(encode(text))
     if len(ids) < 2:
         raise ValueError("the text has no second token, and the first one is not scored; give a longer text")
-    log_probs, _ = read(ids[None])
-    targets = ids[1:, None]
-    return -float(log_probs[0, :-1].gather(1, targets).mean())
+    state = None
+    total = 0.0
+    for part, targets in zip(ids[:-1].split(SEG_LEN), ids[1:].split(SEG_LEN), strict=True):  # (L, V) each, not (T, V)
+        log_probs, state = read(part[None], state)
+        total -= float(log_probs[0].gather(1, targets[:, None]).sum())
+    return total / (len(ids) - 1)
 
 
 def continued(text: str, count: int = 200) -> str:
