@@ -73,6 +73,11 @@ def test_an_archive_has_arrays_alone_unless_they_are_named(tmp_path):
     assert "notes.txt in it is not a NumPy array" in rejection(CorpusInputError, piece_files.read_pieces, path)
 
 
+def test_a_file_that_is_called_an_archive_and_is_none_is_refused(tmp_path):
+    write(tmp_path / "a.npy", PIECES[0]).rename(tmp_path / "a.npz")
+    assert "a.npz: damaged, or not an .npz" in rejection(CorpusInputError, piece_files.read_pieces, tmp_path / "a.npz")
+
+
 def test_an_empty_list_that_numpy_saved_as_floats_is_left_out(tmp_path):
     assert lists(write(tmp_path / "empty.npy", [])) == []
 

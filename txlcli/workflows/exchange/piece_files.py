@@ -142,6 +142,8 @@ def _read_arrays(path: Path) -> PieceContent:
                 "their `dtype`"
             )
         return PieceContent(list(_rows(np.load(path, mmap_mode="r"))), [])
+    if not zipfile.is_zipfile(path):
+        raise ValueError("damaged, or not an .npz, which is a zip file of arrays")
     check_zip(path)
     pieces = list[Piece]()
     left_out = []
