@@ -103,5 +103,11 @@ def test_words_are_joined_and_their_distances_counted_in_tokens():
     assert (back.tolist(), nats.tolist()) == ([0, 2], [[1.0, 4.0]])
 
 
+def test_texts_are_not_generated_of_a_single_symbol(here):
+    message = refusal("probe", "char", "--positions", 1)
+    assert message.startswith("char valid: its first 1 tokens have fewer than 2 symbols")
+    assert "--positions" in message
+
+
 def test_a_distance_has_at_least_two_tokens(here):
     assert refusal("probe", "byte", "--distances", "4,1") == "--distances must be at least 2, not 1"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
+from txlcli.errors import UsageError
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.annotated import Pieces
 from txlcli.workflows.evaluation.rows import score_with_memory
@@ -90,6 +91,11 @@ def probe_run(run: Run, options: ProbeOptions, workspace: Workspace) -> ProbeRes
     scoring = Scoring(opened, text, settings, workspace)
     marks = [id_ for id_ in (opened.vocab.boundary, opened.vocab.unknown) if id_ is not None]
     symbols = np.setdiff1d(text.targets, marks)
+    if len(symbols) < 2:
+        raise UsageError(
+            f"{text.title}: its first {len(text.targets):,} tokens have fewer than 2 symbols, of which the generated "
+            "texts are made; give more `positions`, or another `split`"
+        )
     rng = np.random.default_rng(options.seed)
     distances = sorted(options.distances or default_distances(settings.seg_len + settings.mem_len))
     rows = _word_rows(scoring, distances)
