@@ -65,6 +65,14 @@ def test_the_likeliest_stays_however_small_the_share():
         assert drawn(Sampling(top_k=None, top_p=top_p), count=20).tolist() == [0, 1, 0, 0]
 
 
+def test_a_share_of_1_leaves_out_no_token_of_a_large_vocabulary():
+    count = 300_007
+    log_probs = (torch.arange(1, count + 1, dtype=torch.float64) ** -2).log().float()
+    noise = torch.ones(count)
+    noise[-1] = 1e-20
+    assert sample(log_probs, torch.arange(count), Sampling(top_k=None, top_p=1.0), noise) == count - 1
+
+
 def decoder(model, mem_len=M, **how):
     return make_decoder(model, batch_size=1, mem_len=mem_len, seg_len=L, **how)
 

@@ -59,7 +59,8 @@ def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, noise: Tensor) 
     if options.greedy:
         return tokens[:1].masked_fill(unknown, NO_TOKEN)
     probabilities = (log_probs / options.temperature).softmax(dim=-1).nan_to_num(nan=1.0)
-    if options.top_p is not None:
+    # With a share of 1, rounded sums would reach it early, and leave out unlikely tokens of a large vocabulary.
+    if options.top_p is not None and options.top_p < 1:
         before = probabilities.cumsum(dim=-1) - probabilities
         top_p = max(options.top_p, torch.finfo(before.dtype).tiny)  # less would be 0, and drop the first token, too
         probabilities = probabilities.masked_fill(before >= top_p, 0.0)
