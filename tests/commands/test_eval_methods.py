@@ -57,6 +57,11 @@ def test_absolute_positions_have_no_limit_of_distances_and_no_memory_that_was_no
     assert "give --attn-len" in refusal("eval", "windows", "--mem-len", "0,5")
 
 
+def test_segments_of_dynamic_evaluation_have_learned_positions(here):
+    train(*WINDOWS, name="windows")
+    assert "--seg-len 6: runs/windows has 5 positions" in refusal("eval", "windows", "--dynamic", "--seg-len", 6)
+
+
 def test_windows_longer_than_the_text_are_truncated(here):
     output = json_of("eval", "byte", "--attn-len", "50,70,90", *SHORT, "--losses", "losses.h5", "--plot", "curve.svg")
     assert [row["attn_len"] for row in output["rows"]] == [50, 70, 90]

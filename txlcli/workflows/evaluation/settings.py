@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Settings
@@ -53,18 +54,25 @@ def check_options(opened: OpenModel, options: EvalOptions) -> None:
         options.exclude("max_distance", because=f"{subject}: its encoding of positions has no such limit")
     longest = max(options.mem_lens, default=0)
     settings.check_memory(longest, run=subject, instead="give `attn_len` instead of `mem_len`")
-    longest_window = max(options.windows, default=0)
-    if model.longest_window is not None and longest_window > model.longest_window:
-        raise UsageError(
-            f"`attn_len` {longest_window}: {subject} has {model.longest_window:,} positions, so that no window "
-            "is longer; use at most that"
-        )
+    if model.longest_window is not None:
+        _check_positions(options, model.longest_window, subject)
     if set(options.protocols) != set(PROTOCOLS):  # of all, it may lack one
         reason = lacks_recurrence(opened, options)
         if reason:
             raise UsageError(f"`protocols` recurrence: {reason}; or leave recurrence out")
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
+
+
+def _check_positions(options: EvalOptions, n_positions: int, subject: Path) -> None:
+    """Reject segments and windows that are longer than the positions that the model has learned."""
+    lengths = {"attn_len": max(options.windows, default=0), "seg_len": options.seg_len or 0}
+    for name, length in lengths.items():
+        if length > n_positions:
+            raise UsageError(
+                f"`{name}` {length}: {subject} has {n_positions:,} positions, so that no segment or window is longer; "
+                "use at most that"
+            )
 
 
 def lacks_recurrence(opened: OpenModel, options: EvalOptions) -> str | None:
