@@ -133,15 +133,17 @@ def _download(plan: PreparationPlan, work: Path) -> None:
     """
     plan.downloads.mkdir(parents=True, exist_ok=True)
     busy = f"another process downloads {plan.corpus.name} to {plan.downloads}; wait for it, and repeat the command"
+    files = list[Download]()
     with locks.writing(plan.downloads, busy):
         for download in plan.corpus.downloads:
-            for file in _fetch_or_mirror(plan, download):
-                path = plan.downloads / file.file
-                try:
-                    _unpack_or_copy(path, plan, work)
-                except (CorpusError, CorpusInputError) as error:
-                    path.unlink()  # it is complete by its size, and would not be fetched again
-                    raise CorpusError(str(error)) from error
+            files += _fetch_or_mirror(plan, download)
+    for file in files:
+        path = plan.downloads / file.file
+        try:
+            _unpack_or_copy(path, plan, work)
+        except (CorpusError, CorpusInputError) as error:
+            path.unlink()  # it is complete by its size, and would not be fetched again
+            raise CorpusError(str(error)) from error
 
 
 def _fetch_or_mirror(plan: PreparationPlan, download: Download) -> Sequence[Download]:
