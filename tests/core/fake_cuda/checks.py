@@ -249,8 +249,6 @@ def failed_captures():
                 capture(partial(run, there), CUDA, warm_up=0)
             except UsageError as error:
                 reasons.append(str(error))
-            except torch.OutOfMemoryError:
-                reasons.append("out of memory")
             assert graphs.DEVICE.is_clean
             there.bernoulli_()  # as dropout does
             kept.append(capture(there.bernoulli_, CUDA))
@@ -261,7 +259,8 @@ def failed_captures():
 
 
 def graphs_beside_others_that_are_gone():
-    """Replay graphs after others of their pool, and of more pools than there are streams; return the open pools."""
+    """Replay graphs after others of their pool, and of more pools than there are streams; return pools left in use."""
+    before = graphs.DEVICE.pools_in_use  # of captures that could not be ended
     with pretending():
         there = torch.zeros(3, device=CUDA)
         pool = GraphPool()
@@ -273,7 +272,7 @@ def graphs_beside_others_that_are_gone():
             last()
     assert graphs.DEVICE.is_clean
     del first, last
-    return [pool for pool, users in graphs.DEVICE.users_of_pool.items() if users]
+    return sorted(graphs.DEVICE.pools_in_use - before)
 
 
 def captured_updates(case, *changes):
@@ -287,19 +286,26 @@ def captured_updates(case, *changes):
     return training.notes
 
 
-def path_after_failure(*, compiles="on", operator=None, captured_operator=None, kernels_of_compiler=None):
+def path_after_failure(
+    *, compiles="on", operator=None, captured_operator=None, captured_without_memory=None, kernels_of_compiler=None
+):
     """Return the path of a training run of which a part fails, and what the user is told.
 
     Args:
         compiles: `train.compile`.
         operator: raises an error whenever it is called.
         captured_operator: raises one in a capture.
+        captured_without_memory: runs out of memory in a capture.
         kernels_of_compiler: "compile" or "launch", which fails for each of them.
     """
     settings = load("relative", "train.precision=bf16", f"train.compile={compiles}", "model.n_layers=1")
 
     def fails(name):
-        return name == operator or (name == captured_operator and graphs.DEVICE.capture is not None)
+        if graphs.DEVICE.capture is None:
+            return name == operator
+        if name == captured_without_memory:
+            raise torch.OutOfMemoryError
+        return name in (operator, captured_operator)
 
     torch.compiler.reset()
     with pretending(fails):
@@ -361,6 +367,7 @@ GROUPS = {
     "failures": {  # the last one ends the use of Triton in this process
         "nothing": path_after_failure,
         "a capture": partial(path_after_failure, captured_operator="mm"),
+        "a capture without memory": partial(path_after_failure, captured_without_memory="mm"),
         "compiling": partial(path_after_failure, kernels_of_compiler="compile"),
         "launching": partial(path_after_failure, kernels_of_compiler="launch"),
         "the update": partial(path_after_failure, compiles="off", operator="txl::adam"),

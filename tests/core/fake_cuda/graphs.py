@@ -33,6 +33,10 @@ class Device:
     def is_clean(self):
         return self.stream is None and self.capture is None and not self.open_pools and not self.generator_captures
 
+    @property
+    def pools_in_use(self):
+        return {pool for pool, users in self.users_of_pool.items() if users}
+
     def wait(self):
         """Let the host wait, which no capture survives."""
         if self.capture is not None:

@@ -107,8 +107,6 @@ class GraphPool:
         try:
             with torch.cuda.stream(own):
                 return self._record(run, device, live)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
             raise _cannot_capture(error) from error
 
@@ -150,6 +148,8 @@ class Replay(Generic[Result]):
 def _cannot_capture(error: RuntimeError) -> UsageError:
     """Return the error that says that CUDA cannot capture a function, and why."""
     reason = str(error).strip().partition("\n")[0]
+    if isinstance(error, torch.OutOfMemoryError):
+        reason = "memory ran out"
     return UsageError(
         f"CUDA cannot capture the kernels of a step as a graph ({reason}): launched one by one, they take longer"
     )
