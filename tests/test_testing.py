@@ -657,6 +657,34 @@ def test_a_recurrent_state_that_is_forgotten_breaks_the_contract():
         check_architecture("forgets")
 
 
+class ScaledGru(GruModel):
+    """A GRU whose outputs are normalized, and multiplied by gains of its own."""
+
+    def __init__(self, settings, vocab_size):
+        super().__init__(settings, vocab_size)
+        self.norm = torch.nn.LayerNorm(settings.d_model)
+        self.factors = torch.nn.Parameter(torch.ones(settings.d_model))
+
+    def forward(self, tokens, memory, *, mem_len):
+        hidden, memory = super().forward(tokens, memory, mem_len=mem_len)
+        return self.factors * self.norm(hidden), memory
+
+
+class InitializedGru(ScaledGru):
+    """One whose factors are zeros at first, as `reset_parameters` makes vectors."""
+
+    def __init__(self, settings, vocab_size):
+        super().__init__(settings, vocab_size)
+        self.reset_parameters()
+
+
+def test_reset_parameters_sets_the_gains_of_a_norm_to_one_and_other_vectors_to_zero():
+    with registered_architecture("scaled", settings=GruSettings, model=InitializedGru, products=GruProducts):
+        model = make_model(GruSettings(arch="scaled", n_layers=1, d_model=5), V)
+    assert model.norm.weight.tolist() == [1.0] * 5
+    assert model.norm.bias.tolist() == model.factors.tolist() == [0.0] * 5
+
+
 class SevenKeys(TransformerProducts):
     """A count for one length of memory."""
 

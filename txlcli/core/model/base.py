@@ -213,8 +213,10 @@ class LanguageModel(nn.Module, ABC):
             self._initialize(name, parameter)
 
     def _initialize(self, name: str, parameter: nn.Parameter) -> None:
-        """Initialize a parameter: biases with zeros, the others with a normal distribution."""
-        if parameter.dim() == 1:
+        """Initialize a parameter: gains with ones, other vectors with zeros, matrices with a normal distribution."""
+        if parameter.dim() == 1 and name.endswith("weight"):  # as PyTorch calls the gains of a layer norm
+            nn.init.ones_(parameter)
+        elif parameter.dim() == 1:
             nn.init.zeros_(parameter)
         else:
             std = self.settings.proj_init_std if ".projections." in name else self.settings.init_std
