@@ -678,11 +678,71 @@ class InitializedGru(ScaledGru):
         self.reset_parameters()
 
 
+class EmptyGru(GruModel):
+    """A GRU with a bias without a first value."""
+
+    def __init__(self, settings, vocab_size):
+        super().__init__(settings, vocab_size)
+        self.bias = torch.nn.Parameter(torch.empty(settings.d_model))
+
+    def forward(self, tokens, memory, *, mem_len):
+        hidden, memory = super().forward(tokens, memory, mem_len=mem_len)
+        return hidden + self.bias, memory
+
+
+class DropsInReading(GruModel):
+    """A GRU that drops hidden states in evaluation, too."""
+
+    def forward(self, tokens, memory, *, mem_len):
+        hidden, memory = super().forward(tokens, memory, mem_len=mem_len)
+        return torch.nn.functional.dropout(hidden, self.settings.dropout), memory
+
+
+class ReadsTargets(GruModel):
+    """A GRU that is trained on the tokens that it should predict."""
+
+    def objective(self, tokens, targets, memory, goal):
+        return super().objective(targets, targets, memory, goal)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (InitializedGru, "depend on its tokens"),
+        (EmptyGru, "bias has none"),
+        (DropsInReading, "drops nothing in evaluation"),
+        (ReadsTargets, "a training step has the loss"),
+    ],
+)
+def test_a_recurrent_model_that_trains_without_an_error_may_break_the_contract(model, words):
+    gru = registered_architecture("wrong", settings=GruSettings, model=model, products=GruProducts)
+    with gru, pytest.raises(ContractError, match=words):
+        check_architecture("wrong")
+
+
+def test_a_model_may_have_first_weights_of_its_own():
+    with registered_architecture("scaled", settings=GruSettings, model=ScaledGru, products=GruProducts):
+        check_architecture("scaled")
+
+
 def test_reset_parameters_sets_the_gains_of_a_norm_to_one_and_other_vectors_to_zero():
     with registered_architecture("scaled", settings=GruSettings, model=InitializedGru, products=GruProducts):
         model = make_model(GruSettings(arch="scaled", n_layers=1, d_model=5), V)
     assert model.norm.weight.tolist() == [1.0] * 5
     assert model.norm.bias.tolist() == model.factors.tolist() == [0.0] * 5
+
+
+class TrainsForFree(GruProducts):
+    """A count that is right for reading alone."""
+
+    def training(self, train):
+        return 0.0
+
+
+def test_a_wrong_count_of_training_with_a_recurrent_state_breaks_the_contract():
+    gru = registered_architecture("miscounted", settings=GruSettings, model=GruModel, products=TrainsForFree)
+    with gru, pytest.raises(ContractError, match="count of operations"):
+        check_architecture("miscounted")
 
 
 class SevenKeys(TransformerProducts):
@@ -692,7 +752,21 @@ class SevenKeys(TransformerProducts):
         return super()._layer(7, max_distance)
 
 
-@pytest.mark.parametrize("products", [MatrixProducts, SevenKeys])
+class DecodesForFree(TransformerProducts):
+    """A count that is right for training alone."""
+
+    def decoding(self, settings):
+        return 0.0
+
+
+class WindowsForFree(TransformerProducts):
+    """A count that is wrong for windows."""
+
+    def window(self, settings):
+        return 0.0
+
+
+@pytest.mark.parametrize("products", [MatrixProducts, SevenKeys, DecodesForFree, WindowsForFree])
 def test_a_wrong_count_of_operations_breaks_the_contract(products):
     settings = {"settings": TransformerSettings, "model": TransformerXL, "reader": "keys"}
     with (

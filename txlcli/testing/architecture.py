@@ -18,10 +18,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.config.train_settings import JITTER_MARGIN, TrainSettings
-from txlcli.core.architectures.registry import new_model, parameter_shapes
+from txlcli.core.architectures.registry import ARCHITECTURES, make_model, new_model, parameter_shapes
 from txlcli.core.kernels.device import CUDA_MULTIPLE
 from txlcli.core.kernels.modes import use_row_multiple
-from txlcli.core.measures.cost import evaluation_flops_per_token, step_flops_per_token
+from txlcli.core.measures.cost import (
+    evaluation_flops_per_token,
+    step_flops_per_token,
+    window_flops_per_prediction,
+)
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
@@ -43,6 +47,7 @@ from txlcli.testing.samples import (
     call_again,
     draw_tokens,
     finish,
+    nan_in_new_tensors,
     read_parts,
     small_model,
     small_run,
@@ -72,7 +77,9 @@ class ArchitectureCheck(Rules):
             "a training step runs on tensors without data, whose memory `txl train` counts: it reads no value of them"
         )
         self.attempt(step_bytes, rule, self.settings, V, self.train_settings())
+        self.attempt(self.check_new_weights, "a new model has its first weights, and reads tokens with them")
         self.attempt(self.check_repetition, "forward reads one segment after another")
+        self.attempt(self.check_dropout, "a model is made with dropout")
         for seg_len, mem_len in itertools.product(SEGMENT_LENGTHS, self.memory_lengths):
             rule = f"forward reads one segment of {seg_len} after another, with M = {mem_len}"
             self.attempt(self.check_memory, rule, seg_len, mem_len)
@@ -94,6 +101,23 @@ class ArchitectureCheck(Rules):
         self.attempt(self.check_padding, "a padded segment is trained on (train.seg_len_jitter)")
         self.attempt(self.check_export, "a model is exported as a program of PyTorch (`txl export`)")
         self.attempt(self.check_operations, "operations are counted (`products`)")
+
+    @torch.no_grad()
+    def check_new_weights(self) -> None:
+        """Check that each weight of a new model has a value, and that the model reads its tokens."""
+        with nan_in_new_tensors():
+            model = make_model(self.settings, V).double().eval()
+        for name, weight in model.named_parameters():
+            rule = "each weight has a first value: __init__ of a model ends with self.reset_parameters()"
+            self.require(bool(weight.isfinite().all()), rule, f"{name} has none, or one that is not finite")
+        tokens = draw_tokens(B, L)
+        hidden, _ = self.read_segments(model, tokens)
+        of_others, _ = self.read_segments(model, (tokens + 1) % V)
+        rule = (
+            "the last hidden states of a new model depend on its tokens; reset_parameters sets each vector that is not "
+            'called "weight" to 0, gains too'
+        )
+        self.require(not torch.equal(hidden, of_others), rule, "they are the same for other tokens")
 
     def check_layers(self) -> None:
         """Compare the weights of layers with each other, in a model with another number of layers."""
@@ -151,6 +175,18 @@ class ArchitectureCheck(Rules):
             "alike each time; state of its own, such as a count of calls in `remember`, belongs in the memory, and "
             "random numbers, as for dropout, in training alone"
         )
+        self.require_equal(given, expected, rule)
+
+    def check_dropout(self) -> None:
+        """Check that dropout changes nothing in evaluation."""
+        try:
+            settings = replace(self.settings, dropout=0.5)
+        except RecipeError:
+            return  # a model without dropout
+        tokens = draw_tokens(B, 3 * L)
+        expected, _ = self.read_segments(self.model(), tokens)
+        given, _ = self.read_segments(small_model(settings).double().eval(), tokens)
+        rule = "a model drops nothing in evaluation, and has the same weights with dropout"
         self.require_equal(given, expected, rule)
 
     def check_memory(self, seg_len: int, mem_len: int) -> None:
@@ -337,10 +373,11 @@ class ArchitectureCheck(Rules):
             "without dropout, a training step has the loss and the memory of evaluation: `objective` and `forward` "
             "compute the same; random numbers in training need a setting that turns them off, which the check is given"
         )
-        for segment in draw_tokens(B, 4 * L).split(L, dim=1):
+        stream = draw_tokens(B, 4 * L + 1)
+        for segment, targets in zip(stream[:, :-1].split(L, dim=1), stream[:, 1:].split(L, dim=1), strict=True):
             hidden, after = model.eval()(segment, memory, mem_len=self.mem_len)
-            expected = model.losses(hidden, segment).mean()
-            _, loss, memory = model.train().objective(segment, segment, memory, Objective(mem_len=self.mem_len))
+            expected = model.losses(hidden, targets).mean()
+            _, loss, memory = model.train().objective(segment, targets, memory, Objective(mem_len=self.mem_len))
             for own, other in zip((loss, *memory), (expected, *after), strict=True):
                 self.require_equal(own, other, rule)
 
@@ -516,9 +553,12 @@ class ArchitectureCheck(Rules):
     def check_operations(self) -> None:
         """Check the count of operations per token against PyTorch's count."""
         if self.settings.recurrent_state and not self.settings.has_attention:
-            # The first state has no gradient, so that forward passes are compared.
             formula = evaluation_flops_per_token(self.settings, V, self.evaluation())
             self.require_operations(self.counted_reading(), formula, 1.05)
+            seg_len = 4 * L  # the first state has no gradient, which saves a share of 1 / L
+            train = TrainSettings(seg_len=seg_len, mem_len=0, batch_size=B, max_steps=1)
+            formula = step_flops_per_token(self.settings, V, train)
+            self.require_operations(self.counted_training(seg_len, 0), formula, 1.05)
             return
         seg_len = 1
         largest = 1.05
@@ -533,6 +573,15 @@ class ArchitectureCheck(Rules):
             train = TrainSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B, max_steps=1)
             formula = step_flops_per_token(self.settings, V, train)
             self.require_operations(self.counted_training(seg_len, mem_len), formula, largest)
+        if ARCHITECTURES[self.settings.arch].reader == "keys":
+            for mem_len in self.memory_lengths:
+                evaluation = self.evaluation(seg_len=1, mem_len=mem_len)
+                formula = evaluation_flops_per_token(self.settings, V, evaluation)
+                self.require_operations(self.counted_decoding(evaluation), formula, largest)
+            window = self.evaluation(mem_len=0)
+            formula = window_flops_per_prediction(self.settings, V, window)
+            # A query of a window is multiplied by keys that it does not see.
+            self.require_operations(self.counted_window(window), formula, 1.2)
 
     def require_operations(self, counted: float, formula: float, largest: float) -> None:
         """Raise a ContractError unless the count is a share of the formula between 0.95 and `largest`."""
@@ -549,6 +598,25 @@ class ArchitectureCheck(Rules):
             hidden, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
             model.losses(hidden, tokens)
         return counter.get_total_flops() / tokens.numel()
+
+    @torch.no_grad()
+    def counted_decoding(self, evaluation: EvalSettings) -> float:
+        """Return PyTorch's count of the operations of reading and scoring one token with a full memory."""
+        reader = make_reader(self.model().on(attention="reference"), evaluation)
+        tokens = draw_tokens(B, evaluation.mem_len + 2)
+        read_parts(reader, tokens[:, :-1], [1])
+        with FlopCounterMode(display=False) as counter:
+            reader.model.losses(reader.read(tokens[:, -1:]), tokens[:, -1:])
+        return counter.get_total_flops() / B
+
+    @torch.no_grad()
+    def counted_window(self, evaluation: EvalSettings) -> float:
+        """Return PyTorch's count of the operations of reading a window of L tokens and scoring the token after it."""
+        reader = make_reader(self.model().on(attention="reference"), evaluation)
+        tokens = draw_tokens(B, evaluation.seg_len)
+        with FlopCounterMode(display=False) as counter:
+            reader.model.losses(reader.read_last(tokens), tokens[:, -1:])
+        return counter.get_total_flops() / B
 
     def counted_training(self, seg_len: int, mem_len: int) -> float:
         """Return PyTorch's count of the operations per token of training on segments with a full memory."""

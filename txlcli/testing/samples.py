@@ -5,6 +5,7 @@ Axes: B batch, T tokens, L segment, M memory, d model width, V vocabulary.
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,19 @@ def small_model(settings: ModelSettings) -> LanguageModel:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.3)
     return model
+
+
+@contextmanager
+def nan_in_new_tensors() -> Iterator[None]:
+    """Fill tensors that are made without values, as by `torch.empty`, with NaN inside this block."""
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)  # PyTorch fills such tensors in this mode alone
+    try:
+        with torch.random.fork_rng([]):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=only_warned)
 
 
 def draw_tokens(lanes: int, count: int) -> Tensor:
