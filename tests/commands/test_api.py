@@ -162,6 +162,9 @@ def test_a_run_is_measured_as_by_the_commands(run, here):
     options = ("--mem-len", "0,5", "--split", "train")
     both = txlcli.difference("byte", "byte", txlcli.DifferenceOptions(mem_len=(0, 5), split="train"))
     assert both.to_dict() == json_of("runs", "difference", "byte", "byte", *options)
+    (row,) = both.table()
+    assert (row["first_evaluation"], row["second_evaluation"], row["unit"]) == ("mem_len_0", "mem_len_5", "token")
+    assert row["second_loss_nats"] == both.second.loss_nats
     timed = run.speed(txlcli.SpeedOptions(attn_len=(8,), repeat=1, plot=here / "speed.svg"))
     assert (timed.slowdown[0].attn_len, (here / "speed.svg").is_file()) == (8, True)
 

@@ -5,6 +5,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,16 @@ class LossDifference(Result):
     high_nats: float
     significant: bool
     """True if the interval does not contain 0: the difference is more than chance."""
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row, in which the values of the two evaluations have names that begin with "first" or "second"."""
+        row: dict[str, Any] = {}
+        for name, value in self.to_dict().items():
+            if isinstance(value, dict):
+                row |= {f"{name}_{key}": part for key, part in value.items()}
+            else:
+                row[name] = value
+        return [row]
 
 
 @dataclass(frozen=True)
