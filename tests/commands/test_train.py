@@ -127,6 +127,7 @@ def test_a_dry_run_writes_nothing(here):
     result = train("--dry-run")
     plan = json.loads(train("--dry-run", "--json").stdout)
     assert f"{plan['parameters']:,} parameters" in result.stdout
+    assert f"{plan['training_flops_per_token'] / 1e9:.3g} GFLOP" in result.stdout
     assert "│ memory of a step, recurrent memory " in result.stdout
     assert sum(plan["parameters_by_part"].values()) == plan["parameters"]
     needed = plan["step_bytes"]

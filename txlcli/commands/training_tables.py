@@ -33,7 +33,8 @@ def show_forecast(forecast: TrainingForecast) -> None:
     facts["memory of the host, copy for saving"] = format_size(forecast.snapshot_bytes)
     is_whole = plan.steps == plan.run.settings.train.max_steps
     extent = "the whole recipe" if is_whole else f"{plan.steps:,} steps"
-    facts["operations per token"] = f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP"
+    gflop = forecast.training_flops_per_token / 1e9
+    facts["operations per token"] = f"{gflop:,.3f} GFLOP" if gflop >= 1 else f"{gflop:.3g} GFLOP"
     facts[f"operations of {extent}"] = f"{forecast.training_flops:.3g} FLOP"
     facts["tokens/s expected"] = format_rate(forecast.tokens_per_s)
     facts[f"time of {extent}"] = duration(forecast.seconds)
