@@ -78,6 +78,31 @@ def test_a_file_that_is_called_an_archive_and_is_none_is_refused(tmp_path):
     assert "a.npz: damaged, or not an .npz" in rejection(CorpusInputError, piece_files.read_pieces, tmp_path / "a.npz")
 
 
+@pytest.mark.parametrize("name", ["offsets", "lengths", "attention_mask", "cu_seqlens"])
+def test_an_array_that_describes_ids_is_not_read_as_a_piece(tmp_path, name):
+    path = tmp_path / "a.npz"
+    np.savez(path, values=PIECES[0], **{name: [0, 3]})
+    assert f'"{name}" does not look like ids' in rejection(CorpusInputError, piece_files.read_pieces, path)
+    np.savez(path, ids=PIECES[0], **{name: [0, 3]})
+    assert lists(path) == PIECES[:1]
+
+
+def test_a_second_array_in_one_npy_is_not_lost(tmp_path):
+    path = tmp_path / "a.npy"
+    with path.open("wb") as file:
+        for piece in PIECES[:2]:
+            np.save(file, piece)
+    assert "144 bytes follow its array" in rejection(CorpusInputError, piece_files.read_pieces, path)
+
+
+def test_a_truncated_array_and_one_of_lists_are_not_called_wrong_ids(tmp_path):
+    path = write(tmp_path / "a.npy", PIECES[0])
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "write it again" in rejection(CorpusInputError, piece_files.read_pieces, path)
+    write(path, np.array(PIECES, object))
+    assert "are read from .json" in rejection(CorpusInputError, piece_files.read_pieces, path)
+
+
 def test_an_empty_list_that_numpy_saved_as_floats_is_left_out(tmp_path):
     assert lists(write(tmp_path / "empty.npy", [])) == []
 

@@ -6,6 +6,7 @@
 """
 
 import itertools
+import re
 import zipfile
 from array import array
 from collections.abc import Collection, Mapping, Sequence
@@ -33,6 +34,8 @@ TOKENIZER = "tokenizer.json"
 """File with the settings of MidiTok's tokenizer, which `save_pretrained` writes next to the pieces."""
 NAMES = ("ids", "input_ids", "tokens")
 """Names of the ids next to other content, such as an attention mask; the first one counts."""
+NOT_PIECES = {"offset", "offsets", "indptr", "seqlens", "length", "lengths", "starts", "ends", "mask", "labels"}
+"""Words in the names of arrays that describe ids, but are none."""
 NUMPY = b"\x93NUMPY"
 FORMAT = "one file a piece"
 DTYPE = np.dtype("<u4")
@@ -141,7 +144,7 @@ def _read_arrays(path: Path) -> PieceContent:
                 f"{path}: not a NumPy array; if it holds ids without a header, rename it to {path.stem}.bin and give "
                 "their `dtype`"
             )
-        return PieceContent(list(_rows(np.load(path, mmap_mode="r"))), [])
+        return PieceContent(list(_rows(_array(path))), [])
     if not zipfile.is_zipfile(path):
         raise ValueError("damaged, or not an .npz, which is a zip file of arrays")
     check_zip(path)
@@ -154,6 +157,10 @@ def _read_arrays(path: Path) -> PieceContent:
             names = ", ".join(f"{name}.npy" for name in archive.files)
             raise CorpusInputError(f"{path}: its arrays are splits; save each to a file of its own: {shortened(names)}")
         for name in archive.files:
+            if name_of_ids is None and not NOT_PIECES.isdisjoint(re.split(r"[^a-z]+", name.lower())):
+                raise CorpusInputError(
+                    f'{path}: its array "{shortened(name)}" does not look like ids; save the ids under the name "ids"'
+                )
             if name_of_ids not in (None, name):
                 left_out.append(name)
                 continue
@@ -162,6 +169,25 @@ def _read_arrays(path: Path) -> PieceContent:
                 raise ValueError(f"{name} in it is not a NumPy array")
             pieces.extend(_rows(stored))
     return PieceContent(pieces, left_out)
+
+
+def _array(path: Path) -> NDArray[Any]:
+    """Return the array of a .npy, which must be all that the file has."""
+    try:
+        stored = np.load(path, mmap_mode="r")
+    except ValueError as error:
+        raise CorpusInputError(
+            f"{path}: not a readable array of numbers ({reason_of(error)}); write it again; lists of several lengths "
+            "are read from .json"
+        ) from error
+    size = path.stat().st_size
+    end = stored.offset + stored.nbytes
+    if end < size and stored.size:
+        raise CorpusInputError(
+            f"{path}: {size - end:,} bytes follow its array, such as another array; save each array to a file of its "
+            "own"
+        )
+    return stored
 
 
 def _rows(stored: NDArray[Any]) -> NDArray[Any]:
