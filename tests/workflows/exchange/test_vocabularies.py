@@ -199,6 +199,11 @@ def test_a_damaged_pickle_is_rejected(tmp_path, name, data):
         ("a 7\n\nb 3\n", "line 2 is blank"),
         ("a 7\nb 5\na 3\n", "line 3 repeats line 1"),
         ("b 1\na 0\nc 2\n", "not in the order of their ids"),
+        ("b 2\na 1\nc 3\n", "not in the order of their ids"),
+        ("a 1\nb 2\nc 3\n", "begin with 1, but the first line"),
+        ("word id\na 0\nb 1\n", "line 1 is a header"),
+        ("IQ== 0\nIg== 1\nIHRo 2\n", "pieces of tiktoken"),
+        ("#version: 0.2\nt h\na n\n", "merges of BPE"),
         ("0 a\n1 b\n", "first column is numbers"),
         ("75 a\n32 b\n", "first column is numbers"),
     ],
@@ -207,6 +212,24 @@ def test_a_list_for_ids_has_one_word_in_each_line(tmp_path, lines, message):
     (tmp_path / "dict.txt").write_text(lines)
     with pytest.raises(VocabularyError, match=message):
         vocabularies.read_for_ids(tmp_path / "dict.txt")
+
+
+def test_second_columns_of_counts_and_scores_are_not_ids(tmp_path):
+    for lines in (
+        "a 7\nb 5\nc 5\n",
+        "a 3\nb 2\nc 1\n",
+        "a 7 x\nb 5 x\n",
+        "<unk>\t0\na\t-1.5\n",
+        "abcd 9\n",
+        "=\nab==\n",
+    ):
+        (tmp_path / "dict.txt").write_text(lines)
+        assert vocabularies.read_for_ids(tmp_path / "dict.txt").size == lines.count("\n")
+
+
+def test_merges_are_not_words(tmp_path):
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\n")
+    assert "merges of BPE, not words" in refusal(tmp_path / "merges.txt")
 
 
 def test_a_list_for_ids_keeps_pieces_and_words_with_other_blanks(tmp_path):

@@ -1,5 +1,7 @@
 """Reads vocabulary files of txl and of other systems."""
 
+import base64
+import binascii
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ PIECES = {"\u2581": "SentencePiece", "##": "WordPiece", "\u0120": "byte-level BP
 """Kind of vocabulary by the mark with which many of its words begin or end: parts of words, which no text has."""
 MIN_PIECES = 0.05
 """Share of such words that tells."""
+
+MERGES = "#version"
+"""Begins the first line of a list of merges of BPE, such as merges.txt."""
 
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 """Symbols 0 to 3 of fairseq, which its dict.txt leaves out."""
@@ -146,7 +151,10 @@ def _read_words(path: Path) -> Vocab:
         words = fields["idx2sym"]
         lower_case = bool(fields.get("lower_case"))
     else:
-        lines = [line.split() for line in read_text(path, MAX_VOCABULARY).split("\n")]
+        text = read_text(path, MAX_VOCABULARY)
+        if text.startswith(MERGES):
+            raise VocabularyError("merges of BPE, not words")
+        lines = [line.split() for line in text.split("\n")]
         words = list(dict.fromkeys(line[0] for line in lines if line))
     if not words or not all(isinstance(word, str) for word in words):
         raise VocabularyError("does not hold a list of words")
@@ -165,6 +173,10 @@ def _read_lines(path: Path) -> Vocab:
     words: dict[str, int] = {}
     seconds = []
     lines = read_text(path, MAX_VOCABULARY).rstrip("\r\n").split("\n")
+    if lines[0].startswith(MERGES):
+        raise VocabularyError(
+            f"{path}: merges of BPE, not the words of ids; give the vocab.json next to it, with `ids`"
+        )
     for number, line in enumerate(lines):
         word, _, second = line.rstrip("\r").replace("\t", " ").partition(" ")  # other blanks may be words
         if not word:
@@ -175,15 +187,47 @@ def _read_lines(path: Path) -> Vocab:
             )
         words[word] = number
         seconds.append(second.strip())
-    ids = [str(number) for number in range(len(lines))]
+    symbols = list(words)
     if any(seconds) and all(map(str.isdecimal, words)):  # such as counts before words
         raise VocabularyError(f"{path}: the first column is numbers; give the words, one per line")
-    if seconds != ids and sorted(seconds) == sorted(ids):
-        raise VocabularyError(f"{path}: the lines are not in the order of their ids; sort them by the second column")
-    symbols = list(words)
+    if _are_base64(symbols) and all(map(str.isdecimal, seconds)):
+        raise VocabularyError(
+            f"{path}: the pieces of tiktoken are bytes, not words; leave out `vocab`, and give `vocab_size`"
+        )
+    _check_ids(path, seconds)
     if _tokenizer_of_pieces(symbols):
         return Vocab("ids", symbols)
     return Vocab("word", symbols, boundary=index_of(symbols, *BOUNDARIES), unknown=index_of(symbols, *UNKNOWNS))
+
+
+def _check_ids(path: Path, seconds: list[str]) -> None:
+    """Reject a list whose second fields are ids, consecutive numbers, but not those of the lines: 0, 1, 2, ..."""
+    if not all(map(str.isdecimal, seconds[1:])):
+        return
+    if len(seconds) > 1 and not seconds[0].isdecimal():
+        raise VocabularyError(f"{path}: line 1 is a header, but each line must be the word of an id; leave it out")
+    ids = list(map(int, seconds))
+    first = min(ids, default=0)
+    ordered = list(range(first, first + len(ids)))
+    are_counts = sorted(ids) != ordered or (first > 0 and ids == ordered[::-1])
+    if are_counts or ids == list(range(len(ids))):
+        return
+    if ids != ordered:
+        raise VocabularyError(f"{path}: the lines are not in the order of their ids; sort them by the second column")
+    raise VocabularyError(
+        f"{path}: the ids in its second column begin with {first:,}, but the first line is the word of id 0; add "
+        f"{first:,} lines before it, or leave out that column"
+    )
+
+
+def _are_base64(words: list[str]) -> bool:
+    """Return True for pieces as tiktoken writes them, of which some end with the padding of base64."""
+    try:
+        for word in words:
+            base64.b64decode(word, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return any(word.endswith("=") for word in words)
 
 
 def _reject_pieces(words: list[str]) -> None:
