@@ -356,6 +356,16 @@ def test_ids_that_do_not_fit_their_header_of_llm_c_are_rejected_unless_it_is_rea
     assert (format, splits["train"][512:]) == ("nanoGPT", IDS)
 
 
+@pytest.mark.parametrize("magic", [20240326, 20240522])
+def test_a_header_of_another_file_of_llm_c_is_not_read_as_ids(tmp_path, magic):
+    (tmp_path / "train.bin").write_bytes(llm_c(IDS, magic=magic))
+    assert f"another file of llm.c than token ids (magic number {magic})" in refusal(tmp_path)
+    format, splits = read(tmp_path, "uint16")
+    assert (format, splits["train"][512:]) == ("nanoGPT", IDS)
+    (tmp_path / "train.bin").write_bytes(packed("H", [magic % (1 << 16), magic >> 16, *range(1, 600)]))
+    assert read(tmp_path)[0] == "nanoGPT"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -40,6 +40,8 @@ LLM_C_HEADER = 1024  # bytes of int32
 LLM_C_NUMBERS = struct.Struct("<3i")  # magic, version, ids; the rest of the header is not used
 LLM_C_VERSIONS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
 """Magic number and version by the type of ids: of GPT-2's vocabulary, of Llama 3's."""
+LLM_C_MAGICS = range(20240101, 20300101)
+"""Dates, which are the magic numbers of llm.c: also those of other files than of ids, such as models."""
 LITGPT_HEADER = struct.Struct("<7sQBQ")  # magic, version, type, ids
 LITGPT_MAGIC = b"LITPKDS"
 MAGIC = b"MMIDIDX\0\0"
@@ -240,7 +242,19 @@ def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
                 f"{path}: {size:,} bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it "
                 "again, or give `dtype` uint16 if the file has no header"
             )
+    if magic in LLM_C_MAGICS and dtype is None and _has_zeros_at_end_of_header(path):
+        raise CorpusInputError(
+            f"{path}: another file of llm.c than token ids (magic number {magic}); write its ids alone to a .bin, or "
+            "give `dtype` uint16 if the file has no header"
+        )
     return None
+
+
+def _has_zeros_at_end_of_header(path: Path) -> bool:
+    """Return True if a file has zeros where the header of llm.c is not used."""
+    with path.open("rb") as file:
+        header = file.read(LLM_C_HEADER)
+    return len(header) == LLM_C_HEADER and not any(header[LLM_C_HEADER // 2 :])
 
 
 @dataclass(frozen=True)
