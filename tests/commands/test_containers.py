@@ -282,6 +282,13 @@ def test_half_a_character_of_json_is_replaced(plain):
             b'[{"text": "a"},\n{"text": "b"}]\n',
             "line 1 is null, or not valid JSON; repair the file, or fetch it again; rename an array of several lines",
         ),
+        ("a.jsonl", b'[{"text": "a"}, {"text": "b"}]\n', "line 1 is an array of objects; rename the file to .json"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}{"text": "b"}\n',
+            "line 1 is null, or not valid JSON; repair the file, or fetch it again; rename an array of several lines "
+            "to .json; write each object to a line of its own",
+        ),
         ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2 is null, or not valid JSON"),
         ("a.json", b'[{"text": "a"}, {"te', "not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2'),

@@ -216,8 +216,10 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[st
         if value is None:
             next_step = "repair the file, or fetch it again"
             if file.format == "JSONL" and number == 1:
-                next_step += "; rename an array of several lines to .json"
+                next_step += "; rename an array of several lines to .json; write each object to a line of its own"
             raise CorpusInputError(f"{file.path}: {place} is null, or not valid JSON; {next_step}")
+        if file.format == "JSONL" and isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            raise CorpusInputError(f"{file.path}: {place} is an array of objects; rename the file to .json")
         if not isinstance(value, dict):
             raise CorpusInputError(f'{file.path}: {place} is not an object, such as {{"text": "..."}}; {FOR_IDS}')
         yield place, value
