@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 import warnings
@@ -35,6 +36,20 @@ KINDS = {
     "zeros": ["model.memory_start=zeros", "model.position=alibi", "corpus.store=word", "eval.temperature=1.4"],
     "window": ["model.window=4", "eval.max_distance=4"],
 }
+
+
+@pytest.fixture(scope="module")
+def exported_bytes(trained_novel, tmp_path_factory):
+    """Export the run of bytes once for all tests of this module: an export takes two seconds."""
+    directory = tmp_path_factory.mktemp("exported") / "out"
+    done("export", "byte", directory, "--format", "pt2", "--runs-dir", trained_novel / "runs")
+    return directory
+
+
+@pytest.fixture
+def program(here, exported_bytes):
+    """Copy the program of the run of bytes to the folder "out" of the current one."""
+    shutil.copytree(exported_bytes, here / "out")
 
 
 def run_python(*words):
@@ -95,8 +110,7 @@ def test_the_loader_samples_what_txl_predicts(here, kind):
     assert continued("the fox", 12) == opened.vocab.decode(ids)
 
 
-def test_the_loader_reads_all_of_a_text_or_says_what_the_vocabulary_lacks(here):
-    done("export", "byte", "out", "--format", "pt2")
+def test_the_loader_reads_all_of_a_text_or_says_what_the_vocabulary_lacks(here, program):
     encode = runpy.run_path("out/load.py")["encode"]
     assert encode("\udcff\r\n\ufb01") == [255, 13, 10, *"\ufb01".encode()]
     vocabulary = here / "out/vocab.json"
@@ -110,8 +124,7 @@ def test_the_loader_reads_all_of_a_text_or_says_what_the_vocabulary_lacks(here):
             encode("abX")
 
 
-def test_the_loader_says_what_is_wrong_with_its_arguments(here, monkeypatch):
-    done("export", "byte", "out", "--format", "pt2")
+def test_the_loader_says_what_is_wrong_with_its_arguments(here, program, monkeypatch):
     (here / "short.txt").write_text("a")
     for words, message in (
         ([], "python load.py score FILE"),
@@ -146,8 +159,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_the_loader_holds_no_distribution_of_each_token_of_a_text(here):
-    done("export", "byte", "out", "--format", "pt2")
+def test_the_loader_holds_no_distribution_of_each_token_of_a_text(program):
     score = runpy.run_path("out/load.py")["score"]
     text = "the fox " * 40
     with LargestTensor() as largest:
@@ -156,8 +168,7 @@ def test_the_loader_holds_no_distribution_of_each_token_of_a_text(here):
 
 
 @pytest.mark.slow
-def test_the_loader_scores_and_continues_a_text(here):
-    done("export", "byte", "out", "--format", "pt2")
+def test_the_loader_scores_and_continues_a_text(here, program):
     loss = float(run_python("out/load.py", "score", "novel/test.txt"))
     opened = loading.open_run(run_directory.find("byte", here / "runs"), device="cpu", precision="fp32")
     ids = torch.from_numpy(opened.vocab.encode(text_of("test")))[None]

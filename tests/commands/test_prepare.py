@@ -228,14 +228,14 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("sp_type", "named"), [("unigram", 12 << 14), pytest.param("bpe", 32 << 14, marks=pytest.mark.slow)]
+    ("sp_type", "named"), [("unigram", 12 << 12), pytest.param("bpe", 32 << 12, marks=pytest.mark.slow)]
 )
 def test_sentencepiece_is_trained_on_a_sample_of_a_long_text_and_the_store_says_so(tmp_path, sp_type, named):
     text = tmp_path / "my.txt"
-    text.write_text(BOOK * 300 + "zq zq zq\n" * 1250)
-    options = {"tokenizer": "sentencepiece", "vocab_size": 285, "sp_type": sp_type, "split": (100, 0, 0)}
+    text.write_text(BOOK * 75 + "zq zq zq\n" * 312)
+    options = {"tokenizer": "sentencepiece", "vocab_size": 284, "sp_type": sp_type, "split": (100, 0, 0)}
     stores = [
-        run(str(text), PrepareOptions(**options, workers=workers), tmp_path / f"data{workers}", chunk=1 << 14)
+        run(str(text), PrepareOptions(**options, workers=workers), tmp_path / f"data{workers}", chunk=1 << 12)
         for workers in (1, 2)
     ]
     assert stores[0].fingerprint == stores[1].fingerprint
