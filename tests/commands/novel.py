@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -148,18 +149,14 @@ def cells(result):
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-FULL_DISK = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from txlcli.cli import app
-app(sys.argv[2:])
-"""
-
-
 def on_a_full_disk(limit, *arguments):
     """Run a command that cannot write a file longer than `limit` bytes."""
-    words = [sys.executable, "-c", FULL_DISK, str(limit), *arguments]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=LONGEST_WAIT_S)
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    try:
+        return txl(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 def interrupt_at_save(monkeypatch):

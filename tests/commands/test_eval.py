@@ -286,7 +286,7 @@ def test_dropped_bytes_are_not_scored(untouched):
 
 def test_the_result_is_shown_even_if_the_losses_cannot_be_written(here):
     ended = on_a_full_disk(1000, "eval", "byte", "--losses", "losses.h5", "--json")
-    assert ended.returncode == 1
+    assert ended.exit_code == 1
     assert json.loads(ended.stdout)["rows"][0]["tokens"] > 0
     assert "losses.h5" in ended.stderr.splitlines()[-1]
     assert not list(here.glob("losses*"))

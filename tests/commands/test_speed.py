@@ -189,7 +189,7 @@ def test_a_missing_compiler_is_reported_in_one_line(here, command, instead):
 @pytest.mark.skipif(os.name == "nt", reason="limits of a process")
 def test_a_figure_that_cannot_be_written_does_not_lose_the_times(here):
     ended = on_a_full_disk(1000, "speed", "byte", *map(str, QUICK), "--plot", "times.svg", "--json")
-    assert ended.returncode == 1
+    assert ended.exit_code == 1
     assert "times.svg" in ended.stderr.splitlines()[-1]
     assert json.loads(ended.stdout)["slowdown"]
 
