@@ -230,6 +230,18 @@ def test_a_full_memory_that_changes_its_length_trains_only_if_the_class_says_so(
         trained({}, cls=OneMoreInTurn, capture_graph=graphs)
 
 
+class KeepsGradient(ModelAsOnCuda):
+    """A memory of outputs instead of inputs, which are not detached."""
+
+    def remember(self, pasts, outputs, goal):
+        return [output.hidden[:, -goal.mem_len :] for output in outputs]
+
+
+def test_a_memory_with_a_gradient_is_refused_in_the_first_step():
+    with pytest.raises(TrainingError, match="KeepsGradient returns has a gradient"):
+        begin({}, cls=KeepsGradient).update()
+
+
 @pytest.mark.parametrize(
     ("model_changes", "changes", "graphs"),
     [

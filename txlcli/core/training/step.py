@@ -18,6 +18,7 @@ from txlcli.core.training.fast_path import FastPath
 from txlcli.core.training.flat import ClippedMatrices, FlatMatrices, StepWeights
 from txlcli.core.training.optimizer import set_rates
 from txlcli.core.training.parallel import DataParallel
+from txlcli.errors import TrainingError
 
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
@@ -81,6 +82,10 @@ class Step:
         with autocast(self.model.device, self.settings.precision), self.fast_path.layers(batch.inputs, memory):
             compute = self.parallel.with_all_weights(self.model.objective)
             loss, reported, new_memory = compute(batch.inputs, batch.targets, memory, batch.goal)
+        if any(tensor.requires_grad for tensor in new_memory):
+            raise TrainingError(
+                f"the memory that {type(self.model).__name__} returns has a gradient, into earlier segments; detach it"
+            )
         memory[:] = new_memory  # no reference to the old one is left, so that the backward pass frees it layer by layer
         share = len(batch.targets) / self.settings.batch_size
         with float32_products(self.model.device, self.settings.precision):
