@@ -234,6 +234,8 @@ class FieldType:
         if not expected.startswith(("one of", "true")):
             expected = f"a {expected}"
         message = wrong(subject, value, expected)
+        if int in self.items and isinstance(part, float) and part.is_integer():  # such as 1e5
+            return f"{message}; write {int(part)}"
         if not isinstance(part, str):
             return message
         meant = did_you_mean(part, self.words)
