@@ -115,3 +115,14 @@ def test_the_best_of_several_test_scores_is_ranked_among_published_results(here)
     rows = [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("| ")]
     rank = rows.index(["> runs/word", "24M", "54.60", "57.40"])
     assert [rows[rank - 1][3], rows[rank + 1][3]] == ["57.3", "58.6"]
+
+
+def test_the_samples_of_a_report_fit_a_short_test_split(here):
+    Path("short.txt").write_text("the fox saw the owl\n" * 101)
+    done("prepare", "short.txt", "--tokenizer", "byte")
+    train("corpus.store=short", name="short")
+    markdown, _ = report_of("short", "--samples", 1)
+    n_test = len(txlcli.open_store("short").ids("test"))
+    assert n_test < 300  # the length of other samples
+    assert f"Generated text 1, {n_test // 2} tokens" in markdown
+    assert "Actual continuation 1" in markdown

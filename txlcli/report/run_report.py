@@ -138,9 +138,13 @@ def _samples(run: Run, options: ReportOptions, workspace: Workspace) -> ReportSe
     from txlcli.workflows import generate
     from txlcli.workflows.reproduction.items import sample_texts
 
+    tokens = SAMPLE_TOKENS
+    store = workspace.open_run(run).store(workspace.data_dir)
+    if "test" in store.splits and len(store.ids("test")) <= SAMPLE_TOKENS:
+        tokens = max(1, len(store.ids("test")) // 2)
     samples = []
     for seed in range(options.seed, options.seed + options.samples):
-        sample_options = GenerateOptions(tokens=SAMPLE_TOKENS, reference=True, seed=seed)
+        sample_options = GenerateOptions(tokens=tokens, reference=True, seed=seed)
         samples.append(generate.generate_texts(run, sample_options, workspace))
     return ReportSection(notes=["Contexts are random passages of the test split."], texts=sample_texts(samples))
 
