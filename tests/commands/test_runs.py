@@ -448,6 +448,9 @@ def test_a_run_without_reports_is_not_plotted(two):
     (two / "runs/fast/metrics.jsonl").unlink()
     done("runs", "compare", "byte", "fast")
     assert "no training reports" in refusal("runs", "compare", "byte", "fast", "--plot", "curves.png", code=1)
+    refused = refusal("runs", "plot", "fast", code=1)
+    assert "give a run that has" in refused
+    assert "--plot" not in refused  # which was not given
     assert not Path("curves.png").exists()
 
 

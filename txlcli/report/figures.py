@@ -130,7 +130,7 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
     styles = {}
     for number, (name, past) in enumerate(zip(names, histories, strict=True)):
         if not past.reports:
-            raise RunError(f"{past.run.directory} has no training reports; leave it out of `plot`")
+            raise RunError(f"{past.run.directory} has no training reports to plot; give a run that has")
         for split, style in STYLES.items():
             reports = past.reports_of(split)
             if not reports:
