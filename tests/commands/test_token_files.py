@@ -352,6 +352,8 @@ def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_the
     ):
         assert "whose text is not known" in refusal(*command.split(), code=1)
     assert not (ids_of_nanogpt / "text.txl").exists()
+    assert "give --prompt-ids" in refusal("generate", "ids", "--prompt", "1 2 3", code=1)
+    assert "whose text is not known" in refusal("generate", "ids", "--interactive", stdin="1 2 3\n", code=1)
 
 
 def test_the_kind_of_export_must_suit_what_is_exported(here):

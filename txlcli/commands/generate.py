@@ -57,6 +57,7 @@ def generate(
 
     if interactive:
         opened = workspace.open_run(run)
+        opened.vocab.check_has_text()
         workspace.reporter.say(f"generating with {run.subject}; {COMMANDS}")
         converse(workflow.Conversation(opened, options, workspace.reporter), raw=raw)
     elif json or options.out is not None:

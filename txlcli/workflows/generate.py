@@ -15,7 +15,7 @@ from txlcli import corpora
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.sampling import Sampling, continue_text, generate, reader_of_one_text
 from txlcli.corpora.corpus import unchanged
-from txlcli.errors import StoreError, UsageError
+from txlcli.errors import StoreError, UsageError, VocabularyError
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import write_text
@@ -173,6 +173,8 @@ def prepare(run: Run, options: GenerateOptions, workspace: Workspace) -> Generat
         generation = Generation(opened=opened, options=options, context=context)
     elif options.prompt is None:
         generation = _after_passage(opened, options, workspace)
+    elif opened.vocab.tokenizer == "ids":
+        raise VocabularyError(f"{run.directory} predicts ids whose text is not known; give `prompt_ids`, not `prompt`")
     else:
         context = encode_prompt(opened, options.prompt, workspace.reporter)
         generation = Generation(opened=opened, options=options, context=context)
