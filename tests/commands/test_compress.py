@@ -87,6 +87,13 @@ def test_a_file_whose_bytes_are_not_its_text_is_rejected(here, data, name):
     assert not os.path.exists("out")
 
 
+def test_a_file_is_not_named_like_stdout(here):
+    written("file", b"the fox")
+    for command in ("compress", "decompress"):
+        assert "give the name of a file" in refusal(command, "byte", "file", "-")
+    assert not os.path.exists("-")
+
+
 def test_the_predictions_have_the_bits_that_eval_reports(here):
     text = written("file", NOVEL.encode())
     result = json_of("compress", "byte", text, "out", "--lanes", 1)

@@ -28,7 +28,8 @@ def compress(
 ) -> None:
     """Compress a file with a run's predictions.
 
-    Arithmetic coding, on the CPU in fp32. Any text can be compressed; text like the training data becomes smallest.
+    Arithmetic coding, on the CPU in fp32. A run of bytes or characters compresses any text, another run only text that
+    its vocabulary restores; text like the training data becomes smallest.
     "txl decompress" restores every byte, with the same run, releases, and kind of processor; with --portable, on any.
 
     Example: txl compress runs/stdlib notes.py notes.txlz

@@ -198,6 +198,8 @@ def _open_exact(run: Run) -> OpenRun:
 
 def _check_target(target: Path, source: Path, options: DecompressOptions) -> None:
     """Reject a target that is the source, or exists and may not be replaced."""
+    if str(target) == "-":
+        raise UsageError("- is not stdout here, but would be a file of this name; give the name of a file")
     check_output(target, str(target))
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError(f"{target} is the file to read; name another file to write")
