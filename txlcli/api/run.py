@@ -187,6 +187,8 @@ class LoadedRun:
     def reader(self, *, batch_size: int = 1, mem_len: int | None = None) -> Reader:
         """Return a reader: it reads tokens in order, remembers, and predicts.
 
+        Without a memory (M = 0), each call begins without context: read the whole context again in one call.
+
         Args:
             batch_size: number of texts that are read side by side.
             mem_len: memory length M in tokens; None is that of the recipe's evaluation.
