@@ -1,11 +1,14 @@
 """Commands with runs of other architectures: LSTM, QRNN, the Compressive and the Recurrent Memory Transformer."""
 
 import csv
+import itertools
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import txlcli
@@ -59,6 +62,22 @@ def test_the_bits_of_words_with_a_recurrent_state_have_no_memory_length(others):
     with Path("words.tsv").open(newline="") as file:
         total = sum(float(row["bits_state"]) for row in csv.DictReader(file, delimiter="\t"))
     assert total == pytest.approx(told["bpc"] * told["tokens"], abs=1e-4)
+
+
+@pytest.mark.parametrize("arch", [*ARCHS, "rmt", "compressive"])
+def test_a_reader_that_gets_one_token_at_a_time_predicts_what_is_scored(others, arch):
+    if arch == "compressive":  # segments of L tokens, of which several leave the memory at a time
+        train(*COMPRESSIVE, "eval.seg_len=15", name="long")
+        arch = "long"
+    run = txlcli.load(arch)
+    text = "the fox and the owl saw the fox" * 3
+    ids = torch.from_numpy(run.vocab.encode(text))
+    reader = run.reader()
+    losses = []
+    for token, target in itertools.pairwise(ids):
+        log_probs = reader.log_probs(reader.read(token[None, None]))
+        losses.append(-float(log_probs[0, 0, target]))
+    np.testing.assert_allclose(losses, run.score(text).loss_nats, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -19,7 +19,7 @@ from txlcli.config.ranges import checked
 from txlcli.config.settings import Settings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.registry import make_reader
+from txlcli.core.reading.registry import depends_on_segments, make_reader
 from txlcli.data.vocabulary import Vocab, to_bytes
 from txlcli.errors import UnknownNameError, UsageError, listed
 from txlcli.paper import metrics
@@ -197,7 +197,8 @@ class LoadedRun:
             UsageError: the model cannot use a memory.
         """
         settings = one_lane(self._opened.run, mem_len=mem_len)
-        return make_reader(self.model, settings.with_batch_size(batch_size))
+        by_tokens = depends_on_segments(self.model)  # so that single tokens see what they see in a segment
+        return make_reader(self.model, settings.with_batch_size(batch_size), by_tokens=by_tokens)
 
     @checked
     def score(
