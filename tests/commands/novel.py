@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -151,6 +150,8 @@ def cells(result):
 
 def on_a_full_disk(limit, *arguments):
     """Run a command that cannot write a file longer than `limit` bytes."""
+    import resource  # Windows has none
+
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
     try:
