@@ -221,6 +221,9 @@ def test_second_columns_of_counts_and_scores_are_not_ids(tmp_path):
         "a 7 x\nb 5 x\n",
         "<unk>\t0\na\t-1.5\n",
         "abcd 9\n",
+        "abcd\n",
+        "abcd x\n",
+        "<unk>\nthe 9\na 7\n",
         "=\nab==\n",
     ):
         (tmp_path / "dict.txt").write_text(lines)

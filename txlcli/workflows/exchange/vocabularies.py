@@ -202,12 +202,12 @@ def _read_lines(path: Path) -> Vocab:
 
 def _check_ids(path: Path, seconds: list[str]) -> None:
     """Reject a list whose second fields are ids, consecutive numbers, but not those of the lines: 0, 1, 2, ..."""
-    if not all(map(str.isdecimal, seconds[1:])):
+    if len(seconds) < 2 or not seconds[0] or not all(map(str.isdecimal, seconds[1:])):
         return
-    if len(seconds) > 1 and not seconds[0].isdecimal():
+    if not seconds[0].isdecimal():
         raise VocabularyError(f"{path}: line 1 is a header, but each line must be the word of an id; leave it out")
     ids = list(map(int, seconds))
-    first = min(ids, default=0)
+    first = min(ids)
     ordered = list(range(first, first + len(ids)))
     are_counts = sorted(ids) != ordered or (first > 0 and ids == ordered[::-1])
     if are_counts or ids == list(range(len(ids))):
@@ -215,8 +215,8 @@ def _check_ids(path: Path, seconds: list[str]) -> None:
     if ids != ordered:
         raise VocabularyError(f"{path}: the lines are not in the order of their ids; sort them by the second column")
     raise VocabularyError(
-        f"{path}: the ids in its second column begin with {first:,}, but the first line is the word of id 0; add "
-        f"{first:,} lines before it, or leave out that column"
+        f"{path}: the ids in its second column begin with {first:,}, but the first line is the word of id 0; add a "
+        "line for each id before it, or leave out that column"
     )
 
 
