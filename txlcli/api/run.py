@@ -197,7 +197,8 @@ class LoadedRun:
             UsageError: the model cannot use a memory.
         """
         settings = one_lane(self._opened.run, mem_len=mem_len)
-        by_tokens = depends_on_segments(self.model)  # so that single tokens see what they see in a segment
+        # Single tokens then see what they see in a segment.
+        by_tokens = settings.mem_len > 0 and depends_on_segments(self.model)
         return make_reader(self.model, settings.with_batch_size(batch_size), by_tokens=by_tokens)
 
     @checked

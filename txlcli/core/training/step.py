@@ -84,7 +84,8 @@ class Step:
             loss, reported, new_memory = compute(batch.inputs, batch.targets, memory, batch.goal)
         if any(tensor.requires_grad for tensor in new_memory):
             raise TrainingError(
-                f"the memory that {type(self.model).__name__} returns has a gradient, into earlier segments; detach it"
+                f"the memory that {type(self.model).__name__} returns has a gradient; detach it, since no gradient "
+                "flows into earlier segments"
             )
         memory[:] = new_memory  # no reference to the old one is left, so that the backward pass frees it layer by layer
         share = len(batch.targets) / self.settings.batch_size
